@@ -37,7 +37,7 @@ from benchmarks.repository import Repository
 from benchmarks.row import CannotRun
 from gitboot.publish.list_root import make_list_keys
 from gitboot.publish.mirror_repair import PROGRAM
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import RENEWED_BELOW, read_list_keys
 from gitboot.publish.tree_reader import read_manifest
 from tests.helpers.fleets import give_credentials
@@ -379,7 +379,7 @@ def list_figures(site: Site) -> Iterator[Figures]:
     assert manifest is not None
     at = datetime.now(UTC)
     keys = read_list_keys(site.keys)
-    with Directory.open(site.output, ledger=manifest.stamp.ledger) as directory:
+    with OutputDirectory.open(site.output, ledger=manifest.stamp.ledger) as directory:
         if directory.resume(directory.inventory()) is None:
             raise AssertionError("the tree is not as its last publication left it")
         directory.update_list(keys, at)

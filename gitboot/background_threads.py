@@ -72,7 +72,7 @@ class BackgroundThread:
                     return
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
-            _note(self._thread, None, 0.0)
+            _store_failure(self._thread, None, 0.0)
 
     def _note_death(self, error: BaseException, deaths: int, pause_s: float) -> None:
         threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
@@ -82,7 +82,7 @@ class BackgroundThread:
                 self._on_death(words)
             except Exception:  # noqa: BLE001 - the first error counts
                 sys.excepthook(*sys.exc_info())
-        _note(self._thread, (self._thread.name, words, deaths), time.monotonic() + pause_s + _STEADY_S)
+        _store_failure(self._thread, (self._thread.name, words, deaths), time.monotonic() + pause_s + _STEADY_S)
 
 
 class RetryingSender(ABC):
@@ -148,7 +148,7 @@ _failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}  # until wh
 _listeners: Final[list[Callable[[], None]]] = []
 
 
-def _note(thread: threading.Thread, failure: Failure | None, until_s: float) -> None:
+def _store_failure(thread: threading.Thread, failure: Failure | None, until_s: float) -> None:
     with _noting:
         if failure is None:
             _failures.pop(thread, None)
@@ -159,7 +159,7 @@ def _note(thread: threading.Thread, failure: Failure | None, until_s: float) -> 
         listener()
 
 
-def failures() -> list[Failure]:
+def list_failures() -> list[Failure]:
     """The threads of this process that died, and have not run for a minute since."""
     now_s = time.monotonic()
     with _noting:
@@ -168,7 +168,7 @@ def failures() -> list[Failure]:
 
 
 @contextmanager
-def listening(listener: Callable[[], None]) -> Iterator[None]:
+def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
     """Call the listener when a thread of this process dies, from that thread, until the block ends."""
     with _noting:
         _listeners.append(listener)
@@ -183,7 +183,7 @@ Item = TypeVar("Item")
 # The longest time that one call waits in the operating system. Python runs a signal handler in the main thread, between
 # two of its steps. A signal that arrives after the last step and before the thread sleeps does not end that sleep.
 # (21 of 958,000 signals in a loop that aims at this moment.)
-_LOOK_S: Final = 1.0
+_LONGEST_WAIT_S: Final = 1.0
 
 
 class SignalQueue(Generic[Item]):
@@ -204,6 +204,6 @@ class SignalQueue(Generic[Item]):
         while True:
             left_s = max(until - time.monotonic(), 0)
             with suppress(Empty):
-                return self._items.get(timeout=min(left_s, _LOOK_S))
-            if left_s <= _LOOK_S:
+                return self._items.get(timeout=min(left_s, _LONGEST_WAIT_S))
+            if left_s <= _LONGEST_WAIT_S:
                 return None

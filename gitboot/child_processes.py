@@ -33,7 +33,7 @@ LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # by which workers and children are to
 _SET_PDEATHSIG: Final = 1  # prctl(2)
 _REAP_S: Final = 1
 _spawning: Final = threading.Lock()
-_own: Final[set[subprocess.Popen[bytes]]] = set()  # which nobody else may wait for
+_own_processes: Final[set[subprocess.Popen[bytes]]] = set()  # which nobody else may wait for
 
 
 def spawn(
@@ -68,12 +68,12 @@ def _start(command: Sequence[str], *, environment: Mapping[str, str], **options:
     """Start a process that `reap_orphans` leaves to its caller, as `subprocess.Popen` does."""
     with _spawning:
         process = subprocess.Popen(command, env=environment, **options)
-        _own.difference_update([each for each in _own if each.returncode is not None])
-        _own.add(process)
+        _own_processes.difference_update([each for each in _own_processes if each.returncode is not None])
+        _own_processes.add(process)
     return process
 
 
-class Ended(NamedTuple):
+class ProcessResult(NamedTuple):
     """How a program ended, and what it has written to standard output and to standard error."""
 
     status: int
@@ -81,14 +81,14 @@ class Ended(NamedTuple):
     errors: str
 
 
-def ask(
+def run_with_input(
     command: Sequence[str],
     *,
-    given: bytes,
+    input_data: bytes,
     environment: Mapping[str, str],
     patience_s: float,
     pass_fds: Sequence[int] = (),
-) -> Ended:
+) -> ProcessResult:
     """Run a program to its end, in this environment alone, with ``given`` as its standard input.
 
     Raises OSError where it cannot be started, and TimeoutError. Whoever runs a program by `subprocess` itself may hear
@@ -97,15 +97,15 @@ def ask(
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = _start(command, environment=environment, pass_fds=pass_fds, **pipes)
     try:
-        output, errors = process.communicate(given, timeout=patience_s)
+        output, errors = process.communicate(input_data, timeout=patience_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         raise TimeoutError(f"no answer after {patience_s:.0f} s") from None
-    return Ended(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
+    return ProcessResult(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
-def output_of(command: Sequence[str], *, patience_s: float, most_bytes: int) -> tuple[int, bytes]:
+def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int) -> tuple[int, bytes]:
     """Run a program without a shell; its status, and what it has written to standard output alone.
 
     It has none of the GITBOOT_ variables, and is ended with all that it has started when it takes too long or says too
@@ -117,7 +117,7 @@ def output_of(command: Sequence[str], *, patience_s: float, most_bytes: int) -> 
 
     def end() -> None:
         is_late.set()
-        _kill_all_of(process)
+        _kill_group(process)
 
     late = threading.Timer(patience_s, end)
     late.daemon = True
@@ -132,14 +132,14 @@ def output_of(command: Sequence[str], *, patience_s: float, most_bytes: int) -> 
     finally:
         late.cancel()
         late.join()
-        _kill_all_of(process)  # and whatever it has left behind
+        _kill_group(process)  # and whatever it has left behind
         status = process.wait()
     if is_late.is_set():
         raise TimeoutError(f"{command[0]} had not ended after {patience_s:.0f} s")
     return status, output
 
 
-def _kill_all_of(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process, not reaped yet, so that its number is nobody else's, and its group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -152,12 +152,12 @@ def raise_limits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def python(module: str, *arguments: str) -> list[str]:
+def python_command(module: str, *arguments: str) -> list[str]:
     """The command line of a module of this very gitboot; what lies in the working directory is not imported."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Let the system end this process with the thread that started it, or end at once where that is gone by now."""
     prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # Linux has it
     if prctl is not None:
@@ -172,7 +172,7 @@ def reap_orphans(wait: Callable[[float], bool]) -> None:
     def keep_reaping() -> None:
         while not wait(_REAP_S):
             with _spawning:  # a child is known as our own before anybody looks for others
-                own = {each.pid for each in _own if each.returncode is None}
+                own = {each.pid for each in _own_processes if each.returncode is None}
                 for task in Path("/proc/self/task").iterdir():  # a child may have come to any thread
                     with suppress(OSError):
                         for pid in set(map(int, (task / "children").read_text().split())) - own:
@@ -204,11 +204,11 @@ def encode(value: object) -> bytes:
 
 
 def write_frame(stream: IO[bytes], message: Struct) -> None:
-    stream.write(framed(encode(message)))
+    stream.write(build_frame(encode(message)))
     stream.flush()
 
 
-def framed(data: bytes) -> bytes:
+def build_frame(data: bytes) -> bytes:
     """Data behind its length."""
     return _LENGTH.pack(len(data)) + data
 
@@ -223,7 +223,7 @@ def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
     return data if len(data) == length else None
 
 
-class Buffer:
+class FrameBuffer:
     """Bytes as they come, until they are frames."""
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class Child:
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._process = spawn(
-            python(module, *arguments, str(os.getpid())),
+            python_command(module, *arguments, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -266,29 +266,29 @@ class Child:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def send(self, question: Struct, left_s: Callable[[], float] | None = None) -> None:
+    def send(self, question: Struct, remaining_s: Callable[[], float] | None = None) -> None:
         """Send a frame. Raises BrokenPipeError if the process has ended, TimeoutError if no seconds are left."""
         assert self._process.stdin is not None  # noqa: S101
-        pipe, rest = self._process.stdin.fileno(), memoryview(framed(encode(question)))
+        pipe, unsent = self._process.stdin.fileno(), memoryview(build_frame(encode(question)))
         poll = select.poll()
         poll.register(pipe, select.POLLOUT)
-        while rest:
-            left = left_s() if left_s is not None else None
-            if left is not None and left <= 0:
+        while unsent:
+            seconds = remaining_s() if remaining_s is not None else None
+            if seconds is not None and seconds <= 0:
                 raise TimeoutError
-            if poll.poll(left * 1000 if left is not None else None):
+            if poll.poll(seconds * 1000 if seconds is not None else None):
                 with suppress(BlockingIOError):
-                    rest = rest[os.write(pipe, rest[:_PIECE]) :]
+                    unsent = unsent[os.write(pipe, unsent[:_PIECE]) :]
 
-    def answers(self, left_s: Callable[[], float] | None = None) -> Iterator[bytes]:
+    def read_answers(self, remaining_s: Callable[[], float] | None = None) -> Iterator[bytes]:
         """What it answers, until it ends; raises TimeoutError where nothing has come and no seconds are left."""
         assert self._process.stdout is not None  # noqa: S101
         pipe = self._process.stdout.fileno()
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
-        buffer = Buffer()
+        buffer = FrameBuffer()
         while True:
-            if left_s is not None and ((left := left_s()) <= 0 or not poll.poll(left * 1000)):
+            if remaining_s is not None and ((seconds := remaining_s()) <= 0 or not poll.poll(seconds * 1000)):
                 raise TimeoutError
             if not (data := os.read(pipe, _PIECE)):
                 return
@@ -302,7 +302,7 @@ class Child:
         """Wait for its end; return its status, negative where a signal ended it."""
         return self._process.wait()
 
-    def put_away(self) -> None:
+    def reap(self) -> None:
         """Reap it, once it ends, and close what led to it; from the one thread that talks with it.
 
         The kernel cannot kill a process that waits for a disk. A thread reaps it when the disk answers.
@@ -316,33 +316,33 @@ class Child:
             pipe.close()
 
 
-def ended(status: int) -> str:
+def describe_exit(status: int) -> str:
     """How a child has ended that had no reason to."""
     how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
     return f"{how}, a fault of gitboot's own: see its log"
 
 
-def as_child_of(parent: str) -> tuple[IO[bytes], IO[bytes]]:
+def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     """Be what `Child` has started; return where it is asked, and where it answers."""
-    end_with(int(parent))
+    end_with_parent(int(parent))
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asked = os.fdopen(os.dup(0), "rb")
+    questions = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may come between the frames
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     guard_output()  # a traceback may quote a commit
-    return asked, answers
+    return questions, answers
 
 
-class Spent(Struct, frozen=True, kw_only=True):
+class ProcessUsage(Struct, frozen=True, kw_only=True):
     """What a process has had by now: its limits are counted from there."""
 
     processor_s: float
     memory: int | None  # None: the system does not tell
 
     @classmethod
-    def now(cls) -> Spent:
+    def measure(cls) -> ProcessUsage:
         memory = None
         with suppress(OSError):  # what RLIMIT_DATA counts: proc_pid_status(5), VmData
             lines = Path("/proc/self/status").read_text().splitlines()
@@ -351,11 +351,11 @@ class Spent(Struct, frozen=True, kw_only=True):
 
     def limit(self, *, memory: int, processor_s: float | None = None) -> None:
         """End this process, by SIGXCPU and MemoryError, where it takes so much more; ``memory`` in bytes."""
-        _limit(resource.RLIMIT_CORE, 0)
+        _set_soft_limit(resource.RLIMIT_CORE, 0)
         if processor_s is not None:
-            _limit(resource.RLIMIT_CPU, math.ceil(self.processor_s + processor_s))
+            _set_soft_limit(resource.RLIMIT_CPU, math.ceil(self.processor_s + processor_s))
         if self.memory is not None:
-            _limit(resource.RLIMIT_DATA, self.memory + memory)
+            _set_soft_limit(resource.RLIMIT_DATA, self.memory + memory)
 
 
 class ProcessLimits(NamedTuple):
@@ -364,69 +364,69 @@ class ProcessLimits(NamedTuple):
     processor_s: int | None
     memory: int | None
 
-    def hold(self) -> None:
+    def apply(self) -> None:
         """Hold this process to them."""
         if self.processor_s is not None:
-            _limit(resource.RLIMIT_CPU, self.processor_s)
+            _set_soft_limit(resource.RLIMIT_CPU, self.processor_s)
         if self.memory is not None:
-            _limit(resource.RLIMIT_DATA, self.memory)
+            _set_soft_limit(resource.RLIMIT_DATA, self.memory)
 
 
-def share_of_limits(parts: int) -> ProcessLimits:
+def divide_limits(parts: int) -> ProcessLimits:
     """What each of so many forks of this process may have.
 
     All that is left of the processor's time, of which a fork counts its own, and its part of what is left of memory.
     """
-    spent = Spent.now()
-    processor_s, memory = (_soft(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
+    usage = ProcessUsage.measure()
+    processor_s, memory = (_find_soft_limit(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
     return ProcessLimits(
-        processor_s=max(1, math.ceil(processor_s - spent.processor_s)) if processor_s is not None else None,
-        memory=spent.memory + max(0, memory - spent.memory) // parts
-        if memory is not None and spent.memory is not None
+        processor_s=max(1, math.ceil(processor_s - usage.processor_s)) if processor_s is not None else None,
+        memory=usage.memory + max(0, memory - usage.memory) // parts
+        if memory is not None and usage.memory is not None
         else None,
     )
 
 
-def take_off_limits(processor_s: float) -> None:
+def deduct_processor_time(processor_s: float) -> None:
     """Count what forks have had of the processor as if this process had had it."""
-    if (limit := _soft(resource.RLIMIT_CPU)) is not None:
-        _limit(resource.RLIMIT_CPU, max(1, math.ceil(limit - processor_s)))
+    if (limit := _find_soft_limit(resource.RLIMIT_CPU)) is not None:
+        _set_soft_limit(resource.RLIMIT_CPU, max(1, math.ceil(limit - processor_s)))
 
 
-def _soft(what: int) -> int | None:
-    limit = resource.getrlimit(what)[0]
+def _find_soft_limit(kind: int) -> int | None:
+    limit = resource.getrlimit(kind)[0]
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 @contextmanager
-def limited_files(size_bytes: int | None) -> Iterator[None]:
+def limit_file_size(size_bytes: int | None) -> Iterator[None]:
     """Let this process write no file that is larger, until the block ends. None changes nothing.
 
     A write fails with EFBIG: Python ignores SIGXFSZ, which would end the process.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size_bytes is not None:
-        _limit(resource.RLIMIT_FSIZE, size_bytes)
+        _set_soft_limit(resource.RLIMIT_FSIZE, size_bytes)
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def lift() -> None:
+def lift_memory_limit() -> None:
     """Let this process have memory again, to say that it had too much."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def _limit(what: int, limit: int) -> None:
+def _set_soft_limit(kind: int, limit: int) -> None:
     """Set a soft limit; the hard one, which cannot be raised again, stays as it was given."""
-    hard = resource.getrlimit(what)[1]
-    resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Do not look for cycles of garbage meanwhile, for work of which nearly all that it makes stays, without any."""
     was_enabled = gc.isenabled()
     gc.disable()

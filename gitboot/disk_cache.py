@@ -99,7 +99,7 @@ class DiskCache:
         if damaged:
             self._transact(partial(_delete, ids=damaged), "BEGIN IMMEDIATE")
         if stale:
-            self._transact(partial(_touch, ids=stale, used=newest), "BEGIN IMMEDIATE")
+            self._transact(partial(_touch, ids=stale, use_number=newest), "BEGIN IMMEDIATE")
         return {wanted[entry]: value for entry, value in values.items()}
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
@@ -141,10 +141,10 @@ class DiskCache:
             for _ in range(2):  # the second time with a new file
                 try:
                     connection = self._usable_connection()
-                    return None if connection is None else self._with(connection, work, begin)
+                    return None if connection is None else self._run_transaction(connection, work, begin)
                 except OSError as error:
                     self.close()
-                    self._say("is not used", error.strerror)
+                    self._warn_once("is not used", error.strerror)
                     return None
                 except sqlite3.Error as error:
                     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
@@ -152,16 +152,18 @@ class DiskCache:
                         self._set_busy_ms(0)  # do not wait again until a transaction succeeds
                         return None
                     if code in _REFUSED:
-                        self._say("is not used", error)
+                        self._warn_once("is not used", error)
                         return None
                     if not self._writes:  # the process that writes the file replaces it
                         self.close()
                         return None
-                    self._say("is made anew", error)
+                    self._warn_once("is made anew", error)
                     self._remove()
             return None
 
-    def _with(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+    def _run_transaction(
+        self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], begin: str
+    ) -> T:
         connection.execute(begin)
         try:
             result = work(connection)
@@ -177,7 +179,7 @@ class DiskCache:
         """Return a connection to the file that is at the path now. Raises OSError, `sqlite3.Error`."""
         if self._path is None:
             return None
-        if self._connection is not None and self._fault(self._path) is None:
+        if self._connection is not None and self._find_fault(self._path) is None:
             return self._connection
         self.close()
         if not self._writes:
@@ -188,10 +190,10 @@ class DiskCache:
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         for _ in range(2):  # the second time after an unusable file was removed
             self._fd = os.open(self._path, flags, 0o600)
-            if (fault := self._fault(self._path)) is None:
+            if (fault := self._find_fault(self._path)) is None:
                 self._connection = _connect(self._path, self._busy_ms)
                 return self._connection
-            self._say("is made anew", fault)
+            self._warn_once("is made anew", fault)
             self._remove()
         raise OSError(errno.EPERM, "gitboot cannot replace it")
 
@@ -200,13 +202,13 @@ class DiskCache:
             self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        if self._fault(path) is None and 0 < os.fstat(self._fd).st_size <= 2 * self.max_bytes:
+        if self._find_fault(path) is None and 0 < os.fstat(self._fd).st_size <= 2 * self.max_bytes:
             self._connection = _connect(path, self._busy_ms, writes=False)
             return self._connection
         self.close()
         return None
 
-    def _fault(self, path: Path) -> str | None:
+    def _find_fault(self, path: Path) -> str | None:
         """Return why the open file is unusable, or None. Raises OSError if gitboot must not replace the file either."""
         try:
             folder, there, here = path.parent.stat(), path.lstat(), os.fstat(self._fd)
@@ -238,7 +240,7 @@ class DiskCache:
             if self._connection is not None:
                 self._connection.execute(f"PRAGMA busy_timeout = {value}")
 
-    def _say(self, how: str, reason: object) -> None:
+    def _warn_once(self, how: str, reason: object) -> None:
         text = f"the cache {self._path} {how}: {reason}"
         if text not in self._warnings:
             self._warnings.add(text)
@@ -258,13 +260,13 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES + 2**16)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
-        if writes and not _statements(connection):
+        if writes and not _read_statements(connection):
             connection.execute("BEGIN IMMEDIATE")
-            if not _statements(connection):  # no other process has created the tables meanwhile
+            if not _read_statements(connection):  # no other process has created the tables meanwhile
                 for statement in _SCHEMA:
                     connection.execute(statement)
             connection.execute("COMMIT")
-        if _statements(connection) != [each.encode() for each in _SCHEMA]:
+        if _read_statements(connection) != [each.encode() for each in _SCHEMA]:
             raise sqlite3.DatabaseError("it has another schema")
     except BaseException:
         connection.close()
@@ -272,11 +274,11 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
     return connection
 
 
-def _statements(connection: sqlite3.Connection) -> list[object]:
+def _read_statements(connection: sqlite3.Connection) -> list[object]:
     return [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY rowid")]
 
 
-def _newest(connection: sqlite3.Connection) -> int:
+def _read_newest(connection: sqlite3.Connection) -> int:
     """Return the number of the last insertion. Ages of entries are counted in insertions."""
     (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
     if not isinstance(found, int) or found >= 2**62:
@@ -288,9 +290,9 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
     """Return values, ids of damaged entries, ids of entries whose use should be stored, and the newest use."""
     values: dict[bytes, bytes] = {}
     damaged, stale = [], []
-    newest = _newest(connection)
+    newest = _read_newest(connection)
     asked = frozenset(ids)
-    for entry, checksum, used, value in _rows(connection, "id, checksum, used, value", ids):
+    for entry, checksum, used, value in _read_rows(connection, "id, checksum, used, value", ids):
         if entry not in asked:
             raise sqlite3.DatabaseError("its index leads to another entry")
         if not isinstance(value, bytes) or checksum != _checksum(entry, value):
@@ -303,18 +305,18 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
 
 
 def _find(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
-    return [entry for (entry,) in _rows(connection, "id", ids)]
+    return [entry for (entry,) in _read_rows(connection, "id", ids)]
 
 
-def _rows(connection: sqlite3.Connection, columns: str, ids: list[bytes]) -> Iterator[tuple[Any, ...]]:
+def _read_rows(connection: sqlite3.Connection, columns: str, ids: list[bytes]) -> Iterator[tuple[Any, ...]]:
     for start in range(0, len(ids), _BATCH):
         some = ids[start : start + _BATCH]
         marks = ",".join("?" * len(some))
         yield from connection.execute(f"SELECT {columns} FROM entry WHERE id IN ({marks})", some)  # noqa: S608 - no text
 
 
-def _touch(connection: sqlite3.Connection, ids: list[bytes], used: int) -> None:
-    connection.executemany("UPDATE entry SET used = ? WHERE id = ?", [(used, entry) for entry in ids])
+def _touch(connection: sqlite3.Connection, ids: list[bytes], use_number: int) -> None:
+    connection.executemany("UPDATE entry SET used = ? WHERE id = ?", [(use_number, entry) for entry in ids])
 
 
 def _delete(connection: sqlite3.Connection, ids: list[bytes]) -> None:
@@ -322,7 +324,7 @@ def _delete(connection: sqlite3.Connection, ids: list[bytes]) -> None:
 
 
 def _insert(connection: sqlite3.Connection, entries: list[tuple[bytes, bytes, bytes]], max_bytes: int) -> None:
-    used = _newest(connection) + 1
+    used = _read_newest(connection) + 1
     rows = [(entry, checksum, used, value) for entry, checksum, value in entries]
     connection.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", rows)
     while _bytes_in_use(connection) > max_bytes:

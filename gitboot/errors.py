@@ -44,7 +44,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from gitboot.problems import DatedProblem, Problem, holding
+from gitboot.problems import DatedProblem, Problem, find_problems_at
 
 
 class GitbootError(Exception):
@@ -126,7 +126,7 @@ class InvalidRepository(GitbootError):
 
     def at(self, now: datetime) -> InvalidRepository:
         """Return the error with the problems that hold at an instant among its own."""
-        if not (found := holding(self.dated, now)):
+        if not (found := find_problems_at(self.dated, now)):
             return self
         return InvalidRepository((*self.problems, *found), fleet=self.fleet)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from gitboot.errors import LockedByAnother, UsageError
-from gitboot.text import shell_words
+from gitboot.text import quote_words
 
 # What opening a path fails with if there is no such file: open(2).
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
@@ -28,7 +28,7 @@ _NO_FOLLOW: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW  # never a file that exists, or a symlink
 
 
-def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace the file at ``path``, and wait until the disk has the content. Raises OSError.
 
     ``mode`` is exact, whatever the umask is. A symlink at ``path`` is replaced, not followed.
@@ -103,7 +103,7 @@ def lock_file(fd: int, *, shared: bool = False, waits: bool = False) -> bool:
 
 
 @contextmanager
-def locked(path: Path, taken: str) -> Iterator[None]:
+def hold_lock(path: Path, in_use_message: str) -> Iterator[None]:
     """Keep other processes out until the block ends, by the lock file at ``path``.
 
     Raises OSError, and `LockedByAnother` with ``taken`` (as in: DIR is in use) and the process that is in. The lock
@@ -112,19 +112,19 @@ def locked(path: Path, taken: str) -> Iterator[None]:
     """
     fd = open_lock(path)
     try:
-        if (other := take(fd)) is not None:
-            raise LockedByAnother(f"{taken} by {other}")
+        if (other := take_lock(fd)) is not None:
+            raise LockedByAnother(f"{in_use_message} by {other}")
         yield
     finally:
         os.close(fd)
 
 
-def take(fd: int) -> str | None:
+def take_lock(fd: int) -> str | None:
     """Lock an open file until it is closed, and write this process into it; return the process that has locked it."""
     probes = 0
     while not lock_file(fd):
         if (probes := probes + 1) > _PROBES:
-            return _written_in(fd) or "another process"
+            return _read_holder(fd) or "another process"
         time.sleep(_PAUSE_S)
     us = f"process {os.getpid()} on {os.uname().nodename}\n".encode()
     with suppress(OSError):  # a full disk: the lock holds, only nobody reads whose it is
@@ -133,7 +133,7 @@ def take(fd: int) -> str | None:
     return None
 
 
-def holder(path: Path) -> int | None:
+def find_lock_holder(path: Path) -> int | None:
     """The process on this machine that holds the lock file at ``path``; None where none does. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | _NO_FOLLOW)
@@ -142,23 +142,23 @@ def holder(path: Path) -> int | None:
     try:
         if lock_file(fd, shared=True):
             return None
-        found = re.match(r"process (\d+) on ", _written_in(fd))
+        found = re.match(r"process (\d+) on ", _read_holder(fd))
         return int(found[1]) if found else None
     finally:
         os.close(fd)
 
 
-def _written_in(fd: int) -> str:
+def _read_holder(fd: int) -> str:
     return os.pread(fd, 1000, 0).decode(errors="replace").strip()
 
 
 def read_private(file: Path) -> bytes:
     """What a file with a secret holds; raises `UsageError` where others may read or write it."""
-    with usage_error_for(file, "read"):
+    with convert_os_errors(file, "read"):
         mode = file.stat().st_mode
         content = file.read_bytes()
     if mode & _FOR_OTHERS:
-        raise UsageError(f"{file} holds secrets, and others may read or write it: chmod 600 {shell_words(file)}")
+        raise UsageError(f"{file} holds secrets, and others may read or write it: chmod 600 {quote_words(file)}")
     return content
 
 
@@ -191,15 +191,15 @@ def write_output_file(
         UsageError: The path leads through a symlink as in `output_folder`, or names a symlink, a directory, a device,
             a named pipe or a socket, or the system refuses to write.
     """
-    with usage_error_for(path):
-        if (descriptor := _descriptor_of_caller(path)) is not None:
+    with convert_os_errors(path):
+        if (descriptor := _find_caller_descriptor(path)) is not None:
             sys.stdout.flush()
             sys.stderr.flush()
             with suppress(BrokenPipeError), os.fdopen(os.dup(descriptor), "wb") as file:  # a reader may end early
                 file.writelines(content)
             return
-        with output_folder(path.parent, make=make_folders) as folder:
-            old = _regular_file_at(path, folder)
+        with open_output_folder(path.parent, make=make_folders) as folder:
+            old = _stat_regular_file(path, folder)
             with _new_version(path.name, folder, mode=mode, old=old, sync=sync) as file:
                 file.writelines(content)
 
@@ -209,7 +209,7 @@ def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_fo
 
     The umask applies to ``mode``. Raises `UsageError` as `write_output_file` does.
     """
-    with usage_error_for(path), output_folder(path.parent, make=make_folders) as folder:
+    with convert_os_errors(path), open_output_folder(path.parent, make=make_folders) as folder:
         try:
             fd = os.open(path.name, NEW_FILE, mode, dir_fd=folder)
         except FileExistsError:
@@ -231,8 +231,8 @@ def read_output_file(path: Path) -> bytes | None:
 
     Raises `UsageError` as `write_output_file` does, so that a symlink, a device or a pipe is never read.
     """
-    with usage_error_for(path, "read"), suppress(FileNotFoundError), output_folder(path.parent) as folder:
-        if _regular_file_at(path, folder) is not None:
+    with convert_os_errors(path, "read"), suppress(FileNotFoundError), open_output_folder(path.parent) as folder:
+        if _stat_regular_file(path, folder) is not None:
             fd = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | _NO_FOLLOW, dir_fd=folder)
             with os.fdopen(fd, "rb") as file:
                 return file.read()
@@ -241,7 +241,7 @@ def read_output_file(path: Path) -> bytes | None:
 
 def remove_output_file(path: Path) -> None:
     """Remove a file below a folder that a user named, if the file exists; raises `UsageError`."""
-    with usage_error_for(path, "removed"), suppress(FileNotFoundError), output_folder(path.parent) as folder:
+    with convert_os_errors(path, "removed"), suppress(FileNotFoundError), open_output_folder(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
@@ -250,12 +250,12 @@ def check_output_folder(path: Path) -> None:
 
     The folder may be missing. Whoever creates it reports what the system refuses.
     """
-    with suppress(OSError), output_folder(path):
+    with suppress(OSError), open_output_folder(path):
         pass
 
 
 @contextmanager
-def output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
+def open_output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
     """Open a folder that a user named, and yield a descriptor for `dir_fd`; with ``make``, create missing folders.
 
     The function follows a symlink only if the symlink lies outside of the current directory and outside of every Git
@@ -266,7 +266,7 @@ def output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
         yield walk.folders[-1].fd
 
 
-def fleet_root(path: Path) -> Path:
+def resolve_fleet_root(path: Path) -> Path:
     """Return the absolute path of a fleet, without symlinks.
 
     Raises `UsageError` if the path leads through a symlink in a Git work tree: an instance reads folders from commits,
@@ -279,7 +279,7 @@ def fleet_root(path: Path) -> Path:
             if error.errno == errno.ELOOP:
                 raise UsageError(f"{path} cannot be read: {error.strerror}") from None
             # Whoever reads the fleet reports a path that is missing, or that this user may not enter.
-        return walk.reached()
+        return walk.resolve_reached()
 
 
 class _Folder(NamedTuple):
@@ -297,7 +297,7 @@ class _Walk:
 
     def __init__(self, path: Path, *, guards_current: bool) -> None:
         current = os.getcwd()
-        self._asked = path
+        self._requested = path
         self._guard = os.stat(current) if guards_current and current != "/" else None
         self._names = [*reversed(Path(current, path).parts[1:])]  # that are still to be entered, the last one first
         self._symlinks = 0
@@ -311,7 +311,7 @@ class _Walk:
         while self.folders:
             os.close(self.folders.pop().fd)
 
-    def reached(self) -> Path:
+    def resolve_reached(self) -> Path:
         return Path(os.path.normpath(Path(self.folders[-1].path, *reversed(self._names))))
 
     def enter_all(self, *, make: bool) -> None:
@@ -345,9 +345,9 @@ class _Walk:
         target = os.readlink(name, dir_fd=here.fd)
         if here.is_guarded:
             symlink = Path(here.path, name)
-            where = "" if self._asked.absolute() == symlink else f" on the way to {self._asked}"
+            position = "" if self._requested.absolute() == symlink else f" on the way to {self._requested}"
             raise UsageError(
-                f"{symlink}{where} is a symlink to {target!r}; gitboot does not follow symlinks below the current "
+                f"{symlink}{position} is a symlink to {target!r}; gitboot does not follow symlinks below the current "
                 "directory or in a Git work tree, because a commit can contain them: name what the symlink leads to, "
                 "or remove it"
             )
@@ -373,15 +373,15 @@ class _Walk:
 
 
 @contextmanager
-def usage_error_for(path: Path, what: str = "written") -> Iterator[None]:
+def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
     """Raise `UsageError` for an OSError in the block: ``path`` cannot be ``what``."""
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{path} cannot be {what}: {error.strerror or error}") from None
+        raise UsageError(f"{path} cannot be {action}: {error.strerror or error}") from None
 
 
-def _regular_file_at(path: Path, folder: int) -> os.stat_result | None:
+def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
     """Return what the system says of the file that is to be replaced; None if there is no file."""
     if path.name in ("", ".."):  # as in: /, .., folder/..
         raise UsageError(f"{path} is a directory: name a file")
@@ -400,7 +400,7 @@ def _regular_file_at(path: Path, folder: int) -> os.stat_result | None:
     return found
 
 
-def _descriptor_of_caller(path: Path) -> int | None:
+def _find_caller_descriptor(path: Path) -> int | None:
     """Return the descriptor that a path such as /dev/stdout or /dev/fd/63 names; None for any other path.
 
     Descriptors that gitboot itself opened close when another program starts (PEP 446). Those of the caller do not.
@@ -420,7 +420,7 @@ def _descriptor_of_caller(path: Path) -> int | None:
     return descriptor
 
 
-def file_below(root: Path, path: str) -> Path | None:
+def find_file_below(root: Path, path: str) -> Path | None:
     """The readable file that ``path`` names below ``root``, if it names one; hidden files are none.
 
     ``root`` is resolved already. Raises OSError for a file that is there and cannot be read.
@@ -446,9 +446,9 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 _NETWORK: Final = re.compile(r"nfs\d*|cifs|smb\d*|smbfs|9p|afs|ceph|glusterfs|ocfs2|gfs2|fuse\..+")
 _VOLATILE: Final = ("tmpfs", "ramfs", "overlay", "aufs")
 _OPTION: Final = "--accept-filesystem"
-_HOLDING: Final[set[int]] = set()  # the file systems whose locks were found to hold
+_LOCKABLE_DEVICES: Final[set[int]] = set()  # the file systems whose locks were found to hold
 # Tries to lock a file that another process has locked; its answer is the exit code.
-_TRY: Final = """\
+_LOCK_PROBE: Final = """\
 import fcntl, sys
 with open(sys.argv[1], "rb+") as file:
     try:
@@ -460,55 +460,61 @@ sys.exit(3)
 Warn = Callable[[str], None]
 
 
-def check_state(directory: Path, accepted: Collection[str], warn: Warn) -> None:
+def check_state_directory(directory: Path, accepted_types: Collection[str], warn: Warn) -> None:
     """Look at where a ledger is to lie; raises `UsageError` where it cannot be kept there.
 
     On a network a write that was synced may be lost, and SQLite's log may be read wrongly. What goes with its container
     or the next boot is another thing: a ledger that is lost is a new one, and unknown never installs.
     """
-    found = filesystem_of(directory)
-    _check_locks(directory, found)
-    if _NETWORK.fullmatch(found) and found not in accepted:
+    filesystem = find_filesystem(directory)
+    _check_locks(directory, filesystem)
+    if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
         raise UsageError(
-            f"{directory} is on {found}: a ledger needs a disk of this machine (put --state there, or accept that it "
-            f"may be lost or damaged with {_OPTION} {found})"
+            f"{directory} is on {filesystem}: a ledger needs a disk of this machine (put --state there, or accept that it "
+            f"may be lost or damaged with {_OPTION} {filesystem})"
         )
-    if _NETWORK.fullmatch(found):
-        warn(f"{directory} is on {found}: the ledger may be lost or damaged there")
-    elif found in _VOLATILE and found not in accepted:
-        warn(f"{directory} is on {found}: the ledger goes with it, and what is installed has to be said anew then")
+    if _NETWORK.fullmatch(filesystem):
+        warn(f"{directory} is on {filesystem}: the ledger may be lost or damaged there")
+    elif filesystem in _VOLATILE and filesystem not in accepted_types:
+        warn(f"{directory} is on {filesystem}: the ledger goes with it, and what is installed has to be said anew then")
 
 
-def check_spool(folder: Path, accepted: Collection[str], warn: Warn, *, state: Path | None = None) -> None:
+def check_fetch_log_folder(
+    folder: Path, accepted_types: Collection[str], warn: Warn, *, state: Path | None = None
+) -> None:
     """Look at where fetches are to be recorded; raises `UsageError` where a recorded one may be forgotten.
 
     ``state`` is the state directory of the instance that reads them, where that is known: what is lost together with
     the ledger misleads nobody.
     """
-    found = filesystem_of(folder)
-    _check_locks(folder, found)
+    filesystem = find_filesystem(folder)
+    _check_locks(folder, filesystem)
     goes_with_state = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
-    if found in _VOLATILE and found not in accepted and not goes_with_state:
+    if filesystem in _VOLATILE and filesystem not in accepted_types and not goes_with_state:
         raise UsageError(
-            f"{folder} is on {found}, which does not last: a boot that was recorded there would be made again (put "
-            f"--spool on a disk, or accept that with {_OPTION} {found})"
+            f"{folder} is on {filesystem}, which does not last: a boot that was recorded there would be made again (put "
+            f"--spool on a disk, or accept that with {_OPTION} {filesystem})"
         )
-    if _NETWORK.fullmatch(found):
-        warn(f"{folder} is on {found}: a fetch counts as recorded when its server says that it is on a disk")
+    if _NETWORK.fullmatch(filesystem):
+        warn(f"{folder} is on {filesystem}: a fetch counts as recorded when its server says that it is on a disk")
 
 
-def check_output(directory: Path, accepted: Collection[str], warn: Warn, *, state: Path) -> None:
+def check_output_directory(directory: Path, accepted_types: Collection[str], warn: Warn, *, state: Path) -> None:
     """Look at where the tree is to lie; raises `UsageError` where two instances could publish there at once.
 
     A tree that is lost is made anew. But where it is lost alone, its ledger cannot be told from an older copy.
     """
-    found = filesystem_of(directory)
-    _check_locks(directory, found, must_be_writable=False)  # the publication says so
-    if _NETWORK.fullmatch(found) and found not in accepted:
-        warn(f"{directory} is on {found}: an endpoint on another machine may read older entries from what it remembers")
-    elif found in _VOLATILE and found not in accepted and state.stat().st_dev != directory.stat().st_dev:
+    filesystem = find_filesystem(directory)
+    _check_locks(directory, filesystem, must_be_writable=False)  # the publication says so
+    if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
         warn(
-            f"{directory} is on {found}: the tree goes with it, and the ledger is in doubt then, until a person says "
+            f"{directory} is on {filesystem}: an endpoint on another machine may read older entries from what it remembers"
+        )
+    elif (
+        filesystem in _VOLATILE and filesystem not in accepted_types and state.stat().st_dev != directory.stat().st_dev
+    ):
+        warn(
+            f"{directory} is on {filesystem}: the tree goes with it, and the ledger is in doubt then, until a person says "
             "that it is right (gitboot records begin as-recorded)"
         )
 
@@ -516,7 +522,7 @@ def check_output(directory: Path, accepted: Collection[str], warn: Warn, *, stat
 _BARE: Final = ("HEAD", "objects", "refs")  # by which Git knows a repository: gitrepository-layout(5)
 
 
-def check_private(directory: Path, private: Mapping[str, Path | None]) -> None:
+def check_private_paths(directory: Path, private: Mapping[str, Path | None]) -> None:
     """Raise `UsageError` where what is nobody's business lies in a tree, which whoever serves it gives to anybody.
 
     ``private`` are paths by their options; None: it is not used. A repository is as private, by its ``.git`` or bare.
@@ -528,16 +534,16 @@ def check_private(directory: Path, private: Mapping[str, Path | None]) -> None:
         raise UsageError(f"--out {directory} is a Git repository: choose a directory for what is published alone")
     for option, path in private.items():
         if path is not None and path.resolve().is_relative_to(tree):
-            where = "is" if path.resolve() == tree else "lies in"
+            relation = "is" if path.resolve() == tree else "lies in"
             raise UsageError(
-                f"{option} {path} {where} --out {directory}, which is served to anybody: choose a place beside it"
+                f"{option} {path} {relation} --out {directory}, which is served to anybody: choose a place beside it"
             )
 
 
-def filesystem_of(path: Path) -> str:
+def find_filesystem(path: Path) -> str:
     """The type of the file system that a directory is on, as mount(8) names it; empty where that is not known."""
     with suppress(OSError):
-        return _type_at(_MOUNTS.read_text(errors="surrogateescape"), path.resolve(strict=True))
+        return _find_mount_type(_MOUNTS.read_text(errors="surrogateescape"), path.resolve(strict=True))
     return ""
 
 
@@ -545,10 +551,10 @@ def is_on_network(path: Path) -> bool:
     """Whether a file is on a network file system, or will be if it does not exist yet."""
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
-    return _NETWORK.fullmatch(filesystem_of(path)) is not None
+    return _NETWORK.fullmatch(find_filesystem(path)) is not None
 
 
-def _type_at(mounts: str, path: Path) -> str:
+def _find_mount_type(mounts: str, path: Path) -> str:
     """Of the mounts, proc(5), the one that a path is below; of several at one place the last hides the others."""
     found = ("", "")
     for line in mounts.splitlines():
@@ -559,7 +565,7 @@ def _type_at(mounts: str, path: Path) -> str:
     return found[1]
 
 
-def _check_locks(directory: Path, found: str, *, must_be_writable: bool = True) -> None:
+def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = True) -> None:
     """Raise `UsageError` if a second process gets a lock that this one holds, or if no lock can be had.
 
     A second process tries once for each file system: state, spool and output often share one.
@@ -569,17 +575,17 @@ def _check_locks(directory: Path, found: str, *, must_be_writable: bool = True) 
         with probe.open("wb") as file:
             lock_file(file.fileno())
             device = os.fstat(file.fileno()).st_dev
-            if device not in _HOLDING:
-                command = [sys.executable, "-I", "-S", "-c", _TRY, str(probe)]
+            if device not in _LOCKABLE_DEVICES:
+                command = [sys.executable, "-I", "-S", "-c", _LOCK_PROBE, str(probe)]
                 if subprocess.run(command, check=False, capture_output=True).returncode != 0:
                     raise UsageError(
-                        f"{directory} is on {found or 'a file system'} where the locks of two processes do not hold: "
+                        f"{directory} is on {filesystem or 'a file system'} where the locks of two processes do not hold: "
                         "choose another"
                     )
-                _HOLDING.add(device)
+                _LOCKABLE_DEVICES.add(device)
     except OSError as error:
         if must_be_writable:
-            unknown = found or "unknown file system"
+            unknown = filesystem or "unknown file system"
             raise UsageError(f"{directory} cannot be used: {error.strerror} ({unknown})") from None
     finally:
         with suppress(OSError):  # the first error says more

@@ -101,18 +101,18 @@ class RequestLimits:
         self.is_loopback_only = is_loopback_only
         self.is_fresh = False  # whether the request has a connection of its own
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """How many seconds the next step may take; raises TimeoutError if that is none."""
         if self._is_body and self._rate is not None:
             left_s = self._rate.period_s - self._waited_s
         else:
             left_s = self._ends_s - time.monotonic()
         if left_s <= 0:
-            raise _RequestTooSlow(self.complaint)
+            raise _RequestTooSlow(self.timeout_message)
         return left_s
 
     @property
-    def complaint(self) -> str:
+    def timeout_message(self) -> str:
         """What to say if the time is over."""
         if self._is_body and self._rate is not None:
             return f"it sent less than {self._rate.size_bytes} bytes in {self._rate.period_s:g} s"
@@ -141,13 +141,13 @@ class RequestLimits:
 _limits: ContextVar[RequestLimits] = ContextVar("limits of the request that this thread makes")
 
 
-def limits_of_request() -> RequestLimits:
+def current_limits() -> RequestLimits:
     """The limits of the request that this thread makes."""
     return _limits.get()
 
 
 @contextmanager
-def limited(limits: RequestLimits) -> Iterator[None]:
+def apply_limits(limits: RequestLimits) -> Iterator[None]:
     """Let the connections that this thread uses in the block obey these limits."""
     token = _limits.set(limits)
     try:
@@ -156,7 +156,7 @@ def limited(limits: RequestLimits) -> Iterator[None]:
         _limits.reset(token)
 
 
-def look_up(host: str, port: int, limits: RequestLimits) -> list[str]:
+def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
     """The IP addresses of a host, in the system's order, each once.
 
     The system's resolver has no deadline. It runs in a thread, which is left to itself when the time is over.
@@ -175,9 +175,9 @@ def look_up(host: str, port: int, limits: RequestLimits) -> list[str]:
 
     threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
-        answer = found.get(timeout=limits.left_s())
+        answer = found.get(timeout=limits.remaining_s())
     except Empty:
-        raise _RequestTooSlow(limits.complaint) from None
+        raise _RequestTooSlow(limits.timeout_message) from None
     if isinstance(answer, Exception):
         raise answer
     return list(dict.fromkeys(str(each[4][0]) for each in answer))
@@ -191,7 +191,7 @@ class _LimitedStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self._socket.settimeout(self._limits.left_s())
+        self._socket.settimeout(self._limits.remaining_s())
         began_s = time.monotonic()
         size = self._stream.readinto(buffer)
         self._limits.count(size or 0, time.monotonic() - began_s)
@@ -205,7 +205,7 @@ class _LimitedStream(io.RawIOBase):
 class _LimitedResponse(HTTPResponse):
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(_LimitedStream(self.fp.detach(), sock, limits_of_request()))
+        self.fp = io.BufferedReader(_LimitedStream(self.fp.detach(), sock, current_limits()))
 
 
 class LimitedConnection(HTTPConnection):
@@ -215,23 +215,23 @@ class LimitedConnection(HTTPConnection):
 
     def addresses(self, host: str) -> list[str]:
         """The IP addresses to try, in this order. Raises OSError."""
-        return look_up(host, self.port, limits_of_request())
+        return resolve_host(host, self.port, current_limits())
 
     def _new_conn(self) -> socket.socket:
-        limits, name, last = limits_of_request(), self._dns_host, None
+        limits, name, last = current_limits(), self._dns_host, None
         limits.is_fresh = True
         try:
             addresses = self.addresses(name.strip("[]"))
             for number, address in enumerate(addresses):
                 # An address that does not answer leaves time for the others.
-                share_s = limits.left_s() / (len(addresses) - number)
+                share_s = limits.remaining_s() / (len(addresses) - number)
                 self._dns_host, self.timeout = address, min(share_s, limits.connect_s)
                 try:
                     connected = super()._new_conn()
                 except HTTPError as error:
                     last = error
                 else:
-                    connected.settimeout(limits.left_s())  # of the TLS handshake as a whole
+                    connected.settimeout(limits.remaining_s())  # of the TLS handshake as a whole
                     return connected
         except socket.gaierror as error:
             raise NameResolutionError(name, self, error) from error
@@ -242,11 +242,11 @@ class LimitedConnection(HTTPConnection):
     def send(self, data: Any) -> None:
         if self.sock is None:
             self.connect()
-        limits = limits_of_request()
+        limits = current_limits()
         if limits.is_loopback_only and not is_loopback(str(self.sock.getpeername()[0])):
             raise _CredentialsWithheld("it is at another machine, which gets no credentials unencrypted")
         for first in range(0, len(data), _SENT_AT_ONCE):
-            self.sock.settimeout(limits.left_s())
+            self.sock.settimeout(limits.remaining_s())
             super().send(data[first : first + _SENT_AT_ONCE])
 
 
@@ -276,12 +276,12 @@ def split_url(url: str) -> SplitResult:
     return parts
 
 
-def host_of(url: str) -> str:
+def format_host(url: str) -> str:
     """The host and port of a URL of a web server, as people read it; raises `UsageError` for anything else."""
     return split_url(url).netloc
 
 
-def origin(url: str) -> tuple[str, str, int]:
+def parse_origin(url: str) -> tuple[str, str, int]:
     """Scheme, host and port of a URL (RFC 6454, 4); raises `UsageError`."""
     parts = split_url(url)
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -296,12 +296,12 @@ def is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def check_credentials(url: str, what: str = "the token", *, allow_token_over_http: bool = False) -> None:
+def check_credentials(url: str, credential: str = "the token", *, allow_token_over_http: bool = False) -> None:
     """Raise `UsageError` unless credentials may be sent to a URL: https, loopback, or the caller allows http."""
     parts = split_url(url)
     if parts.scheme != "https" and not allow_token_over_http and not is_loopback(parts.hostname or ""):
         raise UsageError(
-            f"http://{parts.netloc} would get {what} unencrypted; use https, or --allow-token-over-http on a network "
+            f"http://{parts.netloc} would get {credential} unencrypted; use https, or --allow-token-over-http on a network "
             "that you trust"
         )
 
@@ -333,9 +333,11 @@ class WebAnswer(Struct, frozen=True, kw_only=True):
 class AnswerStream:
     """An answer whose body is read piece by piece. gitboot never decompresses a body."""
 
-    def __init__(self, answer: urllib3.BaseHTTPResponse, url: str, led_to: str | None, limits: RequestLimits) -> None:
-        self._answer, self._host, self._limits = answer, host_of(url), limits
-        self.led_to = led_to  # the URL behind redirects; None: there was no redirect
+    def __init__(
+        self, answer: urllib3.BaseHTTPResponse, url: str, final_url: str | None, limits: RequestLimits
+    ) -> None:
+        self._answer, self._host, self._limits = answer, format_host(url), limits
+        self.final_url = final_url  # the URL behind redirects; None: there was no redirect
         self.status, self.headers = answer.status, answer.headers
 
     def read(self, size_bytes: int) -> bytes:
@@ -344,7 +346,7 @@ class AnswerStream:
         try:
             return self._answer.read(size_bytes, decode_content=False)
         except (HTTPError, HTTPException, OSError, ValueError) as error:
-            raise HostUnreachable(f"{self._host}: {_reason(error, self._limits)}") from error
+            raise HostUnreachable(f"{self._host}: {_describe_error(error, self._limits)}") from error
 
     def read_whole(self, max_bytes: int) -> bytes:
         """All of the body. Raises `HostUnreachable` if that is more than ``max_bytes``."""
@@ -381,13 +383,13 @@ class HttpClient:
         self._pools: dict[str | None, urllib3.PoolManager] = {}  # by URL of the proxy
         self._making_pool = threading.Lock()
         if ca_bundle is not None:
-            _ = self._trusted
+            _ = self._trust_context
 
-    def check_credentials(self, url: str, what: str = "the token") -> None:
+    def check_credentials(self, url: str, credential: str = "the token") -> None:
         """Raise `UsageError` if this client would not send credentials to a URL."""
-        check_credentials(url, what, allow_token_over_http=self._allow_token_over_http)
+        check_credentials(url, credential, allow_token_over_http=self._allow_token_over_http)
 
-    def ask(
+    def request_json(
         self,
         url: str,
         *,
@@ -442,13 +444,13 @@ class HttpClient:
         if credentials:
             self.check_credentials(url)
             if not all(value.isascii() and value.isprintable() for value in credentials.values()):
-                raise UsageError(f"the token for {host_of(url)} must be one line of printable ASCII characters")
+                raise UsageError(f"the token for {format_host(url)} must be one line of printable ASCII characters")
         is_plain = split_url(url).scheme == "http" and not self._allow_token_over_http
         limits = RequestLimits(deadline_s=deadline_s, rate=rate, is_loopback_only=bool(credentials) and is_plain)
         at, led_to = url, None
         for left in range(redirects, -1, -1):
-            sent = {**(headers or {}), **(credentials if origin(at) == origin(url) else {})}
-            answer = AnswerStream(self._sent(method, at, sent, body, limits), at, led_to, limits)
+            sent = {**(headers or {}), **(credentials if parse_origin(at) == parse_origin(url) else {})}
+            answer = AnswerStream(self._send(method, at, sent, body, limits), at, led_to, limits)
             try:
                 where = answer.headers.get("Location") if answer.status in _REDIRECTS and redirects else None
                 if where is None:
@@ -456,20 +458,20 @@ class HttpClient:
                     return
                 if not left:
                     break
-                at = led_to = _followed(at, where)
+                at = led_to = _resolve_redirect(at, where)
             finally:
                 answer.close()
-        raise RedirectRefused(f"{host_of(url)}: more than {redirects} redirects")
+        raise RedirectRefused(f"{format_host(url)}: more than {redirects} redirects")
 
-    def _sent(
+    def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> urllib3.BaseHTTPResponse:
-        host, pool = host_of(url), self._pool_for(url)
+        host, pool = format_host(url), self._pool_for(url)
         sent = {"User-Agent": f"gitboot/{__version__}", "Accept-Encoding": "identity", **headers}
         while True:
             limits.begin_answer()
             try:
-                with limited(limits):
+                with apply_limits(limits):
                     return pool.request(
                         method,
                         url,
@@ -479,17 +481,17 @@ class HttpClient:
                         retries=False,
                         preload_content=False,
                         decode_content=False,
-                        timeout=urllib3.Timeout(limits.left_s()),
-                        pool_timeout=limits.left_s(),
+                        timeout=urllib3.Timeout(limits.remaining_s()),
+                        pool_timeout=limits.remaining_s(),
                     )
             except (HTTPError, HTTPException, OSError, ValueError) as error:
-                is_disconnected = any(isinstance(each, _DISCONNECTED) for each in _causes(error))
+                is_disconnected = any(isinstance(each, _DISCONNECTED) for each in _list_causes(error))
                 if method in _REPEATABLE and not limits.is_fresh and is_disconnected:
                     continue  # the server ended a kept connection just then
-                raise HostUnreachable(f"{host}: {_reason(error, limits)}") from error
+                raise HostUnreachable(f"{host}: {_describe_error(error, limits)}") from error
 
     @cached_property
-    def _trusted(self) -> ssl.SSLContext:
+    def _trust_context(self) -> ssl.SSLContext:
         """What the machine trusts, and ``ca_bundle`` besides. Loading it takes 20 ms: done at the first need."""
         trusted = ssl.create_default_context()
         if self._ca_bundle is not None:
@@ -514,7 +516,7 @@ class HttpClient:
                     "num_pools": _HOSTS,
                     "maxsize": self._per_host,
                     "block": True,  # a host gets no more connections than that
-                    "ssl_context": self._trusted,
+                    "ssl_context": self._trust_context,
                 }
                 if proxy is None:
                     pool = urllib3.PoolManager(**options)
@@ -527,19 +529,19 @@ class HttpClient:
             return self._pools[proxy]
 
 
-def _followed(url: str, location: str) -> str:
+def _resolve_redirect(url: str, location: str) -> str:
     """The target of a redirect: by the same scheme, or from http to https."""
     try:
         target = urljoin(url, location)
-        before, (after, *_) = urlsplit(url).scheme, origin(target)
+        before, (after, *_) = urlsplit(url).scheme, parse_origin(target)
     except (ValueError, UsageError):
         before, after = "", None
     if after != before and (before, after) != ("http", "https"):
-        raise RedirectRefused(f"{host_of(url)} leads to {location[:_LONGEST_DETAIL]!r}, and is not followed there")
+        raise RedirectRefused(f"{format_host(url)} leads to {location[:_LONGEST_DETAIL]!r}, and is not followed there")
     return target
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _list_causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
     seen = set[int]()
     while cause is not None and id(cause) not in seen:
@@ -548,15 +550,15 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _reason(error: BaseException, limits: RequestLimits) -> str:
-    causes = list(_causes(error))
+def _describe_error(error: BaseException, limits: RequestLimits) -> str:
+    causes = list(_list_causes(error))
     for cause in causes:
         if isinstance(cause, (_RequestTooSlow, _AnswerTooLarge, _CredentialsWithheld)):
             return str(cause)
     for cause in causes:
         match cause:
             case TimeoutError():
-                return limits.complaint
+                return limits.timeout_message
             case ssl.SSLCertVerificationError():
                 return f"certificate verify failed: {cause.verify_message}"
             case IncompleteRead():

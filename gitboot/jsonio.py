@@ -20,21 +20,21 @@ _PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # most values ar
 _KEY: Final = "facts"
 _UNLESS_DEFAULT: Final = "unless default"
 _WRITE: Final = "write"
-LEFT_OUT: Final[Mapping[str, Any]] = {_KEY: None}  # metadata of a field that is nobody's business
+OMITTED: Final[Mapping[str, Any]] = {_KEY: None}  # metadata of a field that is nobody's business
 UNLESS_DEFAULT: Final[Mapping[str, Any]] = {_UNLESS_DEFAULT: True}  # of a field that JSON has if it is not its default
 
 
-def named(key: str) -> Mapping[str, Any]:
+def json_key(key: str) -> Mapping[str, Any]:
     """Metadata of a field that JSON calls otherwise."""
     return {_KEY: key}
 
 
-def written_by(write: Callable[[Any], Any], *, unless_default: bool = False) -> Mapping[str, Any]:
+def json_writer(write: Callable[[Any], Any], *, unless_default: bool = False) -> Mapping[str, Any]:
     """Metadata of a field whose values a function writes as JSON values, unless they are text, numbers or null."""
     return {_WRITE: write, _UNLESS_DEFAULT: unless_default}
 
 
-def facts(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a value as JSON has it. Raises TypeError for a value that JSON does not have."""
     kind = type(value)
     return value if kind in _PLAIN else (_WRITERS.get(kind) or _writer(kind))(value)
@@ -47,13 +47,13 @@ def _writer(kind: type) -> Callable[[Any], Any]:
     if issubclass(kind, Enum):
         write: Callable[[Any], Any] = attrgetter("value")
     elif issubclass(kind, str | int | float):
-        write = _itself
+        write = _return_unchanged
     elif issubclass(kind, datetime):
         write = format_instant
     elif issubclass(kind, Mapping):
         write = _write_mapping
     elif (names := getattr(kind, "__struct_fields__", getattr(kind, "_fields", None))) is not None:
-        write = _fields_writer([_Key(name, to_camel(name), MISSING, facts) for name in names])
+        write = _fields_writer([_Key(name, to_camel(name), MISSING, to_json_value) for name in names])
     elif issubclass(kind, list | tuple):
         write = _write_items
     elif is_dataclass(kind):
@@ -64,16 +64,16 @@ def _writer(kind: type) -> Callable[[Any], Any]:
     return write
 
 
-def _itself(value: Any) -> Any:
+def _return_unchanged(value: Any) -> Any:
     return value
 
 
 def _write_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key): item if type(item) in _PLAIN else facts(item) for key, item in value.items()}
+    return {str(key): item if type(item) in _PLAIN else to_json_value(item) for key, item in value.items()}
 
 
 def _write_items(value: Sequence[Any]) -> list[Any]:
-    return [item if type(item) in _PLAIN else facts(item) for item in value]
+    return [item if type(item) in _PLAIN else to_json_value(item) for item in value]
 
 
 class _Key(NamedTuple):
@@ -108,7 +108,7 @@ def _keys(kind: type) -> list[_Key]:
         unless = default if each.metadata.get(_UNLESS_DEFAULT) else MISSING
         key = each.metadata.get(_KEY, to_camel(each.name))
         if key is not None:
-            keys.append(_Key(each.name, key, unless, each.metadata.get(_WRITE, facts)))
+            keys.append(_Key(each.name, key, unless, each.metadata.get(_WRITE, to_json_value)))
     return keys
 
 
@@ -117,7 +117,7 @@ def format_instant(at: datetime) -> str:
     return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
-def canonical(value: object) -> bytes:
+def encode_canonical(value: object) -> bytes:
     """RFC 8785 JSON of a value that holds no floats."""
     return _ENCODER.encode(value)
 
@@ -125,14 +125,14 @@ def canonical(value: object) -> bytes:
 _ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
 
-def laid_out(value: object) -> bytes:
+def encode_indented(value: object) -> bytes:
     """The same for a person to read: over several lines."""
-    return msgspec.json.format(canonical(value), indent=2)
+    return msgspec.json.format(encode_canonical(value), indent=2)
 
 
-def digest(value: object) -> Digest:
+def compute_digest(value: object) -> Digest:
     """The sha256 of a value's canonical JSON."""
-    return Digest(sha256(canonical(value)).hexdigest())
+    return Digest(sha256(encode_canonical(value)).hexdigest())
 
 
 Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a sha256
@@ -140,21 +140,21 @@ T = TypeVar("T")
 _making: Final = RLock()
 
 
-def decoder(kind: Any) -> Callable[[bytes], Any]:
+def build_decoder(kind: Any) -> Callable[[bytes], Any]:
     """Return a function that decodes msgpack as a type. It looks into the type at its first call, which takes time."""
-    return _later(lambda: msgspec.msgpack.Decoder(kind, dec_hook=_path_of).decode)
+    return _decode_lazily(lambda: msgspec.msgpack.Decoder(kind, dec_hook=_decode_path).decode)
 
 
-def _path_of(kind: type, text: object) -> Path:
+def _decode_path(kind: type, text: object) -> Path:
     """Return a path, which `gitboot.child_processes.encode` writes as text."""
     if kind is not Path or not isinstance(text, str):
         raise NotImplementedError(f"a message has no {kind.__name__}")
     return Path(text)
 
 
-def json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
+def build_json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
     """Return a function that decodes JSON as a type. It looks into the type at its first call, which takes time."""
-    return _later(lambda: msgspec.json.Decoder(kind).decode)
+    return _decode_lazily(lambda: msgspec.json.Decoder(kind).decode)
 
 
 def convert(value: object, kind: type[T]) -> T:
@@ -163,19 +163,19 @@ def convert(value: object, kind: type[T]) -> T:
         return msgspec.convert(value, kind)
 
 
-def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def _decode_lazily(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     @cache
-    def made() -> Callable[..., Any]:
+    def build_once() -> Callable[..., Any]:
         with _making:
             return make()
 
-    return lambda data: made()(data)
+    return lambda data: build_once()(data)
 
 
 API_VERSION: Final = "gitboot.dev/v1alpha1"
 
 
-def document(**items: Any) -> str:
+def format_document(**items: Any) -> str:
     """What a command says, as JSON: with its version, sorted, to be read by people too."""
 
-    return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)
+    return json.dumps({"apiVersion": API_VERSION, **to_json_value(items)}, indent=2, sort_keys=True)

@@ -31,7 +31,7 @@ class Code(StrEnum):
         """What to do, as it stands behind a message."""
         return self.fix[0].lower() + self.fix[1:].removesuffix(".")
 
-    def problem(self, message: str, path: str = ".") -> Problem:
+    def build_problem(self, message: str, path: str = ".") -> Problem:
         """Return a problem of a whole file, or of the whole fleet."""
         return Problem(path=path, line=1, column=1, code=self, message=message, hint=self.hint)
 
@@ -695,7 +695,7 @@ MAX_SHOWN: Final = 100  # of a file
 MAX_KEPT: Final = MAX_SHOWN + 1  # whose place says from where on they are not shown
 
 
-def first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
+def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
     """The first hundred errors and the first hundred warnings of each file, sorted, and a count of the rest.
 
     ``more`` counts errors of a file that lie behind those in ``problems``.
@@ -727,25 +727,25 @@ class DatedProblem(Struct, frozen=True, kw_only=True):
         return (self.since is None or self.since <= at) and (self.until is None or at < self.until)
 
 
-def holding(dated: Iterable[DatedProblem], at: datetime) -> tuple[Problem, ...]:
+def find_problems_at(dated_problems: Iterable[DatedProblem], at: datetime) -> tuple[Problem, ...]:
     """Return the problems that hold at an instant, sorted."""
-    return tuple(sorted(each.problem for each in dated if each.holds(at)))
+    return tuple(sorted(each.problem for each in dated_problems if each.holds(at)))
 
 
-def next_change(dated: Iterable[DatedProblem], at: datetime) -> datetime | None:
+def find_next_change(dated_problems: Iterable[DatedProblem], at: datetime) -> datetime | None:
     """Return the first instant after ``at`` at which a problem begins or ends; None: there is no such instant."""
-    bounds = (bound for each in dated for bound in (each.since, each.until) if bound is not None)
+    bounds = (bound for each in dated_problems for bound in (each.since, each.until) if bound is not None)
     return min((bound for bound in bounds if bound > at), default=None)
 
 
-def longest(dated: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
+def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
     """Return the hundred errors and the hundred warnings of each file that hold longest, sorted by place.
 
     If any problem of a file holds at some instant, one of those that are returned does. One more problem counts the
     rest. It holds until the first of the rest is over.
     """
     groups: defaultdict[tuple[str, Severity], list[DatedProblem]] = defaultdict(list)
-    for each in dated:
+    for each in dated_problems:
         groups[each.problem.path, each.problem.severity].append(each)
     found: list[DatedProblem] = []
     for group in groups.values():
@@ -768,11 +768,11 @@ _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UT
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}  # as they are defined: the worst first
 
 
-def worst_first(problems: Iterable[Problem]) -> list[Problem]:
+def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
     """Errors before warnings, each by place."""
     return sorted(problems, key=lambda problem: (_RANK[problem.severity], problem))
 
 
-def with_hint(problem: Problem) -> str:
+def format_with_hint(problem: Problem) -> str:
     """What is wrong, and what to do about it."""
     return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)

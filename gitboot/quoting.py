@@ -30,7 +30,7 @@ MAX_COMMAND_LINE: Final = 2046 - 256
 # Debian 12 boots with 230 words, and hangs with 260.
 MAX_IPXE_WORDS: Final = 128
 
-_KEPT: Final = 4096  # arguments, most of which servers have in common
+_CACHE_SIZE: Final = 4096  # arguments, most of which servers have in common
 
 _Faults = tuple[tuple[re.Pattern[str], str], ...]
 
@@ -45,33 +45,33 @@ class Unquotable(ValueError):
         super().__init__(self.message)
 
 
-@lru_cache(maxsize=_KEPT)
-def kernel_argument(argument: str) -> str:
+@lru_cache(maxsize=_CACHE_SIZE)
+def quote_kernel_argument(argument: str) -> str:
     """One argument in the kernel's own quoting: ``name``, ``name=value`` or ``name="a value"``.
 
     A value may stand in its double quotes already.
     """
     if _PLAIN.fullmatch(argument):
         return argument
-    name, equals, value = _parts(argument)
+    name, equals, value = _split_argument(argument)
     return f'{name}="{value}"' if " " in value else name + equals + value
 
 
-def command_line(arguments: Iterable[str]) -> str:
+def build_command_line(arguments: Iterable[str]) -> str:
     """What the kernel sees, of a length that every loader passes on whole.
 
     GRUB puts the quotes around a whole argument (``"name=a value"``), which the kernel reads as the same.
     """
-    line = " ".join(map(kernel_argument, arguments))
+    line = " ".join(map(quote_kernel_argument, arguments))
     if len(line) > MAX_COMMAND_LINE:
         excess = f"of its {len(line)} bytes only {MAX_COMMAND_LINE} are sure to arrive"
         raise Unquotable("the kernel's command line", line, excess)
     return line
 
 
-def ipxe_arguments(arguments: Sequence[str]) -> str:
+def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
     """A kernel's arguments in an iPXE script: the rest of a ``kernel`` or ``imgargs`` line."""
-    line = command_line(arguments)
+    line = build_command_line(arguments)
     for argument in arguments:
         _check_ipxe_argument(argument)
     if (words := line.count(" ") + 1) > MAX_IPXE_WORDS:
@@ -79,84 +79,84 @@ def ipxe_arguments(arguments: Sequence[str]) -> str:
     return line
 
 
-def ipxe_word(text: str) -> str:
+def quote_ipxe_word(text: str) -> str:
     """One word of an iPXE command."""
     if not _PLAIN.fullmatch(text):
         _check("iPXE", text, _IPXE_FAULTS)
     return text
 
 
-@lru_cache(maxsize=_KEPT)
-def ipxe_url(url: str) -> str:
+@lru_cache(maxsize=_CACHE_SIZE)
+def check_ipxe_url(url: str) -> str:
     """An absolute URL in an iPXE script, which is never taken for an option."""
     _check("iPXE", url, _URL_FAULTS)
     return url
 
 
-def ipxe_text(text: str) -> str:
+def sanitize_ipxe_text(text: str) -> str:
     """Any text as one line for ``echo`` or a comment, with ``?`` for what may do harm."""
-    return _IPXE_HARMFUL.sub(lambda match: "?" * len(match[0]), _one_line(text))
+    return _IPXE_HARMFUL.sub(lambda match: "?" * len(match[0]), _join_lines(text))
 
 
-def grub_arguments(arguments: Sequence[str]) -> str:
+def quote_grub_arguments(arguments: Sequence[str]) -> str:
     """A kernel's arguments in a GRUB script: the rest of a ``linux`` line."""
-    command_line(arguments)
-    return " ".join(map(_grub_argument, arguments))
+    build_command_line(arguments)
+    return " ".join(map(_quote_grub_argument, arguments))
 
 
-def grub_word(text: str) -> str:
+def quote_grub_word(text: str) -> str:
     """One word of a GRUB command, in quotes where it needs them."""
     if _PLAIN.fullmatch(text):
         return text
     _check("GRUB", text, _GRUB_FAULTS)
-    return _in_single_quotes(text)
+    return _quote_single(text)
 
 
-def grub_text(text: str) -> str:
+def sanitize_grub_text(text: str) -> str:
     """Any text as one quoted word for ``echo``, a title or a comment, with ``?`` for what may do harm."""
-    return _in_single_quotes(_GRUB_HARMFUL.sub("?", _one_line(text)))
+    return _quote_single(_GRUB_HARMFUL.sub("?", _join_lines(text)))
 
 
-def _faults(*faults: tuple[str, str]) -> _Faults:
+def _compile_faults(*faults: tuple[str, str]) -> _Faults:
     return tuple((re.compile(pattern), reason) for pattern, reason in faults)
 
 
 # Nothing here means anything to any of the three; most values are of this kind.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:/@%+-][A-Za-z0-9_.,:/@%+=-]*")
 
-_FAULTS: Final = _faults(
+_FAULTS: Final = _compile_faults(
     (r"\A\Z", "it is empty"),
     (r"[\x00-\x1f\x7f]", "it holds a control character"),
     # To Linux (lib/ctype.c) 0xA0 is a space, and it is the second byte of an "à" in UTF-8.
     (r"[^\x00-\x7f]", "only ASCII is read alike by firmware, loaders and the kernel"),
 )
-_KERNEL_NAME_FAULTS: Final = _faults(
+_KERNEL_NAME_FAULTS: Final = _compile_faults(
     (r"\A\Z", "an argument does not begin with ="),
     (r" ", "there is a space before any =; each argument is an item of its own"),
     (r'"', "double quotes may stand around a value, nowhere else"),
 )
-_KERNEL_VALUE_FAULTS: Final = _faults((r'"', "it knows no way to write a double quote within a value"))
-_IPXE_FAULTS: Final = _FAULTS + _faults(
+_KERNEL_VALUE_FAULTS: Final = _compile_faults((r'"', "it knows no way to write a double quote within a value"))
+_IPXE_FAULTS: Final = _FAULTS + _compile_faults(
     (r" ", "a space ends the word"),
     (r"\$\{", "it would replace ${...}, and knows no escape"),
     (r"\A#", "# at the beginning of a word begins a comment"),
     (r"\A(?:\|\||&&|;)\Z", "it ends the command at the words ||, && and ;"),
     (r"\\\Z", "a backslash at the end of a line joins the next one to it"),
 )
-_IPXE_ARGUMENT_FAULTS: Final = _faults(("  ", "it puts one space between words, however many there were"))
+_IPXE_ARGUMENT_FAULTS: Final = _compile_faults(("  ", "it puts one space between words, however many there were"))
 _IPXE_HARMFUL: Final = re.compile(
     r"""[^ -~] | \A- | \$(?=\{) | (?<![^ ])\# | (?<![^ ])(?:\|\||&&|;)(?![^ ]) | \\\Z""", re.VERBOSE
 )
-_URL_FAULTS: Final = _faults(
+_URL_FAULTS: Final = _compile_faults(
     (r"\A(?![a-z][a-z0-9+.-]*:)", "it is not an absolute URL"),
     # RFC 3986, 2: what is reserved, what is unreserved, and the percent sign.
     (r"[^!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]", "a URL holds such characters only percent-encoded"),
 )
-_GRUB_FAULTS: Final = _FAULTS + _faults(
+_GRUB_FAULTS: Final = _FAULTS + _compile_faults(
     # Which ones commands/wildcard.c and script/execute.c take off depends on the rest of the word.
     (r"\\", "a backslash may be lost on the way"),
 )
-_GRUB_LINUX_FAULTS: Final = _faults((r"'", "it would hand the quote to the kernel with a backslash before it"))
+_GRUB_LINUX_FAULTS: Final = _compile_faults((r"'", "it would hand the quote to the kernel with a backslash before it"))
 _GRUB_HARMFUL: Final = re.compile(r"[^ -~]|\A-|\\")
 
 
@@ -166,7 +166,7 @@ def _check(loader: str, value: str, faults: _Faults, *, part: str | None = None)
             raise Unquotable(loader, value, reason)
 
 
-def _parts(argument: str) -> tuple[str, str, str]:
+def _split_argument(argument: str) -> tuple[str, str, str]:
     """An argument's name, its equals sign if it has one, and its value without the quotes around it."""
     _check("the kernel", argument, _FAULTS)
     name, equals, value = argument.partition("=")
@@ -177,27 +177,27 @@ def _parts(argument: str) -> tuple[str, str, str]:
     return name, equals, value
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _check_ipxe_argument(argument: str) -> None:
     if _PLAIN.fullmatch(argument):
         return
     _check("iPXE", argument, _IPXE_ARGUMENT_FAULTS)
-    for word in kernel_argument(argument).split(" "):
+    for word in quote_kernel_argument(argument).split(" "):
         _check("iPXE", argument, _IPXE_FAULTS, part=word)
 
 
-@lru_cache(maxsize=_KEPT)
-def _grub_argument(argument: str) -> str:
+@lru_cache(maxsize=_CACHE_SIZE)
+def _quote_grub_argument(argument: str) -> str:
     if _PLAIN.fullmatch(argument):
         return argument
-    word = "".join(_parts(argument))
+    word = "".join(_split_argument(argument))
     _check("GRUB", word, _GRUB_LINUX_FAULTS)
-    return grub_word(word)
+    return quote_grub_word(word)
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def _in_single_quotes(text: str) -> str:
+def _quote_single(text: str) -> str:
     return "'" + text.replace("'", r"'\''") + "'"

@@ -33,7 +33,7 @@ _COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "cyan": 36, "bright_bla
 _BOLD: Final = 1
 
 
-def control(sequence: str) -> str:
+def build_control_sequence(sequence: str) -> str:
     """Return a control sequence, given as what follows CSI, that reaches a terminal although others are escaped."""
     return f"\x1b[{_OWN};{sequence}"
 
@@ -41,23 +41,23 @@ def control(sequence: str) -> str:
 def style(text: str, fg: str | None = None, *, bold: bool = False) -> str:
     """Return text with a colour or in bold, for a terminal. The text itself is escaped."""
     codes = [*([_COLOURS[fg]] if fg is not None else []), *([_BOLD] if bold else [])]
-    begin = "".join(control(f"{code}m") for code in codes)
-    return f"{begin}{escaped_lines(text)}{control('0m')}" if begin else escaped_lines(text)
+    begin = "".join(build_control_sequence(f"{code}m") for code in codes)
+    return f"{begin}{escape_lines(text)}{build_control_sequence('0m')}" if begin else escape_lines(text)
 
 
-def unstyled(text: str) -> str:
+def strip_style(text: str) -> str:
     """Return text without what `style` and `control` added."""
     return _SEQUENCE.sub("", text)
 
 
-def escaped(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return one line as `printable` does, with the colours of `style` kept."""
-    return _between_sequences(text, printable)
+    return _escape_between_sequences(text, printable)
 
 
-def escaped_lines(text: str) -> str:
+def escape_lines(text: str) -> str:
     """Return several lines as `printable_lines` does, with the colours of `style` kept."""
-    return _between_sequences(text, printable_lines)
+    return _escape_between_sequences(text, printable_lines)
 
 
 def write_verbatim(text: str) -> None:
@@ -71,7 +71,7 @@ def write_verbatim(text: str) -> None:
 
 
 @contextmanager
-def verbatim(stream: TextIO) -> Iterator[TextIO]:
+def open_verbatim(stream: TextIO) -> Iterator[TextIO]:
     """Yield a stream to the same place that escapes nothing, for a library that draws on a terminal by itself."""
     wrapper = io.TextIOWrapper(stream.buffer, stream.encoding, "backslashreplace", write_through=True)
     try:
@@ -92,25 +92,25 @@ def guard_output() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free, so no file of ours becomes somebody's output
     for fd, name in enumerate(("stdout", "stderr"), start=1):
         stream: TextIO | None = getattr(sys, name)
-        setattr(sys, name, guarded(stream if stream is not None else _nowhere(fd)))
+        setattr(sys, name, guard_stream(stream if stream is not None else _open_descriptor(fd)))
 
 
-def why_lost() -> str | None:
+def find_output_error() -> str | None:
     """Return why a part of standard output could not be written; None if all is written, or the reader has gone."""
     sys.stdout.flush()
     raw = sys.stdout.buffer.raw if isinstance(sys.stdout.buffer, io.BufferedWriter) else None
-    return raw.lost if isinstance(raw, _Output) else None
+    return raw.write_error if isinstance(raw, _Output) else None
 
 
 class _Output(io.FileIO):
-    lost: str | None = None  # why, of the first that could not be written
+    write_error: str | None = None  # why, of the first that could not be written
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
             if not isinstance(error, BrokenPipeError):
-                self.lost = self.lost or error.strerror
+                self.write_error = self.write_error or error.strerror
             return memoryview(data).nbytes
 
 
@@ -118,7 +118,7 @@ class _Escaping(io.TextIOWrapper):
     """A stream to a terminal, a file or a pipe, that escapes text; colours are for terminals."""
 
     def write(self, text: str, /) -> int:
-        shown = _SEQUENCE.sub(r"\1\2", escaped_lines(text)) if self.isatty() else printable_lines(unstyled(text))
+        shown = _SEQUENCE.sub(r"\1\2", escape_lines(text)) if self.isatty() else printable_lines(strip_style(text))
         super().write(shown)
         return len(text)
 
@@ -126,7 +126,7 @@ class _Escaping(io.TextIOWrapper):
         super().write(text)
 
 
-def _between_sequences(text: str, escape: Callable[[str], str]) -> str:
+def _escape_between_sequences(text: str, escape: Callable[[str], str]) -> str:
     if str(_OWN) not in text:
         return escape(text)
     own = (match[0] for match in _SEQUENCE.finditer(text))
@@ -134,11 +134,11 @@ def _between_sequences(text: str, escape: Callable[[str], str]) -> str:
     return "".join(chain.from_iterable(zip_longest(map(escape, others), own, fillvalue="")))
 
 
-def _nowhere(fd: int) -> TextIO:
+def _open_descriptor(fd: int) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(io.FileIO(fd, "wb", closefd=False)), encoding="utf-8")
 
 
-def guarded(stream: TextIO) -> TextIO:
+def guard_stream(stream: TextIO) -> TextIO:
     stream.flush()
     is_ascii = codecs.lookup(stream.encoding).name == "ascii"  # click would then write around this stream, in UTF-8
     return _Escaping(

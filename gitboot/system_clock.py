@@ -19,7 +19,7 @@ _SERVICES: Final = (
 )
 
 
-class Keeping(StrEnum):
+class ClockState(StrEnum):
     """How a clock is kept."""
 
     SYNCHRONISED = "Synchronised"
@@ -47,7 +47,7 @@ class Uptime(NamedTuple):
     seconds: float
 
 
-def keeping() -> Keeping:
+def read_clock_state() -> ClockState:
     """How this machine's clock is kept, by adjtimex(2).
 
     A container sees its host's kernel, and none of its host's services; a virtual machine whose host keeps the time, or
@@ -55,25 +55,27 @@ def keeping() -> Keeping:
     """
     timex = _Timex()
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:  # not allowed here, or no such call
-        return Keeping.UNKNOWN
-    return keeping_of(timex.status, timex.freq, timex.esterror, served=any(map(os.path.exists, _SERVICES)))
+        return ClockState.UNKNOWN
+    return decide_clock_state(
+        timex.status, timex.freq, timex.esterror, has_time_service=any(map(os.path.exists, _SERVICES))
+    )
 
 
-def keeping_of(status: int, freq: int, esterror: int, *, served: bool) -> Keeping:
+def decide_clock_state(status: int, freq: int, esterror: int, *, has_time_service: bool) -> ClockState:
     """What the kernel's words mean; ``served``: a time service runs here."""
     if not status & _STA_UNSYNC:
-        return Keeping.SYNCHRONISED
+        return ClockState.SYNCHRONISED
     untouched = freq == 0 and esterror >= _NTP_PHASE_LIMIT_US
-    return Keeping.UNKEPT if untouched and not served else Keeping.UNSYNCHRONISED
+    return ClockState.UNKEPT if untouched and not has_time_service else ClockState.UNSYNCHRONISED
 
 
-def uptime() -> Uptime:
+def read_uptime() -> Uptime:
     """How long it runs by now."""
-    return Uptime(_boot(), time.monotonic())
+    return Uptime(_read_boot_id(), time.monotonic())
 
 
 @cache
-def _boot() -> str:
+def _read_boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

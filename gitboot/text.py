@@ -53,7 +53,7 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def shell_words(*words: object) -> str:
+def quote_words(*words: object) -> str:
     """Return words for a command that a person copies into a shell, each quoted if that is needed."""
     return shlex.join(map(str, words))
 
@@ -70,40 +70,40 @@ def _escape(char: str) -> str:
 _LONGEST_WORD: Final = 300  # characters that are compared: a file's path is one, a page of text is none
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """A count and its noun, in the plural unless it is one: 1 server, 2,000 servers."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def more(number: int, noun: str = "") -> str:
+def format_rest(number: int, noun: str = "") -> str:
     """What is left out: and 3 more, and 1 more server; nothing where all is shown."""
     if number <= 0:
         return ""
     return f"and {number:,} more" + (f" {noun}{'' if number == 1 else 's'}" if noun else "")
 
 
-def in_one_line(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """What an error says, or is called where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
+def format_names(names: Sequence[str], most: int = 5) -> str:
     """The first ``most`` names, and how many more there are: a, b and 3 more."""
-    return " ".join(filter(None, (", ".join(names[:most]), more(len(names) - most))))
+    return " ".join(filter(None, (", ".join(names[:most]), format_rest(len(names) - most))))
 
 
-def near(found: object, known: Iterable[str]) -> str | None:
+def find_similar(value: object, choices: Iterable[str]) -> str | None:
     """The known word that ``found`` is most like, whatever their case; None where none is like it."""
-    if len(text := str(found)) > _LONGEST_WORD:
+    if len(text := str(value)) > _LONGEST_WORD:
         return None
     from difflib import get_close_matches  # wanted by errors only
 
-    words = {word.lower(): word for word in sorted(known)}
+    words = {word.lower(): word for word in sorted(choices)}
     close = get_close_matches(text.lower(), words, n=1)
     return words[close[0]] if close else None
 
 
-def did_you_mean(found: object, known: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(value: object, choices: Iterable[str], otherwise: str = "") -> str:
     """ "did you mean …?" with the known word that is most like ``found``, or ``otherwise``."""
-    word = near(found, known)
+    word = find_similar(value, choices)
     return f"did you mean {word}?" if word is not None else otherwise

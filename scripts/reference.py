@@ -15,11 +15,11 @@ from typing import Any
 import click
 
 from gitboot.bmc.redfish.quirks import QUIRKS
-from gitboot.cli.commands.init import CI, seed
+from gitboot.cli.commands.init import CI, build_seed_file
 from gitboot.cli.main import Exit, cli
-from gitboot.cli.options import Setting, key_of, keys_of, variables_of
+from gitboot.cli.options import Setting, format_key, list_keys, list_variables
 from gitboot.endpoint.metrics import FAMILIES
-from gitboot.model.json_schema import KINDS, schema_fields
+from gitboot.model.json_schema import KINDS, list_schema_fields
 from gitboot.problems import Code
 from gitboot.status.conditions import ANY, BMC, CONDITIONS, Alert, ConditionType
 
@@ -37,7 +37,7 @@ def fields_page() -> str:
     for kind in KINDS:
         lines += [f"## {kind.__name__}", "", str(kind.__doc__), ""]
         lines += ["| field | type | |", "|---|---|---|"]
-        for field in schema_fields(kind):
+        for field in list_schema_fields(kind):
             need = "*required.* " if field.is_required else ""
             description = field.description.replace("|", "\\|")
             lines.append(f"| `{field.path}` | {field.type} | {need}{description} |")
@@ -93,7 +93,7 @@ def configuration_page() -> str:
     for name in ("run", "serve"):
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
-        rows = sorted((key, each) for key, each in keys_of(command).items() if key == key_of(each))
+        rows = sorted((key, each) for key, each in list_keys(command).items() if key == format_key(each))
         for title, wanted in (("settings", True), ("options", False)):
             lines += [f"## gitboot {name}: {title}", ""]
             lines += ["| key | value | default | variable | |", "|---|---|---|---|---|"]
@@ -113,7 +113,7 @@ def _key_row(key: str, parameter: click.Parameter, command: click.Command) -> st
         default = "*required*"
     elif isinstance(parameter, click.Option) and parameter.is_flag:
         default = "false"
-    variables = ", ".join(f"`{each}`{_form_of(parameter)}" for each in variables_of(parameter))
+    variables = ", ".join(f"`{each}`{_form_of(parameter)}" for each in list_variables(parameter))
     cells = (f"`{key}`", _value(parameter), default, variables, text)
     return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
 
@@ -165,8 +165,8 @@ def metrics_page() -> str:
     ]
     for each in FAMILIES:
         labels = ", ".join(f"`{label}`" for label in each.labels)
-        says = f"{each.says} ({each.values})" if each.values else each.says
-        lines.append(f"| `{each.sample.removesuffix('_bucket')}` | {each.kind} | {labels} | {says} |")
+        says = f"{each.help_text} ({each.values})" if each.values else each.help_text
+        lines.append(f"| `{each.sample_name.removesuffix('_bucket')}` | {each.kind} | {labels} | {says} |")
     return "\n".join([*lines, ""])
 
 
@@ -269,7 +269,7 @@ def files() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs" / "operations.md", remedies_page()
     yield ROOT / "docs" / "monitoring" / "alerts.yml", alerts_file()
     for name in CI:
-        yield ROOT / "example-repo" / name, seed(name)
+        yield ROOT / "example-repo" / name, build_seed_file(name)
 
 
 def main() -> int:

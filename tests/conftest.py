@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import settings
 
-from gitboot.files import filesystem_of
+from gitboot.files import find_filesystem
 from tests.boots import page
 from tests.helpers import cases, forked_commands
 from tests.helpers.forked_commands_client import umask
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _has_room(folder: Path) -> bool:
-    if not os.access(folder, os.W_OK) or filesystem_of(folder) != "tmpfs":
+    if not os.access(folder, os.W_OK) or find_filesystem(folder) != "tmpfs":
         return False
     found = os.statvfs(folder)
     return not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= _ROOM

@@ -16,9 +16,9 @@ import pytest
 
 from gitboot import background_threads
 from gitboot.background_threads import BackgroundThread, SignalQueue
-from gitboot.controller.loop import Bell, Ring
+from gitboot.controller.loop import WakeCause, WakeSignal
 from gitboot.publish.targets.follower import Follower
-from gitboot.status.instance_status import Following
+from gitboot.status.instance_status import TargetStatus
 from tests.helpers.running_instance import eventually
 
 GITBOOT = Path(background_threads.__file__).parent
@@ -63,18 +63,18 @@ def test_finding_s8_a_thread_that_dies_is_told_of_and_starts_again(error: BaseEx
     said, woken = list[str](), threading.Event()
     work = Dying(error, error)
     thread = BackgroundThread(work, name="follow boots", on_death=said.append, first_pause_s=0.01)
-    with background_threads.listening(woken.set):
+    with background_threads.notify_on_death(woken.set):
         thread.start()
         assert work.works.wait(60)
         assert woken.is_set()
-    ((name, message, deaths),) = background_threads.failures()
+    ((name, message, deaths),) = background_threads.list_failures()
     assert (name, deaths, message) == ("follow boots", 2, said[-1])
     assert message.startswith(type(error).__name__)
     assert message.isprintable()
     assert [each.exc_value for each in tracebacks] == [error, error]
     work.ending.set()
     thread.join(60)
-    assert background_threads.failures() == []
+    assert background_threads.list_failures() == []
 
 
 def test_a_thread_that_is_to_end_does_not_start_again() -> None:
@@ -112,7 +112,9 @@ def test_finding_s8_a_target_whose_thread_dies_is_not_current() -> None:
     target: Any = Broken()
     tree: Any = Tree()
     started = datetime(2026, 11, 20, tzinfo=UTC)
-    follower = Follower(target, tree, following=Following(name="s3://boots"), clock=lambda: started, wake=lambda: None)
+    follower = Follower(
+        target, tree, following=TargetStatus(name="s3://boots"), clock=lambda: started, wake=lambda: None
+    )
     follower.start()
     follower.publish()
     eventually(lambda: follower.following.failure is not None)
@@ -162,9 +164,9 @@ def handled_late(handler: Callable[[], None]) -> Iterator[None]:
 
 
 def test_a_signal_that_does_not_end_the_sleep_of_the_main_thread_wakes_an_instance() -> None:
-    bell = Bell()
-    with handled_late(bell.ring):
-        assert bell.wait(60) == {Ring.ANYTHING}
+    bell = WakeSignal()
+    with handled_late(bell.wake):
+        assert bell.wait(60) == {WakeCause.ANYTHING}
 
 
 def test_a_queue_without_an_item_gives_none_after_its_time() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from gitboot import files
 from gitboot.errors import LockedByAnother
-from gitboot.files import holder, locked, write_whole
+from gitboot.files import find_lock_holder, hold_lock, write_atomically
 from tests.helpers.cases import for_each
 
 
@@ -28,7 +28,7 @@ def test_a_file_has_its_mode_whatever_the_umask_and_nothing_else_is_left_in_the_
 ) -> None:
     before = os.umask(umask)
     for content in (b"old", b"new"):
-        write_whole(tmp_path / "status.json", content, **more)
+        write_atomically(tmp_path / "status.json", content, **more)
     os.umask(before)
     left = {path.name: (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
     assert left == {"status.json": (b"new", mode)}
@@ -37,7 +37,7 @@ def test_a_file_has_its_mode_whatever_the_umask_and_nothing_else_is_left_in_the_
 def test_a_symlink_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_bytes(b"theirs")
     (tmp_path / "status.json").symlink_to("theirs")
-    write_whole(tmp_path / "status.json", b"ours")
+    write_atomically(tmp_path / "status.json", b"ours")
     assert (tmp_path / "theirs").read_bytes() == b"theirs"
     assert not (tmp_path / "status.json").is_symlink()
 
@@ -45,13 +45,13 @@ def test_a_symlink_is_replaced_and_not_followed(tmp_path: Path) -> None:
 def test_what_cannot_be_replaced_stays_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     (tmp_path / "status.json").mkdir()
     with pytest.raises(IsADirectoryError):
-        write_whole(tmp_path / "status.json", b"{}")
+        write_atomically(tmp_path / "status.json", b"{}")
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
 def test_a_reader_sees_the_old_content_or_the_new_and_never_a_part(tmp_path: Path) -> None:
     path, contents = tmp_path / "status.json", (b"a" * 300_000, b"b" * 300_000)
-    write_whole(path, contents[0])
+    write_atomically(path, contents[0])
     began, done, seen = threading.Event(), threading.Event(), set()
 
     def read() -> None:
@@ -63,7 +63,7 @@ def test_a_reader_sees_the_old_content_or_the_new_and_never_a_part(tmp_path: Pat
     reader.start()
     began.wait()
     for number in range(50):
-        write_whole(path, contents[number % 2])
+        write_atomically(path, contents[number % 2])
     done.set()
     reader.join()
     assert seen <= set(contents)
@@ -74,7 +74,7 @@ def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path: Path) -> None:
 
     def write(text: bytes) -> None:
         for _ in range(20):
-            write_whole(path, text * 1000)
+            write_atomically(path, text * 1000)
 
     writers = [threading.Thread(target=write, args=[text]) for text in (b"a", b"b")]
     for writer in writers:
@@ -86,7 +86,7 @@ def test_writers_at_once_leave_what_one_of_them_wrote(tmp_path: Path) -> None:
 
 
 def test_a_file_and_its_name_are_on_the_disk_before_the_call_returns(tmp_path: Path, trace_syncs: list[str]) -> None:
-    write_whole(tmp_path / "status.json", b"{}")
+    write_atomically(tmp_path / "status.json", b"{}")
     assert trace_syncs == ["file", "renamed", "folder"]
 
 
@@ -137,9 +137,9 @@ def _held_by_another(lock: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_lock_keeps_others_out_and_names_who_is_in(tmp_path: Path) -> None:
     with _held_by_another(tmp_path / "lock") as process:
         named = re.escape(f"state is in use by process {process.pid} on {os.uname().nodename}")
-        with pytest.raises(LockedByAnother, match=f"^{named}$"), locked(tmp_path / "lock", "state is in use"):
+        with pytest.raises(LockedByAnother, match=f"^{named}$"), hold_lock(tmp_path / "lock", "state is in use"):
             pytest.fail("two are in")
-        assert holder(tmp_path / "lock") == process.pid
+        assert find_lock_holder(tmp_path / "lock") == process.pid
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
@@ -147,22 +147,22 @@ def test_a_lock_goes_with_its_process(tmp_path: Path, end: signal.Signals) -> No
     with _held_by_another(tmp_path / "lock") as process:
         process.send_signal(end)
         process.wait()
-        with locked(tmp_path / "lock", "state is in use"):
-            assert holder(tmp_path / "lock") == os.getpid()
+        with hold_lock(tmp_path / "lock", "state is in use"):
+            assert find_lock_holder(tmp_path / "lock") == os.getpid()
 
 
 def test_nobody_holds_what_was_never_locked_or_is_free_again(tmp_path: Path) -> None:
-    assert holder(tmp_path / "lock") is None
-    with locked(tmp_path / "lock", "state is in use"):
+    assert find_lock_holder(tmp_path / "lock") is None
+    with hold_lock(tmp_path / "lock", "state is in use"):
         pass
-    assert holder(tmp_path / "lock") is None
+    assert find_lock_holder(tmp_path / "lock") is None
 
 
 def test_a_lock_excludes_its_own_process_too(tmp_path: Path) -> None:
     with (
-        locked(tmp_path / "lock", "state is in use"),
+        hold_lock(tmp_path / "lock", "state is in use"),
         pytest.raises(LockedByAnother),
-        locked(tmp_path / "lock", "state is in use"),
+        hold_lock(tmp_path / "lock", "state is in use"),
     ):
         pytest.fail("two are in")
 
@@ -174,13 +174,13 @@ def test_whoever_looks_who_holds_a_lock_keeps_nobody_out(tmp_path: Path, monkeyp
 
     def look() -> None:
         while not done.is_set():
-            holder(lock)
+            find_lock_holder(lock)
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
         for _ in range(200):
-            with locked(lock, "state is in use"):
+            with hold_lock(lock, "state is in use"):
                 pass
     finally:
         done.set()
@@ -190,6 +190,6 @@ def test_whoever_looks_who_holds_a_lock_keeps_nobody_out(tmp_path: Path, monkeyp
 def test_a_symlink_is_no_lock(tmp_path: Path) -> None:
     (tmp_path / "theirs").write_text("theirs")
     (tmp_path / "lock").symlink_to("theirs")
-    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "lock", "state is in use"):
+    with pytest.raises(OSError, match="symbolic links"), hold_lock(tmp_path / "lock", "state is in use"):
         pass
     assert (tmp_path / "theirs").read_text() == "theirs"

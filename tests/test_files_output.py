@@ -19,24 +19,24 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gitboot.bmc.override_state import OverrideRecord, State
-from gitboot.bmc.override_steps import OFF
+from gitboot.bmc.override_state import OverrideRecord, OverrideState
+from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.cli.main import Exit
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import SpoolFile, line_of, take
+from gitboot.fetchlog.spool import SpoolFile, encode_line, read_new
 from gitboot.files import (
-    _type_at,
-    check_output,
+    _find_mount_type,
+    check_fetch_log_folder,
+    check_output_directory,
     check_output_folder,
-    check_spool,
-    check_state,
+    check_state_directory,
     create_output_file,
-    filesystem_of,
-    output_folder,
+    find_filesystem,
+    open_output_folder,
     read_output_file,
     remove_output_file,
     write_output_file,
@@ -45,7 +45,7 @@ from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.resolve.provisioning_record import Record
 from tests.controller.records.test_ledger_trust import documents, turn
 from tests.helpers.cases import for_each
@@ -336,7 +336,7 @@ def test_a_file_is_read_and_removed_below_a_folder_that_may_be_missing(tmp_path:
 
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with output_folder(tmp_path / "a" / ".." / "b", make=True):
+    with open_output_folder(tmp_path / "a" / ".." / "b", make=True):
         pass
     with pytest.raises(UsageError):
         write_output_file(tmp_path / "missing" / "file", [b"x"])
@@ -346,7 +346,12 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 NOON = at("20T12:00")
 WEB01 = SystemUuid(uuid_of("web01"))
 INTENT = OverrideRecord(
-    reason="provision/1", plan_digest="d" * 64, override=OFF, marks=NO_MARKS, state=State.RECORDED, at=NOON
+    reason="provision/1",
+    plan_digest="d" * 64,
+    override=NO_OVERRIDE,
+    marks=NO_MARKS,
+    state=OverrideState.RECORDED,
+    at=NOON,
 )
 MOUNTS = r"""
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -372,7 +377,7 @@ MOUNTS = r"""
     ],
 )
 def test_a_path_is_on_the_mount_that_is_nearest_above_it_and_was_made_last(path: str, expected: str) -> None:
-    assert _type_at(MOUNTS, Path(path)) == expected
+    assert _find_mount_type(MOUNTS, Path(path)) == expected
 
 
 def mounted(kind: str, folder: Path) -> Path:
@@ -400,15 +405,17 @@ def volatile(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[s
 def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, Path], tmp_path: Path) -> None:
     kind, folder = volatile
     warned: list[str] = []
-    assert filesystem_of(folder) == kind
+    assert find_filesystem(folder) == kind
     with pytest.raises(UsageError, match=rf"is on {kind}, which does not last.*--accept-filesystem {kind}"):
-        check_spool(folder, (), warned.append, state=tmp_path)
-    check_spool(folder, (kind,), warned.append, state=tmp_path)
-    check_spool(folder, (), warned.append, state=folder)  # what is lost together with the ledger misleads nobody
+        check_fetch_log_folder(folder, (), warned.append, state=tmp_path)
+    check_fetch_log_folder(folder, (kind,), warned.append, state=tmp_path)
+    check_fetch_log_folder(
+        folder, (), warned.append, state=folder
+    )  # what is lost together with the ledger misleads nobody
     assert warned == []
-    check_state(folder, (), warned.append)  # a ledger that is lost is a new one
+    check_state_directory(folder, (), warned.append)  # a ledger that is lost is a new one
     assert f"is on {kind}: the ledger goes with it" in warned[0]
-    check_state(tmp_path, ("tmpfs", "overlay"), warned.append)
+    check_state_directory(tmp_path, ("tmpfs", "overlay"), warned.append)
     assert len(warned) == 1
 
 
@@ -423,10 +430,12 @@ def test_e37_an_endpoint_whose_records_do_not_last_does_not_begin(volatile: tupl
 def test_e37_a_tree_that_is_lost_alone_is_warned_of(volatile: tuple[str, Path], tmp_path: Path) -> None:
     kind, folder = volatile
     warned: list[str] = []
-    check_output(folder, (kind,), warned.append, state=tmp_path)
-    check_output(folder, (), warned.append, state=folder)  # what is lost together with the ledger misleads nobody
+    check_output_directory(folder, (kind,), warned.append, state=tmp_path)
+    check_output_directory(
+        folder, (), warned.append, state=folder
+    )  # what is lost together with the ledger misleads nobody
     assert warned == []
-    check_output(folder, (), warned.append, state=tmp_path)
+    check_output_directory(folder, (), warned.append, state=tmp_path)
     assert f"is on {kind}: the tree goes with it, and the ledger is in doubt then" in warned[0]
 
 
@@ -439,21 +448,21 @@ def test_e37_a_ledger_on_a_network_is_refused_by_name_and_a_spool_warned_of(
     monkeypatch.setattr("gitboot.files._MOUNTS", mounts)
     warned: list[str] = []
     with pytest.raises(UsageError, match=rf"is on {kind}: a ledger needs a disk .*--accept-filesystem {kind}"):
-        check_state(tmp_path, (), warned.append)
+        check_state_directory(tmp_path, (), warned.append)
     assert warned == []
-    check_state(tmp_path, (kind,), warned.append)
-    check_spool(tmp_path, (), warned.append)
-    check_output(tmp_path, (), warned.append, state=tmp_path)
+    check_state_directory(tmp_path, (kind,), warned.append)
+    check_fetch_log_folder(tmp_path, (), warned.append)
+    check_output_directory(tmp_path, (), warned.append, state=tmp_path)
     assert [f"is on {kind}" in each for each in warned] == [True, True, True]
 
 
 def test_e37_locks_that_a_second_process_gets_too_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a file system that says yes to every lock: the second process locks another file of that name."""
-    check_state(tmp_path, ("tmpfs", "overlay"), print)
+    check_state_directory(tmp_path, ("tmpfs", "overlay"), print)
     script = "import fcntl, sys\nfcntl.flock(open(sys.argv[1] + '.other', 'wb'), fcntl.LOCK_EX)\nsys.exit(3)"
-    monkeypatch.setattr("gitboot.files._TRY", script)
-    monkeypatch.setattr("gitboot.files._HOLDING", set())
-    for check in (check_state, check_spool, partial(check_output, state=tmp_path)):
+    monkeypatch.setattr("gitboot.files._LOCK_PROBE", script)
+    monkeypatch.setattr("gitboot.files._LOCKABLE_DEVICES", set())
+    for check in (check_state_directory, check_fetch_log_folder, partial(check_output_directory, state=tmp_path)):
         with pytest.raises(UsageError, match="the locks of two processes do not hold"):
             check(tmp_path, ("tmpfs", "overlay"), print)
 
@@ -518,7 +527,7 @@ def test_e3_what_a_job_cannot_write_down_it_is_told_and_nobody_learns_of_it(tmp_
         with closing(sqlite3.connect(ledger.path)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LedgerError, match="locked"):
-                inbox.record(WEB01, structs.replace(INTENT, state=State.CONFIRMED))
+                inbox.record(WEB01, structs.replace(INTENT, state=OverrideState.CONFIRMED))
         assert inbox.take({}, NOON).written == ((WEB01, INTENT),)
         assert server_tables.read_overrides(ledger) == {WEB01: {INTENT.reason: INTENT}}
 
@@ -527,7 +536,9 @@ def test_what_only_ends_something_is_noted_without_an_attempt_to_write(tmp_path:
     """Each attempt could wait for a lock, and reads succeed meanwhile."""
 
     def ended(number: int) -> OverrideRecord:
-        return structs.replace(INTENT, reason=f"maintenance/repair/{number}", state=State.WITHDRAWN, clears_from=NOON)
+        return structs.replace(
+            INTENT, reason=f"maintenance/repair/{number}", state=OverrideState.CLEARED, clears_from=NOON
+        )
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         inbox = Inbox(ledger, clock=lambda: NOON)
@@ -548,20 +559,20 @@ def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> Non
         )
 
     spool = SpoolFile(disk.path)
-    spool.append(line_of(observation(0)))
+    spool.append(encode_line(observation(0)))
     disk.fail()
     failed = 0
     for second in range(1, 2000):
         try:
-            spool.append(line_of(observation(second)) * 100)
+            spool.append(encode_line(observation(second)) * 100)
         except OSError:
             failed = second
             break
     assert failed
     disk.heal()
-    spool.append(line_of(observation(5000)))
+    spool.append(encode_line(observation(5000)))
     spool.close()
-    found = {each.at for each in take(disk.path, {}).observations}
+    found = {each.at for each in read_new(disk.path, {}).observations}
     assert observation(failed).at not in found
     assert {observation(0).at, observation(5000).at} <= found
 
@@ -569,7 +580,7 @@ def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> Non
 def test_e37_a_sync_that_fails_once_fails_the_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells of it once: a second sync would say that all is well."""
     seen = Observation(server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=NOON)
-    spool, line = SpoolFile(tmp_path), line_of(seen)
+    spool, line = SpoolFile(tmp_path), encode_line(seen)
     spool.append(line)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", raising(errno.EIO))
@@ -577,7 +588,7 @@ def test_e37_a_sync_that_fails_once_fails_the_fetch(tmp_path: Path, monkeypatch:
             spool.append(line)
     spool.append(line)
     spool.close()
-    assert len(take(tmp_path, {}).observations) == 2
+    assert len(read_new(tmp_path, {}).observations) == 2
 
 
 def raising(number: int) -> Callable[[int], None]:
@@ -595,7 +606,7 @@ def test_e37_a_tree_on_a_disk_that_fails_is_not_said_to_stand(disk: FailingDisk)
             return False
         return True
 
-    with Directory.open(disk.path / "output", ledger="ours") as directory:
+    with OutputDirectory.open(disk.path / "output", ledger="ours") as directory:
         assert stands(0)
         disk.fail()
         version = next(each for each in range(1, 200) if not stands(each))
@@ -622,7 +633,7 @@ def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_p
             turn(parts, NOON + timedelta(days=day))
         assert parts.reconciler.status.condition("LedgerWritable")
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
-        assert instance_tables.read(parts.ledger).doubt is None
+        assert instance_tables.read_facts(parts.ledger).doubt is None
 
 
 @pytest.mark.parametrize(

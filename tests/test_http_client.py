@@ -17,7 +17,7 @@ from gitboot import http_client
 from gitboot.artifacts.fetchers import WebFetcher
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.cli.instance_client import accepted_by, informant_at
+from gitboot.cli.instance_client import fetch_accepted_commit, open_instance
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
 from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_credentials
 from tests.helpers.http_peers import Authority, StrangeAnswer, StrangeClient, strange_server
@@ -62,16 +62,16 @@ TRICKLES: dict[str, StrangeAnswer] = {
 def test_finding_s16_an_answer_that_drips_ends_at_the_deadline(answer: StrangeAnswer) -> None:
     with strange_server(answer) as server:
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
-            HttpClient().ask(server.url, deadline_s=SHORT_S)
+            HttpClient().request_json(server.url, deadline_s=SHORT_S)
         assert server.left.wait(60)
 
 
 def test_finding_s16_a_command_that_asks_an_instance_ends_at_the_deadline() -> None:
     with strange_server(TRICKLES["body"]) as server:
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
-            accepted_by(server.url, deadline_s=SHORT_S)
+            fetch_accepted_commit(server.url, deadline_s=SHORT_S)
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
-            informant_at(server.url, None, None, deadline_s=SHORT_S).status()
+            open_instance(server.url, None, None, deadline_s=SHORT_S).status()
 
 
 @pytest.mark.parametrize("drips", [b"", b"\x16"], ids=["silent", "dripping"])
@@ -81,7 +81,7 @@ def test_a_tls_handshake_ends_at_the_deadline(drips: bytes) -> None:
         client.drip(drips) if drips else client.wait()
 
     with strange_server(answer, reads=False) as server, pytest.raises(HostUnreachable, match=TOO_SLOW):
-        HttpClient().ask(server.url.replace("http:", "https:"), deadline_s=SHORT_S)
+        HttpClient().request_json(server.url.replace("http:", "https:"), deadline_s=SHORT_S)
 
 
 def test_redirects_share_one_deadline() -> None:
@@ -102,7 +102,7 @@ def test_a_resolver_that_does_not_answer_ends_at_the_deadline(monkeypatch: pytes
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60))
     with pytest.raises(HostUnreachable, match=TOO_SLOW):
-        HttpClient().ask("http://boot.test/", deadline_s=SHORT_S)
+        HttpClient().request_json("http://boot.test/", deadline_s=SHORT_S)
     over.set()
 
 
@@ -114,10 +114,10 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: p
         for each in waiting:
             each.setblocking(False)
             each.connect_ex(("127.0.0.2", port))
-        monkeypatch.setattr(http_client, "look_up", lambda *_: ["127.0.0.2", "127.0.0.1"])
+        monkeypatch.setattr(http_client, "resolve_host", lambda *_: ["127.0.0.2", "127.0.0.1"])
         with socket.create_server(("127.0.0.1", port)) as listening:
             threading.Thread(target=_answer_once, args=(listening,), daemon=True).start()
-            assert HttpClient().ask(f"http://boot.test:{port}/", deadline_s=4).json == {}
+            assert HttpClient().request_json(f"http://boot.test:{port}/", deadline_s=4).json == {}
         for each in waiting:
             each.close()
 
@@ -153,7 +153,7 @@ FLOODS: dict[str, StrangeAnswer] = {
 def test_an_answer_without_end_ends_at_its_size(answer: StrangeAnswer) -> None:
     with strange_server(answer) as server:
         with pytest.raises(HostUnreachable, match=r"answers more than|too many|got more than|line") as raised:
-            HttpClient().ask(server.url, deadline_s=600)
+            HttpClient().request_json(server.url, deadline_s=600)
         assert server.left.wait(60)
     assert server.taken < 64 << 20  # buffers of this machine
     assert len(str(raised.value)) < 300
@@ -174,7 +174,7 @@ def test_a_body_that_ends_too_early_is_none() -> None:
         raise ConnectionError
 
     with strange_server(answer) as server, pytest.raises(HostUnreachable, match="ended too early"):
-        HttpClient().ask(server.url)
+        HttpClient().request_json(server.url)
 
 
 # Downloads
@@ -267,12 +267,12 @@ def test_finding_s16_a_command_sends_no_token_to_an_http_url(tmp_path: Path) -> 
 def test_credentials_may_not_be_passed_as_other_headers() -> None:
     for name in ("authorization", "Cookie", "PRIVATE-TOKEN"):
         with pytest.raises(ValueError, match="as credentials"):
-            HttpClient().ask("https://boot.test/", headers={name: "very-secret"})
+            HttpClient().request_json("https://boot.test/", headers={name: "very-secret"})
 
 
 def test_a_token_of_two_lines_is_refused_and_not_shown() -> None:
     with pytest.raises(UsageError, match="one line") as raised:
-        HttpClient().ask("https://boot.test/", credentials={"Authorization": "Bearer very\r\nsecret"})
+        HttpClient().request_json("https://boot.test/", credentials={"Authorization": "Bearer very\r\nsecret"})
     assert "secret" not in str(raised.value)
 
 
@@ -284,9 +284,9 @@ def test_localhost_at_another_machine_gets_no_token(monkeypatch: pytest.MonkeyPa
         own = found.getsockname()[0]
     with socket.create_server((own, 0)) as listening:
         port = listening.getsockname()[1]
-        monkeypatch.setattr(http_client, "look_up", lambda *_: [own])
+        monkeypatch.setattr(http_client, "resolve_host", lambda *_: [own])
         with pytest.raises(HostUnreachable, match="no credentials unencrypted"):
-            HttpClient().ask(f"http://localhost:{port}/", credentials=TOKEN)
+            HttpClient().request_json(f"http://localhost:{port}/", credentials=TOKEN)
         connected, _ = listening.accept()
         with connected:
             assert connected.recv(1 << 16) == b""
@@ -302,7 +302,7 @@ def test_a_redirect_to_another_origin_carries_no_token() -> None:
         strange_server(leading_to(f"{other.url}/there")) as server,
         HttpClient().stream("GET", server.url, credentials=TOKEN, redirects=5) as answer,
     ):
-        assert (answer.status, answer.led_to) == (200, f"{other.url}/there")
+        assert (answer.status, answer.final_url) == (200, f"{other.url}/there")
     assert b"very-secret" in server.requests[0]
     assert b"very-secret" not in other.requests[0]
 
@@ -334,7 +334,7 @@ def test_no_redirect_leads_from_https_to_http(tmp_path: Path) -> None:
         with pytest.raises(RedirectRefused), client.stream("GET", server.url, credentials=TOKEN, redirects=5):
             pass
         with pytest.raises(HostUnreachable, match="certificate verify failed"):
-            HttpClient().ask(server.url)
+            HttpClient().request_json(server.url)
     assert other.requests == []
 
 
@@ -360,7 +360,7 @@ def test_a_connection_is_kept_and_made_anew_when_the_server_has_ended_it() -> No
 
     client = HttpClient()
     with strange_server(answer) as server:
-        assert [client.ask(server.url).json for _ in range(3)] == [{}, {}, {}]
+        assert [client.request_json(server.url).json for _ in range(3)] == [{}, {}, {}]
 
 
 def test_a_server_that_ends_each_connection_is_asked_once() -> None:
@@ -369,7 +369,7 @@ def test_a_server_that_ends_each_connection_is_asked_once() -> None:
 
     with strange_server(answer) as server:
         with pytest.raises(HostUnreachable):
-            HttpClient().ask(server.url)
+            HttpClient().request_json(server.url)
         assert len(server.requests) == 1
 
 
@@ -388,10 +388,10 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_the_proxy_of_the_environment_is_used_but_not_for_this_machine(proxy: Callable[[str], None]) -> None:
     with strange_server(sending(OK, b"Content-Length: 2\r\n\r\n{}")) as server:
         proxy(server.url)
-        assert HttpClient().ask("http://boot.invalid/there").json == {}
+        assert HttpClient().request_json("http://boot.invalid/there").json == {}
         with pytest.raises(HostUnreachable):
-            HttpClient(uses_proxies=False).ask("http://boot.invalid/there")
-        assert HttpClient().ask(f"{server.url}/here").json == {}
+            HttpClient(uses_proxies=False).request_json("http://boot.invalid/there")
+        assert HttpClient().request_json(f"{server.url}/here").json == {}
     assert [each.partition(b"\r\n")[0] for each in server.requests] == [
         b"GET http://boot.invalid/there HTTP/1.1",
         b"GET /here HTTP/1.1",
@@ -402,20 +402,20 @@ def test_a_proxy_that_drips_ends_at_the_deadline(proxy: Callable[[str], None]) -
     with strange_server(sending(b"HTTP/1.1 200 OK\r\n", drips=b"X-A: b\r\n")) as server:
         proxy(server.url)
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
-            HttpClient().ask("https://boot.invalid/", deadline_s=SHORT_S)
+            HttpClient().request_json("https://boot.invalid/", deadline_s=SHORT_S)
 
 
 @pytest.mark.parametrize("url", ["boot.test", "ftp://boot.test/", "http://", "http://[::1", "http://boot.test:x/"])
 def test_what_is_no_url_of_a_web_server_is_a_wrong_setting(url: str) -> None:
     with pytest.raises(UsageError, match="no URL of a web server"):
-        HttpClient().ask(url)
+        HttpClient().request_json(url)
 
 
 def test_what_a_server_says_is_read_as_json() -> None:
     said = json.dumps({"message": "not\nnow"}).encode()
     head = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n" % len(said)
     with strange_server(sending(head, said)) as server:
-        answer = HttpClient().ask(server.url)
+        answer = HttpClient().request_json(server.url)
     assert (answer.status, answer.detail, answer.retry_after_s) == (503, "not now", 7)
 
 

@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gitboot
-from gitboot.jsonio import LEFT_OUT, canonical, digest, facts, laid_out, named
+from gitboot.jsonio import OMITTED, compute_digest, encode_canonical, encode_indented, json_key, to_json_value
 from tests.helpers.cases import for_each
 
 
@@ -34,8 +34,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inner:
-    base_url: str = field(default="http://boot", metadata=named("baseURL"))
-    secret: str = field(default="hidden", metadata=LEFT_OUT)
+    base_url: str = field(default="http://boot", metadata=json_key("baseURL"))
+    secret: str = field(default="hidden", metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,15 +65,15 @@ class Outer:
     ],
 )
 def test_a_value_is_shown_as_json_has_it(value: Any, shown: Any) -> None:
-    assert facts(value) == shown
-    assert type(facts(value)) is type(shown)
-    assert json.loads(json.dumps(facts(value))) == shown
+    assert to_json_value(value) == shown
+    assert type(to_json_value(value)) is type(shown)
+    assert json.loads(json.dumps(to_json_value(value))) == shown
 
 
 @pytest.mark.parametrize("value", [object(), Outer, b"bytes", {1, 2}], ids=["an object", "a class", "bytes", "a set"])
 def test_what_json_does_not_have_is_refused_and_not_guessed(value: object) -> None:
     with pytest.raises(TypeError, match="JSON has no"):
-        facts({"in": [value]})
+        to_json_value({"in": [value]})
 
 
 _TEXTS = st.text(st.characters(codec="utf-8"))
@@ -89,12 +89,12 @@ _VALUES = st.recursive(
 def test_canonical_json_is_spelt_as_by_the_standard_library(value: Any) -> None:
     spelt = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
-    assert canonical(value) == spelt
-    assert digest(value) == sha256(spelt).hexdigest()
+    assert encode_canonical(value) == spelt
+    assert compute_digest(value) == sha256(spelt).hexdigest()
 
 
 def test_what_is_laid_out_says_the_same_on_several_lines() -> None:
-    assert laid_out({"b": [1, 2], "a": "é"}).decode() == '{\n  "a": "é",\n  "b": [\n    1,\n    2\n  ]\n}'
+    assert encode_indented({"b": [1, 2], "a": "é"}).decode() == '{\n  "a": "é",\n  "b": [\n    1,\n    2\n  ]\n}'
 
 
 SOURCES = Path(gitboot.__file__).parent

@@ -5,7 +5,16 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from gitboot.errors import InvalidRepository
-from gitboot.problems import Code, DatedProblem, Problem, Severity, first, holding, longest, next_change
+from gitboot.problems import (
+    Code,
+    DatedProblem,
+    Problem,
+    Severity,
+    find_next_change,
+    find_problems_at,
+    select_first,
+    select_longest,
+)
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
 
@@ -34,19 +43,19 @@ def dated(since: datetime | None, until: datetime | None, line: int = 1, **more:
 )
 def test_a_hundred_problems_of_a_file_are_shown(given: int, more: int, last: list[tuple[int, str, str]]) -> None:
     """The last one is at the first that is not shown."""
-    shown = first((problem(line) for line in range(given, 0, -1)), {"a.yaml": more})
+    shown = select_first((problem(line) for line in range(given, 0, -1)), {"a.yaml": more})
     expected = [(line, "GB2012", f"no. {line}") for line in range(1, min(given, 100) + 1)]
     assert [(each.line, each.code, each.message) for each in shown] == sorted(expected + last)
     assert [bool(each.hint) for each in shown] == [each.code == "GB1015" for each in shown]
 
 
 def test_each_file_has_a_hundred_of_its_own() -> None:
-    problems = first(problem(line, path) for path in ("b.yaml", "a.yaml") for line in range(1, 201))
+    problems = select_first(problem(line, path) for path in ("b.yaml", "a.yaml") for line in range(1, 201))
     assert [each.path for each in problems] == ["a.yaml"] * 101 + ["b.yaml"] * 101
 
 
 def test_warnings_hide_no_error() -> None:
-    problems = first([*(problem(line, severity=Severity.WARNING) for line in range(1, 201)), problem(300)])
+    problems = select_first([*(problem(line, severity=Severity.WARNING) for line in range(1, 201)), problem(300)])
     assert problems[-1] == problem(300)
     assert [each.severity for each in problems] == [Severity.WARNING] * 101 + [Severity.ERROR]
 
@@ -64,15 +73,15 @@ def test_a_problem_holds_from_its_beginning_until_its_end(
     since: datetime | None, until: datetime | None, before: bool, there: bool, after: bool
 ) -> None:
     each = dated(since, until)
-    found = [bool(holding([each], instant)) for instant in (NOON - SECOND, NOON, NOON + SECOND)]
+    found = [bool(find_problems_at([each], instant)) for instant in (NOON - SECOND, NOON, NOON + SECOND)]
     assert found == [before, there, after]
 
 
 def test_the_next_change_is_the_first_beginning_or_end_that_lies_ahead() -> None:
     found = [dated(None, NOON + 3 * SECOND), dated(NOON + SECOND, NOON + 2 * SECOND), dated(NOON - SECOND, None)]
-    ahead = [next_change(found, NOON + seconds * SECOND) for seconds in (-2, -1, 0, 1, 2, 3)]
+    ahead = [find_next_change(found, NOON + seconds * SECOND) for seconds in (-2, -1, 0, 1, 2, 3)]
     assert ahead == [NOON - SECOND, *2 * [NOON + SECOND], NOON + 2 * SECOND, NOON + 3 * SECOND, None]
-    assert next_change([], NOON) is None
+    assert find_next_change([], NOON) is None
 
 
 def test_an_invalid_commit_has_the_problems_of_the_instant_besides_those_that_stay() -> None:
@@ -87,7 +96,7 @@ def test_an_invalid_commit_has_the_problems_of_the_instant_besides_those_that_st
 def test_of_many_problems_of_a_file_those_that_hold_longest_are_shown() -> None:
     many = [dated(None, NOON + line * SECOND, line) for line in range(1, 151)]
     warnings = [dated(NOON + line * SECOND, None, line, severity=Severity.WARNING) for line in range(1, 3)]
-    shown = longest([*many, *warnings])
+    shown = select_longest([*many, *warnings])
     assert [each.problem.line for each in shown if each.problem.severity is Severity.WARNING] == [1, 2]
     errors = [each for each in shown if each.problem.severity is Severity.ERROR]
     assert [each.problem.line for each in errors] == list(range(50, 151))
@@ -97,10 +106,10 @@ def test_of_many_problems_of_a_file_those_that_hold_longest_are_shown() -> None:
     )
     for second in range(150):  # a commit is invalid for as long as any of all its problems holds
         instant = NOON + second * SECOND
-        assert bool(holding(many, instant)) == bool(holding(errors, instant))
+        assert bool(find_problems_at(many, instant)) == bool(find_problems_at(errors, instant))
 
 
 def test_of_many_problems_that_begin_the_first_are_shown() -> None:
     many = [dated(NOON + line * SECOND, None, line) for line in range(1, 151)]
-    shown = [each.problem.line for each in longest(many)]
+    shown = [each.problem.line for each in select_longest(many)]
     assert shown == list(range(1, 102))

@@ -17,15 +17,15 @@ from gitboot.quoting import (
     MAX_COMMAND_LINE,
     MAX_IPXE_WORDS,
     Unquotable,
-    command_line,
-    grub_arguments,
-    grub_text,
-    grub_word,
-    ipxe_arguments,
-    ipxe_text,
-    ipxe_url,
-    ipxe_word,
-    kernel_argument,
+    build_command_line,
+    check_ipxe_url,
+    quote_grub_arguments,
+    quote_grub_word,
+    quote_ipxe_arguments,
+    quote_ipxe_word,
+    quote_kernel_argument,
+    sanitize_grub_text,
+    sanitize_ipxe_text,
 )
 from tests.helpers.cases import for_each
 
@@ -146,7 +146,7 @@ def meant(argument: str) -> tuple[str, str | None]:
 
 
 def through_ipxe(arguments: list[str]) -> list[tuple[str, str | None]]:
-    script = f"#!ipxe\nkernel http://h/vmlinuz {ipxe_arguments(arguments)}\nboot\n"
+    script = f"#!ipxe\nkernel http://h/vmlinuz {quote_ipxe_arguments(arguments)}\nboot\n"
     kernel, boot = ipxe_commands(script)
     assert kernel[:2] == ["kernel", "http://h/vmlinuz"]
     assert boot == ["boot"]
@@ -154,14 +154,14 @@ def through_ipxe(arguments: list[str]) -> list[tuple[str, str | None]]:
 
 
 def through_grub(arguments: list[str]) -> list[tuple[str, str | None]]:
-    linux, boot = grub_commands(f"linux (http,h)/vmlinuz {grub_arguments(arguments)}\nboot\n")
+    linux, boot = grub_commands(f"linux (http,h)/vmlinuz {quote_grub_arguments(arguments)}\nboot\n")
     assert linux[:2] == ["linux", "(http,h)/vmlinuz"]
     assert boot == ["boot"]
     return kernel_parameters(grub_loader_cmdline(linux[2:]))
 
 
 def through_nothing(arguments: list[str]) -> list[tuple[str, str | None]]:
-    return kernel_parameters(command_line(arguments))
+    return kernel_parameters(build_command_line(arguments))
 
 
 LOADERS = {"the kernel": through_nothing, "iPXE": through_ipxe, "GRUB": through_grub}
@@ -255,7 +255,7 @@ def test_arguments_arrive_as_they_were_given_or_are_refused(arguments: list[str]
 
 @given(text=NASTY | st.text())
 def test_a_word_arrives_as_it_was_given_or_is_refused(text: str) -> None:
-    for word, commands in ((ipxe_word, ipxe_commands), (grub_word, grub_commands)):
+    for word, commands in ((quote_ipxe_word, ipxe_commands), (quote_grub_word, grub_commands)):
         try:
             line = f"set a {word(text)} b\n"
         except Unquotable:
@@ -269,7 +269,7 @@ def test_a_word_arrives_as_it_was_given_or_is_refused(text: str) -> None:
 @example(url="http://h/a'b;c&d||e#f?g=[h]")
 def test_a_url_arrives_as_it_was_given_or_is_refused(url: str) -> None:
     try:
-        line = f"chain {ipxe_url(url)} || goto next\n"
+        line = f"chain {check_ipxe_url(url)} || goto next\n"
     except Unquotable:
         return
     assert list(ipxe_commands(line)) == [["chain", url], ["goto", "next"]]
@@ -286,13 +286,13 @@ def test_a_url_arrives_as_it_was_given_or_is_refused(url: str) -> None:
     ],
 )
 def test_ipxe_carries_a_sound_url(url: str) -> None:
-    assert ipxe_url(url) == url
+    assert check_ipxe_url(url) == url
 
 
 @for_each("url", ["/boot.ipxe", "vmlinuz", "-x", "http://h/a b", "http://h/${uuid}", 'http://h/"', "http://h/é"])
 def test_ipxe_url_is_absolute_and_encoded(url: str) -> None:
     with pytest.raises(Unquotable, match=r"iPXE cannot carry .*URL"):
-        ipxe_url(url)
+        check_ipxe_url(url)
 
 
 @given(text=NASTY | st.text() | st.lists(NASTY).map(" ".join))
@@ -302,13 +302,13 @@ def test_ipxe_url_is_absolute_and_encoded(url: str) -> None:
 @example(text="a\nreboot")
 @example(text="$'reboot'\\")
 def test_text_for_people_stays_text(text: str) -> None:
-    script = f"#!ipxe\n# {ipxe_text(text)}\necho {ipxe_text(text)}\nboot\n"
+    script = f"#!ipxe\n# {sanitize_ipxe_text(text)}\necho {sanitize_ipxe_text(text)}\nboot\n"
     (echo, *words), boot = ipxe_commands(script)
     assert (echo, boot) == ("echo", ["boot"])
     assert not any(SETTING in word for word in words)
-    script = f"# {grub_text(text)}\necho {grub_text(text)}\nboot\n"
+    script = f"# {sanitize_grub_text(text)}\necho {sanitize_grub_text(text)}\nboot\n"
     (_, shown), _ = grub_commands(script)
-    for line in (ipxe_text(text), shown):
+    for line in (sanitize_ipxe_text(text), shown):
         assert re.fullmatch("[ -~]*", line)
         assert not line.startswith("-")  # an option
 
@@ -322,24 +322,26 @@ def test_text_for_people_stays_text(text: str) -> None:
     ],
 )
 def test_text_for_people_keeps_what_does_no_harm(text: str) -> None:
-    assert ipxe_text(text) == text
-    assert next(grub_commands(f"echo {grub_text(text)}\n")) == ["echo", text]
+    assert sanitize_ipxe_text(text) == text
+    assert next(grub_commands(f"echo {sanitize_grub_text(text)}\n")) == ["echo", text]
 
 
 def test_harmful_text_is_shown_as_question_marks() -> None:
     text = "-a  || b; ; #c ${d}\té\\"
-    assert ipxe_text(text) == "?a ?? b; ? ?c ?{d} ??"
-    assert grub_text(text) == "'?a || b; ; #c ${d} ??'"
+    assert sanitize_ipxe_text(text) == "?a ?? b; ? ?c ?{d} ??"
+    assert sanitize_grub_text(text) == "'?a || b; ; #c ${d} ??'"
 
 
 def test_a_plain_grub_word_is_not_quoted() -> None:
-    assert grub_word("console=ttyS0,115200") == "console=ttyS0,115200"
-    assert grub_word("it's $1") == r"'it'\''s $1'"
+    assert quote_grub_word("console=ttyS0,115200") == "console=ttyS0,115200"
+    assert quote_grub_word("it's $1") == r"'it'\''s $1'"
 
 
 def test_the_kernel_s_own_quoting_is_kept() -> None:
-    assert kernel_argument('dyndbg="file a +p"') == kernel_argument("dyndbg=file a +p") == 'dyndbg="file a +p"'
-    assert kernel_argument('a="b"') == "a=b"
+    assert (
+        quote_kernel_argument('dyndbg="file a +p"') == quote_kernel_argument("dyndbg=file a +p") == 'dyndbg="file a +p"'
+    )
+    assert quote_kernel_argument('a="b"') == "a=b"
 
 
 def test_the_longest_command_line_is_carried_and_no_longer_one() -> None:
@@ -354,15 +356,15 @@ def test_ipxe_takes_no_more_words_than_its_stack_does() -> None:
     assert len(through_ipxe(["a"] * MAX_IPXE_WORDS)) == MAX_IPXE_WORDS
     for arguments in (["a"] * (MAX_IPXE_WORDS + 1), ["a=" + "b " * MAX_IPXE_WORDS + "c"]):
         with pytest.raises(Unquotable, match="129 words"):
-            ipxe_arguments(arguments)
+            quote_ipxe_arguments(arguments)
         assert through_grub(arguments)
 
 
 def _grub_lines() -> Iterator[str]:
     for argument in [*EVERYWHERE, *(argument for argument, _, _ in ONLY_SOME.values()), *NOWHERE]:
-        yield f"# {grub_text(argument)}"
-        yield f"menuentry {grub_text(argument)} {{ echo {grub_text(argument)}; }}"
-        for write in (grub_word, lambda text: grub_arguments([text, text])):
+        yield f"# {sanitize_grub_text(argument)}"
+        yield f"menuentry {sanitize_grub_text(argument)} {{ echo {sanitize_grub_text(argument)}; }}"
+        for write in (quote_grub_word, lambda text: quote_grub_arguments([text, text])):
             try:
                 yield f"linux /vmlinuz {write(argument)}"
             except Unquotable:

@@ -11,7 +11,14 @@ from pathlib import Path
 import click
 import pytest
 
-from gitboot.standard_streams import control, escaped, guarded, style, unstyled, verbatim
+from gitboot.standard_streams import (
+    build_control_sequence,
+    escape_line,
+    guard_stream,
+    open_verbatim,
+    strip_style,
+    style,
+)
 from tests.helpers.disks_and_terminals import read_to_end
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\udcff\n::error::owned ##[add-mask]x"
@@ -26,7 +33,7 @@ def written(*texts: str, to_terminal: bool) -> str:
     else:
         read, write = os.pipe()
     with open(write, "w") as stream:
-        output = guarded(stream)
+        output = guard_stream(stream)
         output.writelines(texts)
         output.flush()
     return read_to_end(read).decode()
@@ -39,23 +46,23 @@ def test_what_is_written_is_escaped(to_terminal: bool) -> None:
 
 
 def test_a_terminal_has_our_own_colours_and_no_others() -> None:
-    line = f"{style(HOSTILE, 'red', bold=True)} {style('fine', 'green')}{control('K')}"
+    line = f"{style(HOSTILE, 'red', bold=True)} {style('fine', 'green')}{build_control_sequence('K')}"
     assert written(line, to_terminal=True) == f"\x1b[31m\x1b[1m{SHOWN}\x1b[0m \x1b[32mfine\x1b[0m\x1b[K"
     assert written(line, to_terminal=False) == f"{SHOWN} fine"
 
 
 def test_colours_take_no_room_and_can_be_taken_off() -> None:
     cell = style("web01\n", "red")
-    assert (unstyled(cell), click.unstyle(cell)) == ("web01\n", "web01\n")
-    assert unstyled(escaped(f"{cell}\x1b[0m")) == r"web01\n\u001b[0m"
+    assert (strip_style(cell), click.unstyle(cell)) == ("web01\n", "web01\n")
+    assert strip_style(escape_line(f"{cell}\x1b[0m")) == r"web01\n\u001b[0m"
     assert style("plain") == "plain"
 
 
 def test_a_library_may_draw_and_the_stream_goes_on() -> None:
     read, write = os.pipe()
     with open(write, "w") as stream:
-        output = guarded(stream)
-        with verbatim(output) as drawing:
+        output = guard_stream(stream)
+        with open_verbatim(output) as drawing:
             drawing.write("\x1b[2K")
         output.write("\x1b")
         output.flush()

@@ -8,7 +8,17 @@ import shlex
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gitboot.text import count, did_you_mean, more, near, one_line, printable, printable_lines, shell_words, some
+from gitboot.text import (
+    did_you_mean,
+    find_similar,
+    format_count,
+    format_names,
+    format_rest,
+    one_line,
+    printable,
+    printable_lines,
+    quote_words,
+)
 from tests.helpers.cases import for_each
 
 # What a stranger would write: beginnings of commands, white space of every kind, and characters without a glyph.
@@ -115,7 +125,7 @@ def test_json_stays_the_same_json(found: str, ensure_ascii: bool, indent: int | 
     ],
 )
 def test_words_to_copy_are_words_of_a_shell(words: list[str], expected: str) -> None:
-    assert shell_words(*words) == expected
+    assert quote_words(*words) == expected
     assert shlex.split(expected) == words
 
 
@@ -124,7 +134,7 @@ def test_words_to_copy_are_words_of_a_shell(words: list[str], expected: str) -> 
 
 @for_each(("number", "said"), [(0, "0 servers"), (1, "1 server"), (2, "2 servers"), (12_345, "12,345 servers")])
 def test_a_noun_is_in_the_plural_unless_there_is_one(number: int, said: str) -> None:
-    assert count(number, "server") == said
+    assert format_count(number, "server") == said
 
 
 @for_each(
@@ -139,7 +149,7 @@ def test_a_noun_is_in_the_plural_unless_there_is_one(number: int, said: str) -> 
     ],
 )
 def test_what_is_left_out_is_counted(number: int, noun: str, said: str) -> None:
-    assert more(number, noun) == said
+    assert format_rest(number, noun) == said
 
 
 @for_each(
@@ -152,7 +162,7 @@ def test_what_is_left_out_is_counted(number: int, noun: str, said: str) -> None:
     ],
 )
 def test_the_first_names_stand_for_many(names: list[str], said: str) -> None:
-    assert some(names, 2) == said
+    assert format_names(names, 2) == said
 
 
 @for_each(
@@ -166,11 +176,11 @@ def test_the_first_names_stand_for_many(names: list[str], said: str) -> None:
     ],
 )
 def test_the_nearest_word_is_meant(found: str, word: str | None) -> None:
-    assert near(found, ["db01", "matchLabels", "web01"]) == word
+    assert find_similar(found, ["db01", "matchLabels", "web01"]) == word
 
 
 def test_of_words_that_are_as_near_the_same_is_meant_in_any_order() -> None:
-    assert near("web0", ["web02", "web01"]) == near("web0", ["web01", "web02"])
+    assert find_similar("web0", ["web02", "web01"]) == find_similar("web0", ["web01", "web02"])
 
 
 def test_where_no_word_is_near_something_else_is_said() -> None:

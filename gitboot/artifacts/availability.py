@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
 from gitboot.errors import ArtifactMissing, HostUnreachable
-from gitboot.jsonio import decoder
+from gitboot.jsonio import build_decoder
 from gitboot.resolve.server_decision import BootFile, Decisions
 
 
@@ -43,7 +43,7 @@ class ReadResults:
 
     def find(self, file: BootFile, head: ArtifactHead) -> Sighting | None:
         """Return what gitboot read of this version of a file. None: it has not read it."""
-        if self._cache is None or (key := _key_of(file, head)) is None:
+        if self._cache is None or (key := _build_key(file, head)) is None:
             return None
         with self._lock:
             value = self._cache.get_many(READ, [key]).get(key)
@@ -52,10 +52,10 @@ class ReadResults:
         presence, message = _decode(value)
         return Sighting(presence=presence, message=message, head=head)
 
-    def store(self, file: BootFile, found: Sighting) -> None:
-        if self._cache is not None and (key := _key_of(file, found.head)) is not None:
+    def store(self, file: BootFile, sighting: Sighting) -> None:
+        if self._cache is not None and (key := _build_key(file, sighting.head)) is not None:
             with self._lock:
-                self._cache.insert_many(READ, {key: encode((found.presence, found.message))})
+                self._cache.insert_many(READ, {key: encode((sighting.presence, sighting.message))})
 
 
 READ: Final = "artifact"  # the kind of these results
@@ -69,7 +69,7 @@ class Presence(StrEnum):
     UNKNOWN = "Unknown"  # nobody has answered, or not so that anything follows
 
 
-_decode: Final[Callable[[bytes], tuple[Presence, str]]] = decoder(tuple[Presence, str])
+_decode: Final[Callable[[bytes], tuple[Presence, str]]] = build_decoder(tuple[Presence, str])
 
 
 def is_read_result(value: bytes) -> bool:
@@ -81,7 +81,7 @@ def is_read_result(value: bytes) -> bool:
     return presence in (Presence.VERIFIED, Presence.WRONG)
 
 
-def _key_of(file: BootFile, head: ArtifactHead) -> bytes | None:
+def _build_key(file: BootFile, head: ArtifactHead) -> bytes | None:
     """Return the key of a version of a file. None: the server names no version."""
     if head.version is None:
         return None
@@ -94,7 +94,7 @@ class ArtifactHead(Struct, frozen=True, kw_only=True):
     size: int | None = None  # of the whole, in bytes
     content_type: str | None = None
     version: str | None = None  # changes with the content: made of ETag and Last-Modified; None: nothing does
-    led_to: str | None = None  # the URL to which a redirect led
+    redirect_url: str | None = None  # the URL to which a redirect led
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
@@ -117,14 +117,14 @@ class Sighting(Struct, frozen=True, kw_only=True):
 NO_RESULTS: Final = ReadResults()
 
 
-def look_at(
+def check_artifact(
     fetcher: Fetcher,
     file: BootFile,
     before: Sighting | None = None,
     *,
     read: bool,
     results: ReadResults = NO_RESULTS,
-    stopped: Callable[[], bool] = lambda: False,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> Sighting:
     """What is to be seen of an artifact now; ``before`` is what was, and is not read anew while that is the same.
 
@@ -132,11 +132,11 @@ def look_at(
     it is ``stopped``, what was not read to its end is unknown.
     """
     try:
-        found = judge(file, fetcher.head(file.url), before)
+        found = compare_head(file, fetcher.head(file.url), before)
         if found.presence is Presence.FOUND:
             found = results.find(file, found.head) or found
         if read and found.presence is Presence.FOUND:
-            found = _read(fetcher, file, stopped)
+            found = _read_artifact(fetcher, file, is_stopped)
             results.store(file, found)
         return found
     except ArtifactMissing as error:
@@ -145,7 +145,7 @@ def look_at(
         return Sighting(presence=Presence.UNKNOWN, message=str(error))
 
 
-def _read(fetcher: Fetcher, file: BootFile, stopped: Callable[[], bool]) -> Sighting:
+def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bool]) -> Sighting:
     digest, size = sha256(), 0
     most = file.size if file.size is not None else LARGEST_ARTIFACT
     with fetcher.read(file.url) as content:
@@ -154,7 +154,7 @@ def _read(fetcher: Fetcher, file: BootFile, stopped: Callable[[], bool]) -> Sigh
             size += len(chunk)
             if size > most:
                 return Sighting(presence=Presence.WRONG, message=f"it goes on after {most} bytes", head=content.head)
-            if stopped():
+            if is_stopped():
                 raise HostUnreachable("it was not read to its end")
     if digest.hexdigest() != file.sha256:
         message = f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}"
@@ -162,11 +162,11 @@ def _read(fetcher: Fetcher, file: BootFile, stopped: Callable[[], bool]) -> Sigh
     return Sighting(presence=Presence.VERIFIED, head=content.head)
 
 
-def look_at_all(
+def check_artifacts(
     fetcher: Fetcher,
     files: Collection[BootFile],
     results: ReadResults,
-    seen: Callable[[BootFile, Sighting], None],
+    report: Callable[[BootFile, Sighting], None],
     *,
     read: bool,
     parallel: int,
@@ -179,16 +179,17 @@ def look_at_all(
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="artifact")
     try:
         jobs = {
-            pool.submit(look_at, fetcher, file, read=read, results=results, stopped=stop.is_set): file for file in files
+            pool.submit(check_artifact, fetcher, file, read=read, results=results, is_stopped=stop.is_set): file
+            for file in files
         }
         for job in as_completed(jobs):
-            seen(jobs[job], job.result())
+            report(jobs[job], job.result())
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
 
 
-class NamedArtifact(Struct, frozen=True, kw_only=True):
+class NeededArtifact(Struct, frozen=True, kw_only=True):
     """One artifact, and who needs it."""
 
     file: BootFile
@@ -198,18 +199,18 @@ class NamedArtifact(Struct, frozen=True, kw_only=True):
     by_firmware: bool  # whether UEFI HTTP boot fetches it itself
 
 
-def named_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NamedArtifact, ...]:
+def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NeededArtifact, ...]:
     """Every artifact that any server, or an unknown machine, may be told to fetch, by URL; ``sites`` are by server."""
     uses: defaultdict[BootFile, set[tuple[str, str, str | None, bool]]] = defaultdict(set)
     for server, decision in decisions.servers.items():
         for boot in decision.boots:
-            for file in boot.fetched:
+            for file in boot.fetched_files:
                 uses[file].add((boot.image, sites.get(server, ""), server, boot.http_boot_file == file))
     for boot in (decisions.unknown or {}).values():
-        for file in boot.fetched:
+        for file in boot.fetched_files:
             uses[file].add((boot.image, "", None, boot.http_boot_file == file))
     return tuple(
-        NamedArtifact(
+        NeededArtifact(
             file=file,
             images=tuple(sorted({image for image, *_ in uses[file]})),
             sites=tuple(sorted({site for _, site, *_ in uses[file]})),
@@ -220,9 +221,9 @@ def named_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[Nam
     )
 
 
-def at_sources(artifacts: Iterable[NamedArtifact]) -> tuple[NamedArtifact, ...]:
+def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact, ...]:
     """The same, each where a mirror takes it from; what several sites fetch from their own mirrors is one there."""
-    found: dict[BootFile, NamedArtifact] = {}
+    found: dict[BootFile, NeededArtifact] = {}
     for each in artifacts:
         if each.file.source is not None:
             file = replace(each.file, url=each.file.source, source=None)
@@ -264,7 +265,7 @@ class Fetcher(Protocol):
         """Read an artifact from an offset on, or all of it; what ends it too early is raised by the chunks."""
 
 
-def since_before(now: Sighting, before: Sighting | None) -> Sighting:
+def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
     """What is known after another look: who does not answer any more has not got what was missing."""
     is_silent = now.presence is Presence.UNKNOWN
     return before if is_silent and before is not None and before.is_absent else now
@@ -283,7 +284,7 @@ def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -
     return seen is not None and seen.is_absent
 
 
-def judge(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
+def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
     """What follows from what is said of an artifact, and from its having been read before, while it is the same."""
     if file.size is not None and head.size not in (None, file.size):
         message = f"it has {head.size} bytes, and the image says {file.size}"
@@ -297,14 +298,14 @@ def judge(file: BootFile, head: ArtifactHead, before: Sighting | None = None) ->
 _FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "application/vnd.efi-img"})
 
 
-def unbootable_by_firmware(head: ArtifactHead) -> str | None:
+def find_firmware_obstacle(head: ArtifactHead) -> str | None:
     """Why UEFI HTTP boot is likely to refuse what other loaders take; None: nothing is known against it.
 
     UEFI Specification 2.10, 24.7.3: the type names what is booted, and the size has to be known before the file is
     fetched. No redirect is followed by most firmware.
     """
-    if head.led_to is not None:
-        return f"firmware follows no redirect, and this one leads to {head.led_to}"
+    if head.redirect_url is not None:
+        return f"firmware follows no redirect, and this one leads to {head.redirect_url}"
     if head.size is None:
         return "firmware has to be told the size, and there is no Content-Length"
     given = (head.content_type or "").partition(";")[0].strip().lower()
@@ -327,14 +328,14 @@ class ArtifactWatch(Protocol):
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
         """Look at these from now on, and at no others; ``bases`` are the fleet's own base URL, and its sites'."""
 
-    def seen(self) -> Mapping[BootFile, Sighting]:
+    def get_sightings(self) -> Mapping[BootFile, Sighting]:
         """What was seen of them last; the same object for as long as that is the same."""
 
     def wait(self) -> None:
         """Wait until each was looked at once, or for as long as that is worth."""
 
 
-class Lookout:
+class ThreadedArtifactWatch:
     """Looks at artifacts in threads of its own, until it is closed.
 
     What is there is looked at again after ``every_s``; what is not, sooner, and then less and less often.
@@ -357,12 +358,12 @@ class Lookout:
         self._fetcher_of, self._results, self._every_s, self._wake = fetcher_of, results, every_s, wake
         self._before = dict(before)
         self._now = dict(self._before)
-        self._seen: Mapping[BootFile, Sighting] = dict(self._now)  # as it was asked for last
+        self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # as it was asked for last
         self._is_news = False  # whether that is another
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
         self._queue: list[tuple[float, str, BootFile]] = []  # a heap of what is looked at next, and when
-        self._unlooked: frozenset[BootFile] = frozenset()  # what was not looked at since it is wanted
+        self._unchecked: frozenset[BootFile] = frozenset()  # what was not looked at since it is wanted
         self._failures: dict[BootFile, int] = {}  # in a row
         self._closed = False
         self._changed = threading.Condition()
@@ -381,7 +382,7 @@ class Lookout:
             self._queue = [each for each in self._queue if each[2] in wanted]
             self._queue += [(0.0, file.url, file) for file in new]
             heapify(self._queue)
-            self._unlooked = (self._unlooked & wanted) | new
+            self._unchecked = (self._unchecked & wanted) | new
             self._wanted = wanted
             self._before |= self._now
             self._failures = {file: count for file, count in self._failures.items() if file in wanted}
@@ -390,16 +391,16 @@ class Lookout:
                 self._is_news = True
             self._changed.notify_all()
 
-    def seen(self) -> Mapping[BootFile, Sighting]:
+    def get_sightings(self) -> Mapping[BootFile, Sighting]:
         with self._changed:
             if self._is_news:
-                self._seen, self._is_news = dict(self._now), False
-            return self._seen
+                self._sightings, self._is_news = dict(self._now), False
+            return self._sightings
 
     def wait(self) -> None:
         """Wait until each was looked at once, but no longer than a minute."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._unlooked, _PATIENCE_S)
+            self._changed.wait_for(lambda: self._closed or not self._unchecked, _PATIENCE_S)
 
     def close(self) -> None:
         """Look at nothing more; what hangs in the network ends with the process."""
@@ -416,14 +417,16 @@ class Lookout:
             before = self._now.get(file) or self._before.get(file)
             try:
                 is_read = self._is_read(file.url)
-                found = look_at(
-                    self._fetcher, file, before, read=is_read, results=self._results, stopped=lambda: self._closed
+                found = check_artifact(
+                    self._fetcher, file, before, read=is_read, results=self._results, is_stopped=lambda: self._closed
                 )
             except BaseException as error:  # an artifact that ends a thread is looked at again as others are
                 message = f"gitboot could not look at it: {type(error).__name__}"
-                self._note(file, since_before(Sighting(presence=Presence.UNKNOWN, message=message), before))
+                self._store_sighting(
+                    file, keep_known_absence(Sighting(presence=Presence.UNKNOWN, message=message), before)
+                )
                 raise
-            if self._note(file, since_before(found, before)):
+            if self._store_sighting(file, keep_known_absence(found, before)):
                 self._wake()
 
     def _next(self) -> BootFile | None:
@@ -436,21 +439,21 @@ class Lookout:
                 self._changed.wait(wait_s)
         return None
 
-    def _note(self, file: BootFile, found: Sighting) -> bool:
+    def _store_sighting(self, file: BootFile, sighting: Sighting) -> bool:
         """Keep what was seen; say whether boots are offered because of it that were not, or the reverse."""
         with self._changed:
             if file not in self._wanted or self._closed:
                 return False
-            failures = 0 if found.is_there else self._failures.get(file, 0) + 1
+            failures = 0 if sighting.is_there else self._failures.get(file, 0) + 1
             self._failures[file], rest_s = failures, self._every_s
             if failures:
                 rest_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 20), _LONGEST_RETRY_S, rest_s)
             heappush(self._queue, (time.monotonic() + rest_s, file.url, file))
-            self._unlooked -= {file}
+            self._unchecked -= {file}
             self._changed.notify_all()
-            if self._now.get(file) == found:
+            if self._now.get(file) == sighting:
                 return False
             held = is_withheld(file, self._now)
-            self._now[file] = found
+            self._now[file] = sighting
             self._is_news = True
             return held != is_withheld(file, self._now)

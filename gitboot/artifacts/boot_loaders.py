@@ -22,8 +22,8 @@ from msgspec import Struct
 from gitboot import __version__
 from gitboot.errors import AssetError, UsageError
 from gitboot.files import read_output_file, write_output_file
-from gitboot.jsonio import LEFT_OUT, facts, named
-from gitboot.quoting import grub_text, grub_word
+from gitboot.jsonio import OMITTED, json_key, to_json_value
+from gitboot.quoting import quote_grub_word, sanitize_grub_text
 from gitboot.render.grub import NICS
 from gitboot.render.paths import PXELINUX_CORE
 
@@ -113,8 +113,10 @@ class Placed:
 
     path: str
     sha256: str | None = None  # None: it is missing
-    message: str = field(metadata=named("from"))  # where it came from; or what is missing, and the package that has it
-    outcome: Placement = field(metadata=LEFT_OUT)
+    message: str = field(
+        metadata=json_key("from")
+    )  # where it came from; or what is missing, and the package that has it
+    outcome: Placement = field(metadata=OMITTED)
 
 
 def place(
@@ -133,12 +135,16 @@ def place(
     """
     placed = []
     for loader in LOADERS:
-        found = _copied(loader, systems) if isinstance(loader, Packaged) else _built(loader, base_url, systems)
+        found = (
+            _read_packaged(loader, systems)
+            if isinstance(loader, Packaged)
+            else _build_loader(loader, base_url, systems)
+        )
         if isinstance(found, str):
             outcome = Placed(path=loader.path, outcome=Placement.MISSING, message=found)
         else:
             content, source = found
-            is_new = _written(loader.path, out, tftp, content)
+            is_new = _write_file(loader.path, out, tftp, content)
             outcome = Placed(
                 path=loader.path,
                 outcome=Placement.PLACED if is_new else Placement.UNCHANGED,
@@ -147,20 +153,20 @@ def place(
             )
         report(outcome)
         placed.append(outcome)
-    files = facts([each for each in placed if each.sha256 is not None])
+    files = to_json_value([each for each in placed if each.sha256 is not None])
     document = {"apiVersion": "gitboot.dev/v1alpha1", "version": __version__, "items": files}
-    _written(MANIFEST, out, tftp, (json.dumps(document, indent=2) + "\n").encode())
+    _write_file(MANIFEST, out, tftp, (json.dumps(document, indent=2) + "\n").encode())
     return tuple(placed)
 
 
-def _copied(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | str:
+def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | str:
     for file in (system / source for system in systems for source in loader.sources):
         if file.is_file():
             return file.read_bytes(), str(file)
     return f"install the package {loader.package}"
 
 
-def _written(path: str, out: Path, tftp: Path | None, content: bytes) -> bool:
+def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool:
     targets = [out / _ASSETS / path, *([tftp / path] if tftp is not None else [])]
     targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
     try:
@@ -193,7 +199,7 @@ def first_grub_configuration(base_url: str) -> str:
     """
     parts = urlsplit(base_url)
     device = f"http,{parts.netloc}"
-    shared = grub_word(f"({device}){parts.path}/grub.cfg")
+    shared = quote_grub_word(f"({device}){parts.path}/grub.cfg")
     macs = "".join(f"$net_efinet{nic}_dhcp_mac" for nic in range(NICS))
     return f"""\
 if [ -z "$net_default_mac" ]; then
@@ -202,18 +208,18 @@ if [ -z "$net_default_mac" ]; then
     net_bootp6
   fi
 fi
-set root={grub_word(device)}
+set root={quote_grub_word(device)}
 set prefix=""
 for attempt in 1 2 3 4 5; do
   configfile {shared}
-  echo {grub_text(f"gitboot: {base_url}/grub.cfg is unavailable, trying again in 5 s")}
+  echo {sanitize_grub_text(f"gitboot: {base_url}/grub.cfg is unavailable, trying again in 5 s")}
   sleep 5
 done
 exit
 """
 
 
-def _built(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
+def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
     if urlsplit(base_url).scheme != "http":
         return f"GRUB fetches by http only, not from {base_url}: give --base-url for the same tree by http"
     folders = (system / "usr/lib/grub" / loader.target for system in systems)

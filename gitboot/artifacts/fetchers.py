@@ -12,33 +12,33 @@ from urllib.parse import unquote, urlsplit
 from gitboot.artifacts.availability import ArtifactHead, Content, Fetcher
 from gitboot.artifacts.oci import OciReference, Registries
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, NotInRegistry, RegistryRefused, UsageError
-from gitboot.files import file_below
-from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, host_of
-from gitboot.render.paths import artifact_type
+from gitboot.files import find_file_below
+from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, format_host
+from gitboot.render.paths import find_artifact_type
 
 CHUNK: Final = 1 << 20  # bytes that are read at a time
 
 
-class Fetchers:
+class PrefixFetcher:
     """Several, each for the URLs that begin with its prefix; the longest that fits counts."""
 
     def __init__(self, by_prefix: Mapping[str, Fetcher]) -> None:
         self._by_prefix = dict(sorted(by_prefix.items(), key=lambda each: -len(each[0])))
 
-    def _of(self, url: str) -> Fetcher:
+    def _find_fetcher(self, url: str) -> Fetcher:
         for prefix, fetcher in self._by_prefix.items():
             if url.startswith(prefix):
                 return fetcher
         raise HostUnreachable(f"nothing here can fetch {url}")
 
     def head(self, url: str) -> ArtifactHead:
-        return self._of(url).head(url)
+        return self._find_fetcher(url).head(url)
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        return self._of(url).read(url, offset)
+        return self._find_fetcher(url).read(url, offset)
 
 
-class FirstOf:
+class FallbackFetcher:
     """Two that may have the same artifacts: the second is asked for what the first has not, or cannot say."""
 
     def __init__(self, first: Fetcher, second: Fetcher, *, unless: type[GitbootError]) -> None:
@@ -77,12 +77,12 @@ class WebFetcher:
         """What the server says in answer to HEAD, or to a GET whose body is left where HEAD is not known."""
         with self._answer("HEAD", url, {}) as answer:
             if answer.status not in _NO_HEAD:
-                return _head_of(answer, url)
+                return _build_head(answer, url)
         with self._answer("GET", url, {}) as answer:
-            return _head_of(answer, url)
+            return _build_head(answer, url)
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        return _content(partial(self._answer, "GET", url), partial(_head_of, url=url), offset)
+        return _open_content(partial(self._answer, "GET", url), partial(_build_head, url=url), offset)
 
     @contextmanager
     def _answer(self, method: str, url: str, headers: Mapping[str, str]) -> Iterator[AnswerStream]:
@@ -95,53 +95,53 @@ class WebFetcher:
             raise HostUnreachable(str(error)) from error
 
 
-def _head_of(answer: AnswerStream, url: str) -> ArtifactHead:
+def _build_head(answer: AnswerStream, url: str) -> ArtifactHead:
     if answer.status in _GONE:
-        raise ArtifactMissing(f"{host_of(url)} answers {answer.status}")
+        raise ArtifactMissing(f"{format_host(url)} answers {answer.status}")
     if answer.status not in (200, 206):
-        raise HostUnreachable(f"{host_of(url)} answers {answer.status}")
-    size = _size_of(answer)
+        raise HostUnreachable(f"{format_host(url)} answers {answer.status}")
+    size = _read_size(answer)
     named = [given for name in ("ETag", "Last-Modified") if (given := answer.headers.get(name))]
     return ArtifactHead(
         size=size,
         content_type=answer.headers.get("Content-Type"),
         version=" ".join((*named, str(size))) if named else None,
-        led_to=answer.led_to,
+        redirect_url=answer.final_url,
     )
 
 
 @contextmanager
-def _content(
+def _open_content(
     open_answer: Callable[[Mapping[str, str]], AbstractContextManager[AnswerStream]],
-    head_of: Callable[[AnswerStream], ArtifactHead],
-    wanted: int,
+    build_head: Callable[[AnswerStream], ArtifactHead],
+    offset: int,
 ) -> Iterator[Content]:
     """Yield what follows ``wanted`` bytes, or all of it if the server does not give that. ``open_answer`` gets headers.
 
     Raises `HostUnreachable` for another part of it.
     """
-    with open_answer({"Range": f"bytes={wanted}-"} if wanted else {}) as answer:
+    with open_answer({"Range": f"bytes={offset}-"} if offset else {}) as answer:
         if answer.status != _NO_RANGE:
             is_part = answer.status == 206
             first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-            if is_part and _number(first) != wanted:
+            if is_part and _parse_number(first) != offset:
                 given = first or "none"
-                raise HostUnreachable(f"asked for what follows {wanted} bytes, and was given what follows {given}")
-            yield Content(head_of(answer), wanted if is_part else 0, iter(partial(answer.read, CHUNK), b""))
+                raise HostUnreachable(f"asked for what follows {offset} bytes, and was given what follows {given}")
+            yield Content(build_head(answer), offset if is_part else 0, iter(partial(answer.read, CHUNK), b""))
             return
-    if not wanted:
+    if not offset:
         raise HostUnreachable(f"no range was asked for, and the answer is {_NO_RANGE}")
-    with _content(open_answer, head_of, 0) as content:
+    with _open_content(open_answer, build_head, 0) as content:
         yield content
 
 
-def _size_of(answer: AnswerStream) -> int | None:
+def _read_size(answer: AnswerStream) -> int | None:
     if answer.status == 206:
-        return _number(answer.headers.get("Content-Range", "").rpartition("/")[2])
-    return _number(answer.headers.get("Content-Length")) if not answer.headers.get("Content-Encoding") else None
+        return _parse_number(answer.headers.get("Content-Range", "").rpartition("/")[2])
+    return _parse_number(answer.headers.get("Content-Length")) if not answer.headers.get("Content-Encoding") else None
 
 
-def _number(text: str | None) -> int | None:
+def _parse_number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and text.isascii() else None
 
 
@@ -155,18 +155,18 @@ class FolderFetcher:
         self._folder, self._url = folder, url
 
     def head(self, url: str) -> ArtifactHead:
-        return _head_of_file(self._found(url))
+        return _read_file_head(self._find_file(url))
 
     @contextmanager
     def read(self, url: str, offset: int = 0) -> Iterator[Content]:
-        path = self._found(url)
-        with closing(_chunks_of_file(path, offset)) as chunks:
-            yield Content(_head_of_file(path), offset, chunks)
+        path = self._find_file(url)
+        with closing(_read_chunks(path, offset)) as chunks:
+            yield Content(_read_file_head(path), offset, chunks)
 
-    def _found(self, url: str) -> Path:
+    def _find_file(self, url: str) -> Path:
         path = unquote(urlsplit(url.removeprefix(self._url)).path)
         try:
-            found = file_below(self._folder.resolve(), path)
+            found = find_file_below(self._folder.resolve(), path)
         except OSError as error:
             raise HostUnreachable(f"{self._folder / path}: {error.strerror}") from error
         if found is None:
@@ -174,7 +174,7 @@ class FolderFetcher:
         return found
 
 
-def _chunks_of_file(path: Path, offset: int) -> Generator[bytes, None, None]:
+def _read_chunks(path: Path, offset: int) -> Generator[bytes, None, None]:
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -184,14 +184,14 @@ def _chunks_of_file(path: Path, offset: int) -> Generator[bytes, None, None]:
         raise HostUnreachable(f"{path}: {error.strerror}") from error
 
 
-def _head_of_file(path: Path) -> ArtifactHead:
+def _read_file_head(path: Path) -> ArtifactHead:
     try:
         found = path.stat()
     except OSError as error:
         raise HostUnreachable(f"{path}: {error.strerror}") from error
     return ArtifactHead(
         size=found.st_size,
-        content_type=artifact_type(path.name),
+        content_type=find_artifact_type(path.name),
         version=f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_size}",
     )
 
@@ -203,17 +203,17 @@ class RegistryFetcher:
         self._registries = registries
 
     def head(self, url: str) -> ArtifactHead:
-        with _told(), self._registries.blob(OciReference.parse(url), method="HEAD") as answer:
-            return _head_of_blob(answer, url)
+        with _translate_errors(), self._registries.blob(OciReference.parse(url), method="HEAD") as answer:
+            return _build_blob_head(answer, url)
 
     @contextmanager
     def read(self, url: str, offset: int = 0) -> Iterator[Content]:
         reference = OciReference.parse(url)
         with (
-            _told(),
-            _content(
+            _translate_errors(),
+            _open_content(
                 lambda headers: self._registries.blob(reference, headers=headers),
-                partial(_head_of_blob, url=url),
+                partial(_build_blob_head, url=url),
                 offset,
             ) as content,
         ):
@@ -221,7 +221,7 @@ class RegistryFetcher:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except NotInRegistry as error:
@@ -230,6 +230,6 @@ def _told() -> Iterator[None]:
         raise HostUnreachable(str(error)) from error
 
 
-def _head_of_blob(answer: AnswerStream, url: str) -> ArtifactHead:
+def _build_blob_head(answer: AnswerStream, url: str) -> ArtifactHead:
     """A blob's version is its digest: it changes with the content."""
-    return ArtifactHead(size=_size_of(answer), version=url.rpartition("@")[2])
+    return ArtifactHead(size=_read_size(answer), version=url.rpartition("@")[2])

@@ -20,7 +20,7 @@ from msgspec import Struct
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.artifacts.fetchers import CHUNK
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
-from gitboot.files import check_output_folder, lock_file, output_folder, sync_folder
+from gitboot.files import check_output_folder, lock_file, open_output_folder, sync_folder
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
 
@@ -44,7 +44,7 @@ class MirroredArtifact(Struct, frozen=True, kw_only=True):
     message: str = ""  # why it failed
 
 
-def mirrored_path(file: BootFile) -> str:
+def mirror_path(file: BootFile) -> str:
     """Where a file that is mirrored lies, below the tree that machines see."""
     return f"o/{file.sha256}/{file.url.rpartition('/')[2]}"
 
@@ -62,7 +62,7 @@ def mirror_all(
     What was begun before is gone on with. What is there is whole: it got its name after it was read to its end,
     compared, and on the disk. A signal, or an error of ``report``, ends what is under way.
     """
-    by_path = {mirrored_path(file): file for file in files if file.source is not None}
+    by_path = {mirror_path(file): file for file in files if file.source is not None}
     stop = Event()
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="mirror")
     try:
@@ -74,19 +74,21 @@ def mirror_all(
         pool.shutdown(cancel_futures=True)
 
 
-def _mirror(fetcher: Fetcher, file: BootFile, path: str, root: Path, stopped: Callable[[], bool]) -> MirroredArtifact:
+def _mirror(
+    fetcher: Fetcher, file: BootFile, path: str, root: Path, is_stopped: Callable[[], bool]
+) -> MirroredArtifact:
     source = file.source or ""
     target = root / path
     part, is_there = f".{target.name}{_PART}", False
     try:
-        with output_folder(target.parent, make=True) as folder:
+        with open_output_folder(target.parent, make=True) as folder:
             with suppress(FileNotFoundError):
                 is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
             if is_there:
                 os.utime(target.name, dir_fd=folder)  # `prune` goes by when it was last named
                 return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
             try:
-                _fetch(fetcher, file, source, part, folder, stopped)
+                _fetch(fetcher, file, source, part, folder, is_stopped)
                 os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
                 sync_folder(".", folder)
             except OSError as error:
@@ -94,7 +96,7 @@ def _mirror(fetcher: Fetcher, file: BootFile, path: str, root: Path, stopped: Ca
                     with suppress(FileNotFoundError):
                         os.unlink(part, dir_fd=folder)
                 raise
-    except (ArtifactMissing, HostUnreachable, UsageError, _AnotherFile) as error:
+    except (ArtifactMissing, HostUnreachable, UsageError, _ContentMismatch) as error:
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=str(error))
     except OSError as error:
         message = f"{target}: {error.strerror}"
@@ -102,11 +104,13 @@ def _mirror(fetcher: Fetcher, file: BootFile, path: str, root: Path, stopped: Ca
     return MirroredArtifact(path=path, source=source, outcome=Mirroring.FETCHED)
 
 
-class _AnotherFile(Exception):
+class _ContentMismatch(Exception):
     """What a source has is not what the image names."""
 
 
-def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int, stopped: Callable[[], bool]) -> None:
+def _fetch(
+    fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int, is_stopped: Callable[[], bool]
+) -> None:
     """Bring a file to its end at ``part``, from where it was left; what is not the file is deleted."""
     fd = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
     with open(fd, "ab+") as written:
@@ -128,7 +132,7 @@ def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int
                     written.write(chunk)
                     digest.update(chunk)
                     size += len(chunk)
-                    if stopped():
+                    if is_stopped():
                         raise HostUnreachable("it was not read to its end")
                     if size > most_bytes:
                         break
@@ -137,10 +141,12 @@ def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int
         os.fsync(written.fileno())
     if digest.hexdigest() != file.sha256:
         os.unlink(part, dir_fd=folder)
-        raise _AnotherFile(f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}")
+        raise _ContentMismatch(
+            f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}"
+        )
 
 
-def prune(root: Path, needed: Collection[str], before_s: float) -> list[str]:
+def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[str]:
     """Delete mirrored files that are not ``needed``, and were not since then; return their paths, sorted.
 
     User data, which lies below o/ as well, has other names. Raises OSError, and `UsageError` as `output_folder` does.
@@ -152,7 +158,7 @@ def prune(root: Path, needed: Collection[str], before_s: float) -> list[str]:
         for file in sorted(folder.iterdir()) if is_ours else ():
             path = f"o/{folder.name}/{file.name}"
             name = file.name.removeprefix(".").removesuffix(_PART)
-            if name in MIRRORED_NAMES and path not in needed and file.stat().st_mtime < before_s:
+            if name in MIRRORED_NAMES and path not in needed_paths and file.stat().st_mtime < before_s:
                 file.unlink()
                 pruned.append(path)
         with suppress(OSError):  # something else is in it

@@ -21,11 +21,11 @@ from msgspec import Struct, structs
 
 from gitboot.errors import HostUnreachable, NotInRegistry, OperatorError, RegistryRefused, UsageError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, RedirectRefused
-from gitboot.jsonio import Digest, json_decoder
+from gitboot.jsonio import Digest, build_json_decoder
 from gitboot.model.scalars import OCI, Malformed, parse_digest
 from gitboot.model.server import Architecture
 from gitboot.problems import Code, Problem
-from gitboot.text import shell_words
+from gitboot.text import quote_words
 
 _LARGEST_MANIFEST: Final = 4 << 20  # what registries have to take: "Pushing Manifests"
 _MOST_REDIRECTS: Final = 5
@@ -37,7 +37,7 @@ class Registries:
 
     def __init__(
         self,
-        allowed: Sequence[AllowedRegistry],
+        allowed_registries: Sequence[AllowedRegistry],
         client: HttpClient,
         credentials: RegistryCredentials | None = None,
         *,
@@ -45,7 +45,7 @@ class Registries:
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
         """The deadline is for each answer; the body of a blob has to come at the ``rate`` instead."""
-        self._allowed, self._client, self._credentials = tuple(allowed), client, credentials
+        self._allowed, self._client, self._credentials = tuple(allowed_registries), client, credentials
         self._deadline_s, self._rate = deadline_s, rate
         self._tokens: dict[tuple[str, str], str] = {}  # Authorization, by origin and repository
 
@@ -54,7 +54,7 @@ class Registries:
 
         Raises `RegistryRefused`, `NotInRegistry`, `HostUnreachable`.
         """
-        with self._opened(reference, "manifests", {"Accept": ", ".join(MANIFESTS)}) as answer:
+        with self._open(reference, "manifests", {"Accept": ", ".join(MANIFESTS)}) as answer:
             content = b""
             while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
                 content += chunk
@@ -73,29 +73,29 @@ class Registries:
 
         Raises as `manifest` does.
         """
-        with self._opened(reference, "blobs", headers or {}, method) as answer:
+        with self._open(reference, "blobs", headers or {}, method) as answer:
             yield answer
 
     @contextmanager
-    def _opened(
-        self, reference: OciReference, what: str, headers: Mapping[str, str], method: str = "GET"
+    def _open(
+        self, reference: OciReference, resource: str, headers: Mapping[str, str], method: str = "GET"
     ) -> Iterator[AnswerStream]:
-        at = origin(reference, self._allowed)
-        url = f"{at}/v2/{reference.repository}/{what}/{reference.version}"
+        at = find_origin(reference, self._allowed)
+        url = f"{at}/v2/{reference.repository}/{resource}/{reference.version}"
         key = at, reference.repository
-        with self._followed(url, headers, self._tokens.get(key), method) as answer:
+        with self._follow_redirects(url, headers, self._tokens.get(key), method) as answer:
             if answer.status != HTTPStatus.UNAUTHORIZED:
-                yield _good(answer, reference)
+                yield _check_answer(answer, reference)
                 return
             challenge = answer.headers.getlist("WWW-Authenticate")
         if (given := self._authorization(at, reference, challenge)) is None:
             raise RegistryRefused(f"{reference} is not given to the anonymous: give --registry-credentials")
         self._tokens[key] = given
-        with self._followed(url, headers, given, method) as answer:
-            yield _good(answer, reference)
+        with self._follow_redirects(url, headers, given, method) as answer:
+            yield _check_answer(answer, reference)
 
     @contextmanager
-    def _followed(
+    def _follow_redirects(
         self, url: str, headers: Mapping[str, str], authorization: str | None, method: str
     ) -> Iterator[AnswerStream]:
         """The answer behind redirects, which registries give for blobs; a registry's token goes to itself alone."""
@@ -113,21 +113,23 @@ class Registries:
             scheme, _, rest = challenge.partition(" ")
             if scheme.lower() == "bearer":
                 parameters = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
-                return self._token(at, reference, parameters, own)
+                return self._request_token(at, reference, parameters, own)
         return own
 
-    def _token(self, at: str, reference: OciReference, asked: Mapping[str, str], own: str | None) -> str:
-        realm = asked.get("realm", "")
+    def _request_token(self, at: str, reference: OciReference, challenge: Mapping[str, str], own: str | None) -> str:
+        realm = challenge.get("realm", "")
         _check_realm(realm, at)
         query = {"scope": f"repository:{reference.repository}:pull"}
-        if "service" in asked:
-            query["service"] = asked["service"]
+        if "service" in challenge:
+            query["service"] = challenge["service"]
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
         try:
-            answer = self._client.ask(url, credentials={"Authorization": own or ""}, deadline_s=self._deadline_s)
+            answer = self._client.request_json(
+                url, credentials={"Authorization": own or ""}, deadline_s=self._deadline_s
+            )
         except UsageError as error:
             raise RegistryRefused(str(error)) from error
-        _check_answered(answer.status, urlsplit(realm).netloc)
+        _check_reachable(answer.status, urlsplit(realm).netloc)
         found = answer.json if isinstance(answer.json, dict) else {}
         token = found.get("token") or found.get("access_token")
         if answer.status != HTTPStatus.OK or not isinstance(token, str) or not _TOKEN.fullmatch(token):
@@ -156,10 +158,10 @@ def _check_realm(realm: str, at: str) -> None:
         raise RegistryRefused(f"{at} wants its token asked for at {realm[:100]!r}, where credentials are not sent")
 
 
-def _good(answer: AnswerStream, reference: OciReference) -> AnswerStream:
+def _check_answer(answer: AnswerStream, reference: OciReference) -> AnswerStream:
     if answer.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
         return answer
-    _check_answered(answer.status, reference.host)
+    _check_reachable(answer.status, reference.host)
     if answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         raise NotInRegistry(f"{reference} is not in the registry")
     if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
@@ -167,7 +169,7 @@ def _good(answer: AnswerStream, reference: OciReference) -> AnswerStream:
     raise RegistryRefused(f"{reference.host} answers {answer.status} for {reference}")
 
 
-def _check_answered(status: int, host: str) -> None:
+def _check_reachable(status: int, host: str) -> None:
     if status in _AGAIN:
         raise HostUnreachable(f"{host} answers {status}: not now")
 
@@ -255,7 +257,7 @@ def parse_manifest(content: bytes, name: str) -> ImageManifest:
     return found
 
 
-def chosen(index: Sequence[Descriptor], cname: str, name: str) -> dict[Architecture, Descriptor]:
+def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict[Architecture, Descriptor]:
     """The one manifest for each architecture, of those whose cname begins so; raises `RegistryRefused`."""
     found: dict[Architecture, list[Descriptor]] = {}
     for each in index:
@@ -274,7 +276,7 @@ def chosen(index: Sequence[Descriptor], cname: str, name: str) -> dict[Architect
     return {architecture: found[architecture][0] for architecture in sorted(found)}
 
 
-def files(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor, ...]]:
+def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor, ...]]:
     """An image's layers by what a BootImage calls them; raises `RegistryRefused` where they cannot be booted.
 
     Layers of other media types are left out: disk images, command lines.
@@ -292,7 +294,7 @@ def files(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor
     return found
 
 
-_manifest: Final = json_decoder(ImageManifest)
+_manifest: Final = build_json_decoder(ImageManifest)
 
 
 class _Auth(msgspec.Struct):
@@ -336,7 +338,7 @@ class RegistryCredentials(Struct, frozen=True):
             raise UsageError(f"{self.file} cannot be read: {error.strerror}") from None
         if mode & stat.S_IRWXO:
             raise UsageError(
-                f"{self.file} holds passwords, and everybody can read it: chmod 600 {shell_words(self.file)}"
+                f"{self.file} holds passwords, and everybody can read it: chmod 600 {quote_words(self.file)}"
             )
         try:
             return _auth_file(content)
@@ -346,7 +348,7 @@ class RegistryCredentials(Struct, frozen=True):
             ) from None
 
 
-_auth_file: Final = json_decoder(_AuthFile)
+_auth_file: Final = build_json_decoder(_AuthFile)
 
 
 class OciReference(Struct, frozen=True, kw_only=True):
@@ -409,9 +411,9 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
         return is_host and fnmatchcase(reference.repository, self.repository)
 
 
-def origin(reference: OciReference, allowed: Iterable[AllowedRegistry]) -> str:
+def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedRegistry]) -> str:
     """The scheme and host by which a registry is asked; raises `RegistryRefused` for one that is not allowed."""
-    for each in allowed:
+    for each in allowed_registries:
         if each.allows(reference):
             return f"{each.scheme}://{reference.host}"
     raise RegistryRefused(
@@ -443,7 +445,7 @@ def resolve(
             )
         architectures = {only: _artifacts(found.layers, reference)}
     else:
-        manifests = chosen(found.manifests or (), cname, str(reference))
+        manifests = choose_manifests(found.manifests or (), cname, str(reference))
         architectures = {}
         for each, manifest in manifests.items():
             if architecture in (None, each):
@@ -456,7 +458,7 @@ def resolve(
 def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[str, Any]:
     artifacts = {
         role: [{"url": str(reference.at(each.sha256)), "sha256": each.sha256, "size": each.size} for each in several]
-        for role, several in files(layers, str(reference)).items()
+        for role, several in group_layers(layers, str(reference)).items()
     }
     return {
         role: artifacts[role] if role == "initrds" else artifacts[role][0]
@@ -478,7 +480,7 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
                     lines.append(f"{architecture}.{role} is {', '.join(urls)}")
             return "; ".join(lines)
         except (HostUnreachable, OperatorError) as error:
-            return f"`gitboot artifacts resolve {shell_words(image)}` prints what to write; asked now: {error}"
+            return f"`gitboot artifacts resolve {quote_words(image)}` prints what to write; asked now: {error}"
 
     return tuple(
         structs.replace(problem, hint=hint(found[0].partition("@")[0]))

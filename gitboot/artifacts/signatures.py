@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
-from gitboot.git.signatures import Distrusted, Keyring, Unlisted, ask_alone
+from gitboot.git.signatures import Keyring, UnlistedKey, UntrustedSignature, run_isolated
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Artifact, BootImage, Checksums, Signature
 from gitboot.model.scalars import Path as Field
-from gitboot.resolve.boot_composition import fetched_from
+from gitboot.resolve.boot_composition import choose_download_url
 from gitboot.text import printable
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ class ImageKeys:
     def __init__(self, directory: Path, scratch: Path) -> None:
         self._scratch = scratch
         self._root = directory / "trusted_root.json"
-        self._openpgp = _named(directory, ".asc", ".gpg")
-        self._minisign = _named(directory, ".pub")
-        self._identities = _named(directory, ".toml")
+        self._openpgp = _list_key_files(directory, ".asc", ".gpg")
+        self._minisign = _list_key_files(directory, ".pub")
+        self._identities = _list_key_files(directory, ".toml")
         if not (self._openpgp or self._minisign or self._identities):
             raise UsageError(f"{directory} has no key of images: *.asc or *.gpg, *.pub, or *.toml for sigstore")
-        self._keyring = Keyring.made(self._openpgp, scratch / "openpgp") if self._openpgp else None
+        self._keyring = Keyring.create(self._openpgp, scratch / "openpgp") if self._openpgp else None
         self._verifier: tuple[Verifier, tuple[tuple[str, Identity], ...]] | None = None
 
     def signer(self, kind: SignatureKind, signature: bytes, file: Path, digest: Digest) -> str:
@@ -56,8 +56,8 @@ class ImageKeys:
         match kind:
             case SignatureKind.OPENPGP:
                 if self._keyring is None:
-                    raise Unlisted("signed by an OpenPGP key, and none is listed")
-                return printable(str(self._keyring.signer(signature, file)))
+                    raise UnlistedKey("signed by an OpenPGP key, and none is listed")
+                return printable(str(self._keyring.find_signer(signature, file)))
             case SignatureKind.MINISIGN:
                 return self._by_minisign(signature, file)
             case SignatureKind.SIGSTORE:
@@ -78,19 +78,19 @@ class ImageKeys:
                 "-m",
                 str(file.absolute()),
             ]
-            done = ask_alone(command, b"", self._scratch)
+            done = run_isolated(command, b"", self._scratch)
             said = f"{done.output}{done.errors}"
             if done.status == 0:
                 return f"minisign key {key.stem}"
             if "the public key file" in said:
                 raise UsageError(f"{key} is not a public key of minisign")
             if "the key id in the public key is" not in said:
-                raise Distrusted("not what its minisign signature is of, or that is none")
-        raise Unlisted("signed by a minisign key that is not listed")
+                raise UntrustedSignature("not what its minisign signature is of, or that is none")
+        raise UnlistedKey("signed by a minisign key that is not listed")
 
     def _by_sigstore(self, bundle: bytes, digest: Digest) -> str:
         if not self._identities:
-            raise Unlisted("signed by sigstore, and nobody is listed for it")
+            raise UnlistedKey("signed by sigstore, and nobody is listed for it")
         verifier, identities = self._sigstore()
         from sigstore.errors import Error
         from sigstore.hashes import Hashed
@@ -106,7 +106,7 @@ class ImageKeys:
                 reason = printable(str(error))[:_LONGEST_REASON]
             else:
                 return f"sigstore identity {name}"
-        raise Distrusted(f"not signed by anybody who is listed for sigstore: {reason}")
+        raise UntrustedSignature(f"not signed by anybody who is listed for sigstore: {reason}")
 
     def _sigstore(self) -> tuple[Verifier, tuple[tuple[str, Identity], ...]]:
         # It asks nobody: the files alone say whom to believe.
@@ -127,7 +127,7 @@ class ImageKeys:
 _LONGEST_REASON: Final = 200
 
 
-def _named(directory: Path, *suffixes: str) -> Sequence[Path]:
+def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
     try:
         found = sorted(each for each in directory.iterdir() if each.suffix in suffixes and each.is_file())
     except OSError as error:
@@ -163,7 +163,7 @@ class SignatureCheck:
 
     def __init__(self, fetcher: Fetcher, keys: ImageKeys, base_url: str) -> None:
         self._fetcher, self._keys, self._base_url = fetcher, keys, base_url
-        self._lists: dict[Checksums, tuple[frozenset[str], str] | Distrusted] = {}
+        self._lists: dict[Checksums, tuple[frozenset[str], str] | UntrustedSignature] = {}
 
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
         """Each file of an image, by architecture; ``only`` those with these digests, where that is given."""
@@ -174,7 +174,7 @@ class SignatureCheck:
                 by, fault = None, None
                 try:
                     by = self._signer(artifact, artifacts.checksums)
-                except Distrusted as error:
+                except UntrustedSignature as error:
                     fault = str(error)
                 yield VouchedFile(
                     at=("spec", "architectures", str(architecture), *at), sha256=artifact.sha256, by=by, fault=fault
@@ -182,8 +182,8 @@ class SignatureCheck:
 
     def _signer(self, artifact: Artifact, checksums: Checksums | None) -> str | None:
         if artifact.signature is not None:
-            kind, url = _where(artifact.signature)
-            detached = self._small(url, _LARGEST_SIGNATURE)
+            kind, url = _find_signature(artifact.signature)
+            detached = self._read_small(url, _LARGEST_SIGNATURE)
             with TemporaryDirectory(prefix="gitboot-") as folder:
                 file = Path(folder, "file")
                 if kind is not SignatureKind.SIGSTORE:  # whose signature is of the digest
@@ -191,35 +191,38 @@ class SignatureCheck:
                 return self._keys.signer(kind, detached, file, artifact.sha256)
         if checksums is None:
             return None
-        digests, by = self._listed(checksums)
+        digests, by = self._read_checksums(checksums)
         if artifact.sha256 not in digests:
-            raise Distrusted(f"not in the list at {checksums.url}, which is signed by {by}")
+            raise UntrustedSignature(f"not in the list at {checksums.url}, which is signed by {by}")
         return by
 
-    def _listed(self, checksums: Checksums) -> tuple[frozenset[str], str]:
+    def _read_checksums(self, checksums: Checksums) -> tuple[frozenset[str], str]:
         if checksums not in self._lists:
-            kind, url = _where(checksums.signature)
+            kind, url = _find_signature(checksums.signature)
             try:
-                content, detached = self._small(checksums.url, _LARGEST_LIST), self._small(url, _LARGEST_SIGNATURE)
+                content, detached = (
+                    self._read_small(checksums.url, _LARGEST_LIST),
+                    self._read_small(url, _LARGEST_SIGNATURE),
+                )
                 with TemporaryDirectory(prefix="gitboot-") as folder:
                     file = Path(folder, "list")
                     file.write_bytes(content)
                     by = self._keys.signer(kind, detached, file, Digest(sha256(content).hexdigest()))
                 lines = _LINE.finditer(content.decode(errors="replace"))
                 self._lists[checksums] = frozenset(match[1] or match[2] for match in lines), by
-            except Distrusted as error:
+            except UntrustedSignature as error:
                 self._lists[checksums] = error
         found = self._lists[checksums]
-        if isinstance(found, Distrusted):
+        if isinstance(found, UntrustedSignature):
             raise found
         return found
 
-    def _small(self, url: str, most_bytes: int) -> bytes:
+    def _read_small(self, url: str, most_bytes: int) -> bytes:
         content = bytearray()
         for chunk in self._chunks(url):
             content += chunk
             if len(content) > most_bytes:
-                raise Distrusted(f"not known to be signed: {url} has more than {most_bytes:,} bytes")
+                raise UntrustedSignature(f"not known to be signed: {url} has more than {most_bytes:,} bytes")
         return bytes(content)
 
     def _fetch(self, artifact: Artifact, file: Path) -> None:
@@ -229,16 +232,18 @@ class SignatureCheck:
                 digest.update(chunk)
                 written.write(chunk)
                 if written.tell() > most_bytes:
-                    raise Distrusted(f"not what lies at {artifact.url}: that has more than {most_bytes:,} bytes")
+                    raise UntrustedSignature(
+                        f"not what lies at {artifact.url}: that has more than {most_bytes:,} bytes"
+                    )
         if digest.hexdigest() != artifact.sha256:
-            raise Distrusted(f"not what lies at {artifact.url}: that has the sha256 {digest.hexdigest()}")
+            raise UntrustedSignature(f"not what lies at {artifact.url}: that has the sha256 {digest.hexdigest()}")
 
     def _chunks(self, url: str) -> Iterator[bytes]:
         try:
-            with self._fetcher.read(fetched_from(url, self._base_url)) as content:
+            with self._fetcher.read(choose_download_url(url, self._base_url)) as content:
                 yield from content.chunks
         except (ArtifactMissing, HostUnreachable) as error:
-            raise Distrusted(f"not known to be signed, for {url} is unavailable: {error}") from error
+            raise UntrustedSignature(f"not known to be signed, for {url} is unavailable: {error}") from error
 
 
 _LARGEST_SIGNATURE: Final = 1 << 20
@@ -247,6 +252,6 @@ _LARGEST_LIST: Final = 16 << 20
 _LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-f]{64}))$", re.MULTILINE)
 
 
-def _where(signature: Signature) -> tuple[SignatureKind, str]:
+def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:
     found = ((kind, getattr(signature, kind)) for kind in SignatureKind)
     return next((kind, url) for kind, url in found if url is not None)

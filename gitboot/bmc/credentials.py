@@ -18,31 +18,31 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from gitboot.child_processes import output_of
+from gitboot.child_processes import run_for_output
 from gitboot.errors import BmcNotTrusted, UsageError
-from gitboot.fleet.identities import BmcAccess, place_of
+from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
-from gitboot.text import did_you_mean, some
+from gitboot.text import did_you_mean, format_names
 
 FILE: Final = "access.toml"  # beside username and password; or beside all credentials, for those without their own
 AUTHORITY: Final = "ca.crt"  # likewise
 Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, *.NAME: every name below it
-Allowed = Callable[[Address], bool]
-Pair = tuple[str, str]  # where a BMC answers, in one spelling, and the name of credentials
+AddressFilter = Callable[[Address], bool]
+CredentialUse = tuple[str, str]  # where a BMC answers, in one spelling, and the name of credentials
 # What lies behind such an address depends on who asks: metadata of a cloud, this machine itself.
-_ONLY_BY_NAME: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
+_SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
 
-def pair_of(bmc: BmcAccess) -> Pair:
+def credential_use(bmc: BmcAccess) -> CredentialUse:
     """Return where a BMC answers, and the name of the credentials that it is sent."""
-    return origin_of(bmc.address), bmc.credentials
+    return normalize_origin(bmc.address), bmc.credentials
 
 
-def origin_of(address: str) -> str:
+def normalize_origin(address: str) -> str:
     """Scheme, host and port, in one spelling: who answers, whatever the path."""
     parts = urlsplit(address)
-    return place_of(f"{parts.scheme}://{parts.netloc}", None)[0]
+    return normalize_bmc_address(f"{parts.scheme}://{parts.netloc}", None)[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,85 +74,89 @@ class Trust(Struct, frozen=True, kw_only=True):
     def covers(self, bmc: BmcAccess) -> bool:
         """Return whether a BMC may be sent the credentials. The addresses of a name are checked when it is resolved."""
         try:
-            self.allowed(bmc, known=False)
+            self.build_address_filter(bmc, is_in_ledger=False)
         except BmcNotTrusted:
             return False
         return True
 
-    def allowed(self, bmc: BmcAccess, *, known: bool) -> Allowed:
+    def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> AddressFilter:
         """Return the addresses at which a BMC may be sent the credentials.
 
         ``known``: the ledger has the pair of both. Raises `BmcNotTrusted` if no address is allowed.
         """
         self._check_channel(bmc)
-        host, literal = _host(bmc), _literal(bmc)
-        if any(_is_called(host, name) for name in self.hosts):
-            return self._unless_special
-        if literal is not None and self._within(literal):
-            return self._within
+        host, literal = _get_host(bmc), _get_literal_address(bmc)
+        if any(_matches_host(host, name) for name in self.hosts):
+            return self._is_allowed_by_name
+        if literal is not None and self._is_in_networks(literal):
+            return self._is_in_networks
         if literal is None and self.networks:
-            return self._within
-        if not self.names_places and known:  # an address that a person has let in is named by that
-            return self._unless_special if literal is None else literal.__eq__
-        if not self.names_places and self._proves(bmc):
-            return self._unless_special
+            return self._is_in_networks
+        if not self.names_places and is_in_ledger:  # an address that a person has let in is named by that
+            return self._is_allowed_by_name if literal is None else literal.__eq__
+        if not self.names_places and self._must_prove_identity(bmc):
+            return self._is_allowed_by_name
         where = "names others" if self.names_places else "names no networks, and this BMC is new here"
         raise BmcNotTrusted(
             f"{bmc.address} is sent no credentials {bmc.credentials}: {self.file} {where}; gitboot bmc access-files "
             "prints what that file may say"
         )
 
-    def certificate(self, bmc: BmcAccess) -> str | None:
+    def find_certificate(self, bmc: BmcAccess) -> str | None:
         """Return the fingerprint of the certificate that the instance names for a BMC."""
-        return dict(self.certificates).get(_host(bmc))
+        return dict(self.certificates).get(_get_host(bmc))
 
-    def trusted_authority(self, bmc: BmcAccess) -> str | None:
+    def find_authority(self, bmc: BmcAccess) -> str | None:
         """Return whose certificate a BMC has to show, as PEM; None: the machine's own authorities."""
-        return bmc.ca or self._own_authority(bmc)
+        return bmc.ca or self._find_own_authority(bmc)
 
-    def _own_authority(self, bmc: BmcAccess) -> str | None:
-        host, literal = _host(bmc), _literal(bmc)
+    def _find_own_authority(self, bmc: BmcAccess) -> str | None:
+        host, literal = _get_host(bmc), _get_literal_address(bmc)
         for place, authority in self.authorities:
-            if _is_called(host, place) if isinstance(place, str) else literal is not None and _plain(literal) in place:
+            if (
+                _matches_host(host, place)
+                if isinstance(place, str)
+                else literal is not None and _unmap_ipv4(literal) in place
+            ):
                 return authority
         return self.authority
 
     def _check_channel(self, bmc: BmcAccess) -> None:
         """How a BMC is reached may be less safe than it could be only where the instance says so."""
-        by_authority = self.certificate(bmc) is None
-        for channel in _CHANNELS:
-            if not channel.is_of(bmc) or getattr(self, channel.key.replace("-", "_")):
+        by_authority = self.find_certificate(bmc) is None
+        for channel in _WEAK_CHANNELS:
+            if not channel.applies_to(bmc) or getattr(self, channel.key.replace("-", "_")):
                 continue
-            if by_authority or not channel.of_certificate:
+            if by_authority or not channel.fixed_by_certificate:
                 raise BmcNotTrusted(
-                    f"{bmc.address} is sent no credentials {bmc.credentials}: {channel.what}, and {self.file} does not "
+                    f"{bmc.address} is sent no credentials {bmc.credentials}: {channel.problem}, and {self.file} does not "
                     f"say {channel.key} = true; gitboot bmc access-files prints what that file may say"
                 )
 
-    def _proves(self, bmc: BmcAccess) -> bool:
+    def _must_prove_identity(self, bmc: BmcAccess) -> bool:
         """Return whether a BMC has to prove who it is by an authority, or a certificate, that the instance names."""
-        if _is_https(bmc) and self.certificate(bmc) is not None:
+        if _is_https(bmc) and self.find_certificate(bmc) is not None:
             return True
-        return self._own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
+        return self._find_own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
 
-    def _within(self, address: Address) -> bool:
-        plain = _plain(address)
-        special = [each for each in _ONLY_BY_NAME if getattr(plain, each)]
+    def _is_in_networks(self, address: Address) -> bool:
+        plain = _unmap_ipv4(address)
+        special = [each for each in _SPECIAL_ADDRESS_PROPERTIES if getattr(plain, each)]
         return any(plain in each and all(getattr(each, what) for what in special) for each in self.networks)
 
-    def _unless_special(self, address: Address) -> bool:
-        plain = _plain(address)
-        return self._within(plain) or not any(getattr(plain, each) for each in _ONLY_BY_NAME)
+    def _is_allowed_by_name(self, address: Address) -> bool:
+        plain = _unmap_ipv4(address)
+        return self._is_in_networks(plain) or not any(getattr(plain, each) for each in _SPECIAL_ADDRESS_PROPERTIES)
 
 
-class _Channel(NamedTuple):
+class _WeakChannel(NamedTuple):
     """A way to reach BMCs that is less safe than another, and that the instance has to allow."""
 
     key: str  # in `FILE`
-    is_of: Callable[[BmcAccess], bool]
-    what: str  # is the matter with it
-    why: str  # the same, beside the key
-    of_certificate: bool = False  # whether a certificate that the instance names makes up for it
+    applies_to: Callable[[BmcAccess], bool]
+    problem: str  # is the matter with it
+    comment: str  # the same, beside the key
+    fixed_by_certificate: bool = False  # whether a certificate that the instance names makes up for it
 
 
 def _is_http(bmc: BmcAccess) -> bool:
@@ -163,27 +167,27 @@ def _is_https(bmc: BmcAccess) -> bool:
     return urlsplit(bmc.address).scheme.lower() == "https"
 
 
-_CHANNELS: Final = (
-    _Channel("http", _is_http, "it is reached unencrypted", "unencrypted"),
-    _Channel(
+_WEAK_CHANNELS: Final = (
+    _WeakChannel("http", _is_http, "it is reached unencrypted", "unencrypted"),
+    _WeakChannel(
         "ipmi",
-        lambda bmc: bmc.by_ipmi,
+        lambda bmc: bmc.uses_ipmi,
         "IPMI hands a hash of the password to whoever asks",
         "a hash of the password goes to whoever asks",
     ),
-    _Channel(
+    _WeakChannel(
         "unverified",
         lambda bmc: _is_https(bmc) and not bmc.verify,
         "nobody verifies its certificate",
         "verify: false",
-        of_certificate=True,
+        fixed_by_certificate=True,
     ),
-    _Channel(
+    _WeakChannel(
         "repository-authorities",
         lambda bmc: _is_https(bmc) and bmc.verify and bmc.ca is not None,
         "its authority is out of the repository",
         f"better: the authority as {AUTHORITY}",
-        of_certificate=True,
+        fixed_by_certificate=True,
     ),
 )
 
@@ -192,14 +196,14 @@ def read_trust(directory: Path, name: str) -> Trust:
     """Read what the instance says of credentials. Raises `UsageError` for a file that cannot be understood."""
     own, shared = directory / name / FILE, directory / FILE
     file = shared if shared.exists() and not own.exists() else own
-    said = _parsed(file) if file.exists() else {}
+    settings = _parse_access_file(file) if file.exists() else {}
     authority = next((path for path in (directory / name / AUTHORITY, directory / AUTHORITY) if path.exists()), None)
-    places = [(place, _pem(file.parent / path)) for place, path in said.pop("authorities", ())]
-    pem = _pem(authority) if authority is not None else None
-    return Trust(**said, file=file, authority=pem, authorities=tuple(places))
+    places = [(place, _read_pem(file.parent / path)) for place, path in settings.pop("authorities", ())]
+    pem = _read_pem(authority) if authority is not None else None
+    return Trust(**settings, file=file, authority=pem, authorities=tuple(places))
 
 
-def _pem(file: Path) -> str:
+def _read_pem(file: Path) -> str:
     try:
         return file.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
@@ -207,12 +211,12 @@ def _pem(file: Path) -> str:
         raise UsageError(f"{file} cannot be read: {why}") from None
 
 
-def as_file(bmcs: Iterable[BmcAccess]) -> str:
+def render_access_file(bmcs: Iterable[BmcAccess]) -> str:
     """Return the file that lets one name's credentials be used for these BMCs, and for no others."""
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
     hosts = []
-    for host in sorted({_host(each) for each in found}):
+    for host in sorted({_get_host(each) for each in found}):
         try:
             networks.append(ip_network(host))
         except ValueError:
@@ -221,22 +225,22 @@ def as_file(bmcs: Iterable[BmcAccess]) -> str:
     six = collapse_addresses(each for each in networks if isinstance(each, IPv6Network))
     lines = [f"networks = {json.dumps([*map(str, four), *map(str, six)])}"] if networks else []
     lines += [f"hosts = {json.dumps(hosts)}"] if hosts else []
-    for channel in _CHANNELS:
-        if needing := [each.address for each in found if channel.is_of(each)]:
-            lines.append(f"{channel.key} = true  # {channel.why}: {some(needing)}")
+    for channel in _WEAK_CHANNELS:
+        if needing := [each.address for each in found if channel.applies_to(each)]:
+            lines.append(f"{channel.key} = true  # {channel.comment}: {format_names(needing)}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def _parsed(file: Path) -> dict[str, Any]:
+def _parse_access_file(file: Path) -> dict[str, Any]:
     try:
-        given = tomllib.loads(file.read_text())
+        content = tomllib.loads(file.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{file} cannot be read: {why}") from None
-    for key in sorted(given.keys() - _PARSERS.keys()):
+    for key in sorted(content.keys() - _PARSERS.keys()):
         raise UsageError(f"{file}: there is no {key!r}; {did_you_mean(key, _PARSERS, f'it may have {_KEYS}')}")
     found = {}
-    for key, value in given.items():
+    for key, value in content.items():
         try:
             found[key.replace("-", "_")] = _PARSERS[key](value)
         except ValueError as error:
@@ -244,12 +248,12 @@ def _parsed(file: Path) -> dict[str, Any]:
     return found
 
 
-def _networks(value: object) -> tuple[IPv4Network | IPv6Network, ...]:
-    return tuple(ip_network(each) for each in _texts(value))
+def _parse_networks(value: object) -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(ip_network(each) for each in _parse_text_list(value))
 
 
-def _hosts(value: object) -> tuple[str, ...]:
-    names = tuple(each.lower().removesuffix(".") for each in _texts(value))
+def _parse_hosts(value: object) -> tuple[str, ...]:
+    names = tuple(each.lower().removesuffix(".") for each in _parse_text_list(value))
     for name in names:
         if not all(part and part.replace("-", "").isalnum() for part in name.removeprefix("*.").split(".")):
             raise ValueError(f"{name!r} is no host name; *.NAME means every name below it")
@@ -258,26 +262,26 @@ def _hosts(value: object) -> tuple[str, ...]:
     return names
 
 
-def _texts(value: object) -> list[str]:
+def _parse_text_list(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise ValueError("expected a list of texts")
     return value
 
 
-def _word(value: object) -> bool:
+def _parse_boolean(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError("expected true or false")
     return value
 
 
-def _command(value: object) -> tuple[str, ...]:
-    found = _texts(value)
+def _parse_command(value: object) -> tuple[str, ...]:
+    found = _parse_text_list(value)
     if not found or not found[0]:
         raise ValueError("expected a program and its arguments")
     return tuple(found)
 
 
-def _authorities(value: object) -> tuple[tuple[Place, str], ...]:
+def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
     """Return places with their files, the narrowest first: a host before the names below it."""
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
         raise ValueError("expected networks and hosts, each with the file of its authority")
@@ -286,7 +290,7 @@ def _authorities(value: object) -> tuple[tuple[Place, str], ...]:
         try:
             found.append((ip_network(text.strip("[]")), file))
         except ValueError:
-            found.append((_hosts([text])[0], file))
+            found.append((_parse_hosts([text])[0], file))
 
     def breadth(pair: tuple[Place, str]) -> tuple[bool, int, str]:
         place = pair[0]
@@ -296,7 +300,7 @@ def _authorities(value: object) -> tuple[tuple[Place, str], ...]:
     return tuple(sorted(found, key=breadth))
 
 
-def _certificates(value: object) -> tuple[tuple[str, str], ...]:
+def _parse_certificates(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
         raise ValueError("expected hosts, each with the sha256 of its certificate")
     return tuple(
@@ -305,54 +309,54 @@ def _certificates(value: object) -> tuple[tuple[str, str], ...]:
 
 
 _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
-    "networks": _networks,
-    "hosts": _hosts,
-    "http": _word,
-    "ipmi": _word,
-    "unverified": _word,
-    "repository-authorities": _word,
-    "certificates": _certificates,
-    "authorities": _authorities,
-    "password-command": _command,
+    "networks": _parse_networks,
+    "hosts": _parse_hosts,
+    "http": _parse_boolean,
+    "ipmi": _parse_boolean,
+    "unverified": _parse_boolean,
+    "repository-authorities": _parse_boolean,
+    "certificates": _parse_certificates,
+    "authorities": _parse_authorities,
+    "password-command": _parse_command,
 }
 _KEYS: Final = ", ".join(_PARSERS)
 
 
-def _host(bmc: BmcAccess) -> str:
+def _get_host(bmc: BmcAccess) -> str:
     return (urlsplit(bmc.address).hostname or "").lower().removesuffix(".")
 
 
-def _literal(bmc: BmcAccess) -> Address | None:
+def _get_literal_address(bmc: BmcAccess) -> Address | None:
     """Return the IP address of a BMC if its document has one, and not a name."""
     try:
-        return ip_address(_host(bmc))
+        return ip_address(_get_host(bmc))
     except ValueError:
         return None
 
 
-def _is_called(host: str, name: str) -> bool:
+def _matches_host(host: str, name: str) -> bool:
     return host.endswith(name[1:]) if name.startswith("*.") else host == name
 
 
-def _plain(address: Address) -> Address:
+def _unmap_ipv4(address: Address) -> Address:
     """Return an address of IPv4 that is written as one of IPv6, as what it is."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
 
 _FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # this process's own: a fingerprint is of no use outside
-_READ_AGAIN_S: Final = 1.0  # also where a file is another and does not show it: times of files are coarse
-_ASK_AGAIN_S: Final = 300.0  # a command
-_DOUBTED_S: Final = 60.0  # one whose password was refused, or that has failed
-_PATIENCE_S: Final = 10.0
-_LONGEST: Final = 4096  # bytes, of what a command says
-_TRIES: Final = 10
-_Version = tuple[int, int, int, int] | None
+_CACHE_S: Final = 1.0  # also where a file is another and does not show it: times of files are coarse
+_PASSWORD_CACHE_S: Final = 300.0  # a command
+_RETRY_AFTER_FAILURE_S: Final = 60.0  # one whose password was refused, or that has failed
+_COMMAND_TIMEOUT_S: Final = 10.0
+_MAX_OUTPUT_BYTES: Final = 4096  # bytes, of what a command says
+_MAX_READS: Final = 10
+_FileVersion = tuple[int, int, int, int] | None
 
 
 def read_credentials(directory: Path, name: str) -> Credentials:
     """``directory/name/username`` and ``…/password``, of one moment, as Kubernetes mounts them; read anew each time."""
-    username, password = _read(directory / name, name, ("username", "password"))
+    username, password = _read_files(directory / name, name, ("username", "password"))
     return Credentials(username=username, password=password, name=name)
 
 
@@ -366,7 +370,7 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
         return False
 
 
-class Entrusted(Struct, frozen=True, kw_only=True):
+class TrustedCredentials(Struct, frozen=True, kw_only=True):
     """Credentials, what the instance says of them, and what tells both from others without telling either."""
 
     credentials: Credentials
@@ -374,17 +378,17 @@ class Entrusted(Struct, frozen=True, kw_only=True):
     fingerprint: str
 
 
-class _Kept(Struct):
-    found: Entrusted
-    versions: tuple[_Version, ...]
+class _CachedCredentials(Struct):
+    entrusted: TrustedCredentials
+    versions: tuple[_FileVersion, ...]
     read_s: float
 
 
-class _Said(Struct):
+class _CommandResult(Struct):
     command: tuple[str, ...]
     password: str | None
     error: str
-    until_s: float
+    valid_until_s: float
 
 
 class CredentialDirectory:
@@ -392,16 +396,16 @@ class CredentialDirectory:
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
-        self._kept: dict[str, _Kept] = {}
-        self._said: dict[str, _Said] = {}
+        self._cached: dict[str, _CachedCredentials] = {}
+        self._command_results: dict[str, _CommandResult] = {}
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def of(self, name: str) -> Entrusted:
+    def read(self, name: str) -> TrustedCredentials:
         """Return credentials by their name, as they are now. Raises `UsageError` if there are none."""
         if self._root is None:
             raise UsageError(f"no directory of credentials is given, and {name} is needed (--credentials)")
         with self._locks[name]:  # a command is asked once, however many wait for it
-            return self._now(self._root, name, asks=True)
+            return self._read_current(self._root, name, may_run_command=True)
 
     def fingerprint(self, name: str) -> str | None:
         """Return a text that changes when credentials or their `Trust` change; None: no credentials are known.
@@ -411,16 +415,16 @@ class CredentialDirectory:
         if self._root is None:
             return None
         try:
-            return self._now(self._root, name, asks=False).fingerprint
+            return self._read_current(self._root, name, may_run_command=False).fingerprint
         except UsageError:
             return None
 
-    def doubt(self, name: str) -> None:
+    def report_failure(self, name: str) -> None:
         """Say that a BMC has refused them: a command is asked again for the next, but not at once for each."""
-        if (said := self._said.get(name)) is not None:
-            said.until_s = min(said.until_s, time.monotonic() + _DOUBTED_S)
+        if (said := self._command_results.get(name)) is not None:
+            said.valid_until_s = min(said.valid_until_s, time.monotonic() + _RETRY_AFTER_FAILURE_S)
 
-    def _now(self, root: Path, name: str, *, asks: bool) -> Entrusted:
+    def _read_current(self, root: Path, name: str, *, may_run_command: bool) -> TrustedCredentials:
         folder = root / name
         files = (
             folder / "username",
@@ -430,38 +434,40 @@ class CredentialDirectory:
             folder / AUTHORITY,
             root / AUTHORITY,
         )
-        versions, kept = tuple(map(_version, files)), self._kept.get(name)
-        if kept is not None and kept.versions == versions and time.monotonic() - kept.read_s < _READ_AGAIN_S:
-            return kept.found
+        versions, cached = tuple(map(_read_file_version, files)), self._cached.get(name)
+        if cached is not None and cached.versions == versions and time.monotonic() - cached.read_s < _CACHE_S:
+            return cached.entrusted
         trust = read_trust(root, name)
         if trust.password_command and versions[1] is None:
-            (username,) = _read(folder, name, ("username",))
-            password = self._of_command(name, trust, asks=asks)
+            (username,) = _read_files(folder, name, ("username",))
+            password = self._get_command_password(name, trust, may_run_command=may_run_command)
         else:
-            username, password = _read(folder, name, ("username", "password"))
+            username, password = _read_files(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
-        said = f"{username}\0{password}\0{trust!r}".encode()
-        fingerprint = hashlib.blake2b(said, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
-        found = Entrusted(credentials=credentials, trust=trust, fingerprint=fingerprint)
-        self._kept[name] = _Kept(found, versions, time.monotonic())
+        text = f"{username}\0{password}\0{trust!r}".encode()
+        fingerprint = hashlib.blake2b(text, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
+        found = TrustedCredentials(credentials=credentials, trust=trust, fingerprint=fingerprint)
+        self._cached[name] = _CachedCredentials(found, versions, time.monotonic())
         return found
 
-    def _of_command(self, name: str, trust: Trust, *, asks: bool) -> str:
+    def _get_command_password(self, name: str, trust: Trust, *, may_run_command: bool) -> str:
         command = tuple(part.replace("{name}", name) for part in trust.password_command)
-        said = self._said.get(name)
-        if asks and (said is None or said.command != command or time.monotonic() >= said.until_s):
-            said = self._said[name] = _ask(command)
-        if said is None or said.password is None:
-            why = said.error if said is not None else "it was not asked yet"
+        result = self._command_results.get(name)
+        if may_run_command and (
+            result is None or result.command != command or time.monotonic() >= result.valid_until_s
+        ):
+            result = self._command_results[name] = _run_password_command(command)
+        if result is None or result.password is None:
+            why = result.error if result is not None else "it was not asked yet"
             raise UsageError(f"no password for credentials {name}: password-command of {trust.file}: {why}")
-        return said.password
+        return result.password
 
 
-def _ask(command: tuple[str, ...]) -> _Said:
+def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
     """Run a command that prints the password in one line. Its output is never shown."""
     password, error = None, ""
     try:
-        status, output = output_of(command, patience_s=_PATIENCE_S, most_bytes=_LONGEST)
+        status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, most_bytes=_MAX_OUTPUT_BYTES)
         lines = output.decode().removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
         error = "what it wrote is no text" if isinstance(problem, UnicodeDecodeError) else str(problem)
@@ -472,18 +478,20 @@ def _ask(command: tuple[str, ...]) -> _Said:
             error = f"{command[0]} wrote {'nothing' if lines == [''] else 'several lines'}, not the password alone"
         else:
             password = lines[0]
-    return _Said(command, password, error, time.monotonic() + (_DOUBTED_S if error else _ASK_AGAIN_S))
+    return _CommandResult(
+        command, password, error, time.monotonic() + (_RETRY_AFTER_FAILURE_S if error else _PASSWORD_CACHE_S)
+    )
 
 
-def _read(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
+def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
     """Read files of a folder, all of the same moment: a link may be led to other files between two of them."""
     files = [folder / part for part in parts]
     try:
-        for _ in range(_TRIES):
-            before = list(map(_version, files))
+        for _ in range(_MAX_READS):
+            before = list(map(_read_file_version, files))
             contents = [file.read_bytes() for file in files]
-            if before == list(map(_version, files)):
-                return [_one_line(file, content) for file, content in zip(files, contents, strict=True)]
+            if before == list(map(_read_file_version, files)):
+                return [_decode_line(file, content) for file, content in zip(files, contents, strict=True)]
     except OSError as error:
         raise UsageError(
             f"no credentials named {name}: {folder} needs the files {' and '.join(parts)} ({error})"
@@ -491,7 +499,7 @@ def _read(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
     raise UsageError(f"the files of {folder} change all the time")
 
 
-def _one_line(file: Path, content: bytes) -> str:
+def _decode_line(file: Path, content: bytes) -> str:
     """Return the one line of a file. Raises `UsageError`, which shows nothing of the content."""
     try:
         text = content.decode().rstrip("\r\n")
@@ -504,7 +512,7 @@ def _one_line(file: Path, content: bytes) -> str:
     return text
 
 
-def _version(file: Path) -> _Version:
+def _read_file_version(file: Path) -> _FileVersion:
     """Return what is another once a file was written or replaced, or a link on the way to it leads elsewhere."""
     try:
         found = file.stat()
@@ -516,11 +524,11 @@ def _version(file: Path) -> _Version:
 # How far a BMC is reached
 
 
-class Sign(Struct, frozen=True, kw_only=True):
+class ResponseSample(Struct, frozen=True, kw_only=True):
     """What one BMC tells of the way to it."""
 
-    waited_s: float | None = None  # until its last answer began; None: it gave none
+    latency_s: float | None = None  # until its last answer began; None: it gave none
     is_lost: bool = False  # it gave none, and did the time before
 
 
-NO_SIGN: Final = Sign()
+NO_SAMPLE: Final = ResponseSample()

@@ -9,11 +9,11 @@ from typing import Final
 from msgspec import Struct, field, structs
 
 from gitboot.fleet.identities import BmcAccess, Machine
-from gitboot.fleet.layered_dict import differing, replaced
+from gitboot.fleet.layered_dict import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
 
 
-class Shown(Struct, frozen=True, kw_only=True):
+class ReportedIdentity(Struct, frozen=True, kw_only=True):
     """The identity that a ComputerSystem shows. None: it shows no such value."""
 
     uuid: SystemUuid | None = None
@@ -21,20 +21,20 @@ class Shown(Struct, frozen=True, kw_only=True):
     sku: str | None = None  # SKU: Dell's service tag, elsewhere the number of a product
 
     def __str__(self) -> str:
-        return _named(self.uuid, self.serial, self.sku)
+        return _format_identity(self.uuid, self.serial, self.sku)
 
 
-def _named(uuid: SystemUuid | None, *serials: str | None) -> str:
-    named = [f"UUID {uuid}"] if uuid is not None else []
+def _format_identity(uuid: SystemUuid | None, *serials: str | None) -> str:
+    parts = [f"UUID {uuid}"] if uuid is not None else []
     names = ("serial", "SKU")
-    named += [f'{name} "{value}"' for name, value in zip(names, serials, strict=False) if value is not None]
-    return ", ".join(named) or "neither UUID nor serial number"
+    parts += [f'{name} "{value}"' for name, value in zip(names, serials, strict=False) if value is not None]
+    return ", ".join(parts) or "neither UUID nor serial number"
 
 
-NOTHING: Final = Shown()
+NO_IDENTITY: Final = ReportedIdentity()
 
 
-class Described(Struct, frozen=True, kw_only=True):
+class DocumentIdentity(Struct, frozen=True, kw_only=True):
     """The identity that a document gives to its machine."""
 
     uuid: SystemUuid
@@ -43,7 +43,7 @@ class Described(Struct, frozen=True, kw_only=True):
     reports_serial: str | None = None
 
     @classmethod
-    def by(cls, uuid: SystemUuid, serial: str | None, bmc: BmcAccess | None) -> Described:
+    def from_document(cls, uuid: SystemUuid, serial: str | None, bmc: BmcAccess | None) -> DocumentIdentity:
         reported = (bmc.reports_uuid, bmc.reports_serial) if bmc is not None else (None, None)
         return cls(uuid=uuid, serial=serial, reports_uuid=reported[0], reports_serial=reported[1])
 
@@ -56,7 +56,7 @@ class Described(Struct, frozen=True, kw_only=True):
         return tuple(each for each in (self.serial, self.reports_serial) if each is not None)
 
 
-class Pinned(Struct, frozen=True, kw_only=True):
+class PinnedIdentity(Struct, frozen=True, kw_only=True):
     """What the BMC of a machine showed at first contact, or what a person has accepted since."""
 
     uuid: SystemUuid | None
@@ -64,27 +64,27 @@ class Pinned(Struct, frozen=True, kw_only=True):
     at: datetime
     place: tuple[str, str | None]  # of the BMC
     accepted: bool = False  # by a person: it is the machine, whatever its document says
-    changed: Shown | None = None  # what it shows instead, and what holds until a person accepts it
+    changed: ReportedIdentity | None = None  # what it shows instead, and what holds until a person accepts it
     certificate: str | None = None  # the fingerprint of its certificate, where no authority verifies that
 
     @property
-    def seen(self) -> Shown:
-        return self.changed or Shown(uuid=self.uuid, serial=self.serial)
+    def latest_identity(self) -> ReportedIdentity:
+        return self.changed or ReportedIdentity(uuid=self.uuid, serial=self.serial)
 
 
-class Same(Struct, frozen=True, kw_only=True):
+class SameMachine(Struct, frozen=True, kw_only=True):
     """It is the machine of the document."""
 
     accepted: bool = False  # by a person
 
 
-class CannotTell(Struct, frozen=True, kw_only=True):
+class UnprovenIdentity(Struct, frozen=True, kw_only=True):
     """Nothing that could be compared is set on both sides; allowed, and worth a warning."""
 
     message: str
 
 
-class Another(Struct, frozen=True, kw_only=True):
+class AnotherMachine(Struct, frozen=True, kw_only=True):
     """It is another machine than the document's."""
 
     message: str
@@ -96,95 +96,115 @@ class IdentityChanged(Struct, frozen=True, kw_only=True):
     message: str
 
 
-Identified = Same | CannotTell | Another | IdentityChanged
+IdentityResult = SameMachine | UnprovenIdentity | AnotherMachine | IdentityChanged
 
 
 def identify(
-    described: Described, shown: Shown, *, pinned: Pinned | None = None, shared: frozenset[str] = frozenset()
-) -> Identified:
+    document: DocumentIdentity,
+    reported: ReportedIdentity,
+    *,
+    pinned: PinnedIdentity | None = None,
+    shared_values: frozenset[str] = frozenset(),
+) -> IdentityResult:
     """Compare what a BMC shows with its document, and with what it has shown before.
 
     ``pinned`` is what was seen at the same place before; ``shared`` is `Sharing.values` of all pins.
     """
-    if pinned is not None and (changes := _changes(described, pinned, shown)):
+    if pinned is not None and (changes := _list_changes(document, pinned, reported)):
         changed = ", ".join(changes)
-        return IdentityChanged(message=f"what the BMC shows has changed: {changed}{_line_to_add(described, shown)}")
+        return IdentityChanged(message=f"what the BMC shows has changed: {changed}{_format_remedy(document, reported)}")
     if pinned is not None and pinned.accepted:
-        return Same(accepted=True)
-    is_same, named = (
-        _is_same(described.uuids, described.serials, shown, shared),
-        _named(described.uuid, described.serial),
+        return SameMachine(accepted=True)
+    is_same, document_text = (
+        _is_same(document.uuids, document.serials, reported, shared_values),
+        _format_identity(document.uuid, document.serial),
     )
     if is_same:
-        return Same()
+        return SameMachine()
     if is_same is None:
-        return CannotTell(message=f"the BMC shows {shown}, so nothing tells whether it is {named}")
-    message = f"the BMC shows {shown}, and the document says {named}{_line_to_add(described, shown)}"
-    return Another(message=message)
+        return UnprovenIdentity(message=f"the BMC shows {reported}, so nothing tells whether it is {document_text}")
+    message = f"the BMC shows {reported}, and the document says {document_text}{_format_remedy(document, reported)}"
+    return AnotherMachine(message=message)
 
 
-def is_another_system(before: Shown, now: Shown) -> bool:
+def is_another_system(before: ReportedIdentity, now: ReportedIdentity) -> bool:
     """Return whether two readings are of two systems, as far as they show who they are."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
     return _is_same(uuids, serials, structs.replace(now, sku=None), frozenset()) is False
 
 
-def pin(
-    shown: Shown,
-    identified: Identified,
+def update_pin(
+    reported: ReportedIdentity,
+    result: IdentityResult,
     *,
-    pinned: Pinned | None,
+    pinned: PinnedIdentity | None,
     place: tuple[str, str | None],
     at: datetime,
-) -> Pinned:
+) -> PinnedIdentity:
     """Return the pin after a reading: ``pinned`` itself if the reading shows nothing new."""
     if pinned is None or pinned.place != place:
-        return Pinned(uuid=shown.uuid, serial=shown.serial, at=at, place=place)
-    if isinstance(identified, IdentityChanged):
-        return structs.replace(pinned, changed=structs.replace(shown, sku=None))
-    return structs.replace(pinned, uuid=shown.uuid or pinned.uuid, serial=shown.serial or pinned.serial, changed=None)
+        return PinnedIdentity(uuid=reported.uuid, serial=reported.serial, at=at, place=place)
+    if isinstance(result, IdentityChanged):
+        return structs.replace(pinned, changed=structs.replace(reported, sku=None))
+    return structs.replace(
+        pinned, uuid=reported.uuid or pinned.uuid, serial=reported.serial or pinned.serial, changed=None
+    )
 
 
-def accept(pinned: Pinned, *, at: datetime) -> Pinned:
+def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
     """Take a person's word that what the BMC shows now is the machine."""
-    return structs.replace(pinned, uuid=pinned.seen.uuid, serial=pinned.seen.serial, at=at, accepted=True, changed=None)
+    return structs.replace(
+        pinned,
+        uuid=pinned.latest_identity.uuid,
+        serial=pinned.latest_identity.serial,
+        at=at,
+        accepted=True,
+        changed=None,
+    )
 
 
-def with_certificate(
-    pinned: Pinned | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
-) -> Pinned | None:
+def pin_certificate(
+    pinned: PinnedIdentity | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
+) -> PinnedIdentity | None:
     """Return what is to be kept once a certificate was seen that no authority verifies."""
     if certificate is None or (pinned is not None and pinned.certificate == certificate):
         return pinned
-    return structs.replace(pinned or Pinned(uuid=None, serial=None, at=at, place=place), certificate=certificate)
+    return structs.replace(
+        pinned or PinnedIdentity(uuid=None, serial=None, at=at, place=place), certificate=certificate
+    )
 
 
-def known_at(pinned: Pinned | None, place: tuple[str, str | None]) -> Pinned | None:
+def find_pin_at(pinned: PinnedIdentity | None, place: tuple[str, str | None]) -> PinnedIdentity | None:
     """Return what is pinned, if it was seen at this place: at another one is another first contact."""
     return pinned if pinned is not None and pinned.place == place else None
 
 
-def values_of(pinned: Pinned) -> frozenset[str]:
+def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
     """Return what a BMC has shown that may tell its machine from others."""
-    shown = (Shown(uuid=pinned.uuid, serial=pinned.serial), *((pinned.changed,) if pinned.changed is not None else ()))
+    shown = (
+        ReportedIdentity(uuid=pinned.uuid, serial=pinned.serial),
+        *((pinned.changed,) if pinned.changed is not None else ()),
+    )
     return frozenset(value for each in shown for value in (each.uuid, _upper(each.serial)) if value is not None)
 
 
-def claimed_by(described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
+def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> frozenset[str]:
     """Return the values that documents give to their machines, by UUID and serial number."""
-    serials = (serial.upper() for serial in described.values() if serial is not None)
-    return frozenset((*(order for uuid in described for order in byte_orders(uuid)), *serials))
+    serials = (serial.upper() for serial in serials_by_uuid.values() if serial is not None)
+    return frozenset((*(order for uuid in serials_by_uuid for order in byte_orders(uuid)), *serials))
 
 
-def _is_same(uuids: Iterable[SystemUuid], serials: Iterable[str], shown: Shown, shared: frozenset[str]) -> bool | None:
+def _is_same(
+    uuids: Iterable[SystemUuid], serials: Iterable[str], reported: ReportedIdentity, shared_values: frozenset[str]
+) -> bool | None:
     """Compare identities with what is shown; None: nothing tells. Placeholders count for nothing, on either side."""
-    known_uuids = {each for uuid in uuids if _is_real_uuid(uuid, shared) for each in byte_orders(uuid)}
-    known_serials = {serial.upper() for serial in serials if _is_real_serial(serial, shared)}
-    uuid = shown.uuid if shown.uuid is not None and _is_real_uuid(shown.uuid, shared) else None
+    known_uuids = {each for uuid in uuids if _is_real_uuid(uuid, shared_values) for each in byte_orders(uuid)}
+    known_serials = {serial.upper() for serial in serials if _is_real_serial(serial, shared_values)}
+    uuid = reported.uuid if reported.uuid is not None and _is_real_uuid(reported.uuid, shared_values) else None
     serial, sku = (
-        each.upper() if each is not None and _is_real_serial(each, shared) else None
-        for each in (shown.serial, shown.sku)
+        each.upper() if each is not None and _is_real_serial(each, shared_values) else None
+        for each in (reported.serial, reported.sku)
     )
     if uuid in known_uuids or {serial, sku} & known_serials:
         return True
@@ -193,30 +213,30 @@ def _is_same(uuids: Iterable[SystemUuid], serials: Iterable[str], shown: Shown, 
     return False if differs else None
 
 
-def _is_real_uuid(uuid: SystemUuid, shared: frozenset[str]) -> bool:
-    return uuid not in shared and not is_placeholder_uuid(uuid)
+def _is_real_uuid(uuid: SystemUuid, shared_values: frozenset[str]) -> bool:
+    return uuid not in shared_values and not is_placeholder_uuid(uuid)
 
 
-def _is_real_serial(serial: str, shared: frozenset[str]) -> bool:
-    return serial.upper() not in shared and not is_placeholder_serial(serial)
+def _is_real_serial(serial: str, shared_values: frozenset[str]) -> bool:
+    return serial.upper() not in shared_values and not is_placeholder_serial(serial)
 
 
-def _changes(described: Described, pinned: Pinned, shown: Shown) -> list[str]:
+def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity) -> list[str]:
     """Return what is not as it was at first contact, and not as the document says either.
 
     What is no longer shown is a change only where the other is not as it was: BMCs show less while they start.
     """
-    uuid_is_same = shown.uuid is not None and pinned.uuid is not None and shown.uuid in byte_orders(pinned.uuid)
-    serial_is_same = shown.serial is not None and shown.serial.upper() == _upper(pinned.serial)
+    uuid_is_same = reported.uuid is not None and pinned.uuid is not None and reported.uuid in byte_orders(pinned.uuid)
+    serial_is_same = reported.serial is not None and reported.serial.upper() == _upper(pinned.serial)
     changes = []
     if pinned.uuid is not None and not uuid_is_same:
-        is_described = any(shown.uuid in byte_orders(each) for each in described.uuids)
-        if not is_described and (shown.uuid is not None or not serial_is_same):
-            changes.append(f"UUID {pinned.uuid} to {shown.uuid or 'none'}")
+        is_described = any(reported.uuid in byte_orders(each) for each in document.uuids)
+        if not is_described and (reported.uuid is not None or not serial_is_same):
+            changes.append(f"UUID {pinned.uuid} to {reported.uuid or 'none'}")
     if pinned.serial is not None and not serial_is_same:
-        is_described = _upper(shown.serial) in map(_upper, described.serials)
-        if not is_described and (shown.serial is not None or not uuid_is_same):
-            now = f'"{shown.serial}"' if shown.serial is not None else "none"
+        is_described = _upper(reported.serial) in map(_upper, document.serials)
+        if not is_described and (reported.serial is not None or not uuid_is_same):
+            now = f'"{reported.serial}"' if reported.serial is not None else "none"
             changes.append(f'serial "{pinned.serial}" to {now}')
     return changes
 
@@ -225,58 +245,70 @@ def _upper(serial: str | None) -> str | None:
     return serial.upper() if serial is not None else None
 
 
-def _line_to_add(described: Described, shown: Shown) -> str:
+def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> str:
     fields = []
-    if shown.uuid is not None and not is_placeholder_uuid(shown.uuid) and shown.uuid not in described.uuids:
-        fields.append(f"uuid: {shown.uuid}")
-    if shown.serial is not None and not is_placeholder_serial(shown.serial) and shown.serial not in described.serials:
-        fields.append(f'serial: "{shown.serial}"')
+    if reported.uuid is not None and not is_placeholder_uuid(reported.uuid) and reported.uuid not in document.uuids:
+        fields.append(f"uuid: {reported.uuid}")
+    if (
+        reported.serial is not None
+        and not is_placeholder_serial(reported.serial)
+        and reported.serial not in document.serials
+    ):
+        fields.append(f'serial: "{reported.serial}"')
     if not fields:
         return ""
     return f"; correct bmc.address, or add to bmc, where it is this machine: reports: {{{', '.join(fields)}}}"
 
 
-class Sharing(Struct, frozen=True, kw_only=True):
+class SharedIdentityValues(Struct, frozen=True, kw_only=True):
     """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
 
     It is kept with its pins and machines: after a reading, only what that changes is looked at.
     """
 
     values: frozenset[str] = frozenset()  # what tells no machine from another
-    pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)
+    pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
-    _places: Mapping[str, tuple[tuple[str, str | None], ...]] = field(
+    _places_by_value: Mapping[str, tuple[tuple[str, str | None], ...]] = field(
         default_factory=dict
     )  # who shows a value, one for each pin
-    _several: frozenset[str] = frozenset()  # values that are shown at two places
-    _claimed: frozenset[str] | None = None  # what documents say of their machines; None: nobody had to know
+    _repeated_values: frozenset[str] = frozenset()  # values that are shown at two places
+    _document_values: frozenset[str] | None = None  # what documents say of their machines; None: nobody had to know
 
-    def after(self, pins: Mapping[SystemUuid, Pinned], machines: Mapping[SystemUuid, Machine]) -> Sharing:
+    def update(
+        self, pins: Mapping[SystemUuid, PinnedIdentity], machines: Mapping[SystemUuid, Machine]
+    ) -> SharedIdentityValues:
         if pins is self.pins and machines is self.machines:
             return self
-        found: dict[str, list[tuple[str, str | None]]] = {}
-        for uuid in differing(self.pins, pins):
+        places_by_value: dict[str, list[tuple[str, str | None]]] = {}
+        for uuid in find_differing_keys(self.pins, pins):
             if (before := self.pins.get(uuid)) is not None:
-                for value in values_of(before):
-                    self._at(found, value).remove(before.place)
+                for value in list_pinned_values(before):
+                    self._get_places(places_by_value, value).remove(before.place)
             if (now := pins.get(uuid)) is not None:
-                for value in values_of(now):
-                    self._at(found, value).append(now.place)
-        several = self._several - found.keys() | {value for value, places in found.items() if len(set(places)) > 1}
-        claimed = self._claimed if machines is self.machines else None
-        if several and claimed is None:
-            claimed = claimed_by({uuid: machine.serial for uuid, machine in machines.items()})
-        shown = {value: tuple(places) for value, places in found.items() if places}
-        return Sharing(
-            values=several - (claimed or frozenset()),
+                for value in list_pinned_values(now):
+                    self._get_places(places_by_value, value).append(now.place)
+        repeated = self._repeated_values - places_by_value.keys() | {
+            value for value, places in places_by_value.items() if len(set(places)) > 1
+        }
+        document_values = self._document_values if machines is self.machines else None
+        if repeated and document_values is None:
+            document_values = list_document_values({uuid: machine.serial for uuid, machine in machines.items()})
+        new_places = {value: tuple(places) for value, places in places_by_value.items() if places}
+        return SharedIdentityValues(
+            values=repeated - (document_values or frozenset()),
             pins=pins,
             machines=machines,
-            _places=replaced(self._places, shown, found.keys() - shown.keys()) if found else self._places,
-            _several=several,
-            _claimed=claimed,
+            _places_by_value=apply_changes(
+                self._places_by_value, new_places, places_by_value.keys() - new_places.keys()
+            )
+            if places_by_value
+            else self._places_by_value,
+            _repeated_values=repeated,
+            _document_values=document_values,
         )
 
-    def _at(self, found: dict[str, list[tuple[str, str | None]]], value: str) -> list[tuple[str, str | None]]:
-        if value not in found:
-            found[value] = list(self._places.get(value, ()))
-        return found[value]
+    def _get_places(self, places: dict[str, list[tuple[str, str | None]]], value: str) -> list[tuple[str, str | None]]:
+        if value not in places:
+            places[value] = list(self._places_by_value.get(value, ()))
+        return places[value]

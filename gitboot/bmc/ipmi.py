@@ -18,18 +18,18 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state import IPMI, Observed, Override
-from gitboot.bmc.override_steps import has_changed, stands
+from gitboot.bmc.identity import ReportedIdentity
+from gitboot.bmc.override_state import IPMI, BmcObservation, Override
+from gitboot.bmc.override_steps import has_changed, is_shown
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.transport import Reach, RequestGivenUp
+from gitboot.bmc.redfish.transport import ConnectionPolicy, RequestAborted
 from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable
 from gitboot.http_client import RequestLimits
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 # IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, 3 is HMAC-SHA1 and AES; both encrypt. Older BMCs have only 3.
-_SUITES: Final = (17, 3)
+_CIPHER_SUITES: Final = (17, 3)
 _PORT: Final = 623
 
 # IPMI 2.0, 28.12 and 28.13: Set and Get System Boot Options, parameters 3 and 5.
@@ -53,13 +53,13 @@ _CONTROLS: Final = {
 _NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})  # 5.2, completion codes: busy, or not in this state
 # What ipmitool says, by its -v. "is not what we requested": a BMC that takes what it likes, whatever it was asked for.
 _NO_SESSION: Final = "Unable to establish"
-_ANOTHER_SUITE: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)
+_SUITE_REFUSED: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)
 _REFUSED: Final = re.compile(r"HMAC is invalid|unauthorized name|password is longer|Set Session Privilege Level", re.I)
-_OUTCOME: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\):? *(.*)$", re.I | re.M)
+_RESULT_LINE: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\):? *(.*)$", re.I | re.M)
 _OCTETS_A_LINE: Final = 16
 
 
-_Outcome: TypeAlias = bytes | BmcBusy | BmcRejected  # an answer, or why there is none
+_Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # an answer, or why there is none
 
 
 class IpmiConnection:
@@ -69,11 +69,11 @@ class IpmiConnection:
     """
 
     def __init__(
-        self, address: str, credentials: Credentials, *, reach: Reach | None = None, timeout_s: float = 15
+        self, address: str, credentials: Credentials, *, reach: ConnectionPolicy | None = None, timeout_s: float = 15
     ) -> None:
         self._address = address.rstrip("/")
         self._credentials = credentials
-        self.reach = reach or Reach()
+        self.policy = reach or ConnectionPolicy()
         self.login = self.media = self.firmware = None  # IPMI has none of them
         self._timeout_s = timeout_s
         self._suite: int | None = None  # that the BMC took last
@@ -81,96 +81,98 @@ class IpmiConnection:
     def close(self, *, log_out: bool = True) -> None:
         pass  # nothing is kept open
 
-    def observe(self) -> Observed:
+    def observe(self) -> BmcObservation:
         """Read the boot flags, the power state and who the system is, in one session."""
-        flags, status, guid = self._ask(_GET_FLAGS, _GET_STATUS, _GET_GUID)
-        flags, status = _answered(flags), _answered(status)
+        flags, status, guid = self._send_requests(_GET_FLAGS, _GET_STATUS, _GET_GUID)
+        flags, status = _unwrap(flags), _unwrap(status)
         if len(flags) < 4 or not status:
             raise BmcUnreachable(f"{self._address}: an answer that is too short: {flags.hex(' ')}")
-        return Observed(
+        return BmcObservation(
             system="",
-            override=_override(flags[2], flags[3]),
-            shown=self._shown(guid),
+            override=_parse_override(flags[2], flags[3]),
+            identity=self._read_identity(guid),
             power="On" if status[0] & 1 else "Off",
             allowable_targets=frozenset(_DEVICES),
             reset_types=frozenset(_CONTROLS),
-            bmc=IPMI,
+            quirks_name=IPMI,
         )
 
-    def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed:
+    def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
         """Return what was seen: a BMC shows no clock by IPMI."""
-        return seen
+        return observed
 
-    def set_override(self, wanted: Override, seen: Observed) -> None:
+    def set_override(self, override: Override, observed: BmcObservation) -> None:
         """Write the boot flags, unless they are as wanted, or the BMC has changed since: then `BmcChanged`.
 
         That the BMC took them does not say that it keeps them.
         """
-        if stands(wanted, seen):
+        if is_shown(override, observed):
             return
-        if has_changed(seen, self.observe()):
+        if has_changed(observed, self.observe()):
             raise BmcChanged(f"{self._address}: the BMC has changed since it was read")
-        self.reach.check_fence()
-        _, written = self._ask(_KEEP_VALID, (*_SET, 0x05, *_flags(wanted)))  # not every BMC knows the first
-        _answered(written)
+        self.policy.check_fence()
+        _, answer = self._send_requests(
+            _KEEP_VALID, (*_SET, 0x05, *_encode_flags(override))
+        )  # not every BMC knows the first
+        _unwrap(answer)
 
-    def with_reset_types(self, seen: Observed) -> Observed:
+    def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
         """Return what was seen: the reset types of IPMI are known without a request."""
-        return seen
+        return observed
 
-    def reset(self, type: ResetType, seen: Observed) -> None:
-        self.reach.check_fence()
-        (done,) = self._ask((*_CHASSIS_CONTROL, _CONTROLS[type]))
-        _answered(done)
+    def reset(self, type: ResetType, observed: BmcObservation) -> None:
+        self.policy.check_fence()
+        (answer,) = self._send_requests((*_CHASSIS_CONTROL, _CONTROLS[type]))
+        _unwrap(answer)
 
-    def _shown(self, guid: _Outcome) -> Shown:
+    def _read_identity(self, guid: _Answer) -> ReportedIdentity:
         """Return who the system is: by its GUID, or where that could be read in two ways, by its serial number."""
-        if isinstance(guid, bytes) and (uuid := system_uuid(guid)) is not None:
-            return Shown(uuid=uuid)
-        printed = self._run(("fru", "print", "0")).stdout
+        if isinstance(guid, bytes) and (uuid := parse_system_guid(guid)) is not None:
+            return ReportedIdentity(uuid=uuid)
+        printed = self._run_ipmitool(("fru", "print", "0")).stdout
         found = re.search(rb"^ *(?:Product|Chassis) Serial +: *(\S.*?) *$", printed, re.M)
-        return Shown(serial=found[1].decode("ascii", "replace")) if found else Shown()
+        return ReportedIdentity(serial=found[1].decode("ascii", "replace")) if found else ReportedIdentity()
 
-    def _ask(self, *requests: tuple[int, ...]) -> list[_Outcome]:
+    def _send_requests(self, *requests: tuple[int, ...]) -> list[_Answer]:
         script = "".join(f"raw {' '.join(f'0x{each:02x}' for each in octets)}\n" for octets in requests)
-        ended = self._run(("exec", "/dev/stdin"), script)
-        lines, outcomes = iter(ended.stdout.splitlines()), list[_Outcome]()
-        for size, code, why in _OUTCOME.findall(ended.stderr.decode("utf-8", "replace")):
+        process = self._run_ipmitool(("exec", "/dev/stdin"), script)
+        lines, answers = iter(process.stdout.splitlines()), list[_Answer]()
+        for size, code, why in _RESULT_LINE.findall(process.stderr.decode("utf-8", "replace")):
             if code:
-                request = script.splitlines()[min(len(outcomes), len(requests) - 1)]
-                refused = BmcBusy if int(code, 16) in _NOT_NOW else BmcRejected
-                outcomes.append(refused(f"{self._address}: {request}: 0x{code} {why.strip()}"))
+                request = script.splitlines()[min(len(answers), len(requests) - 1)]
+                error_type = BmcBusy if int(code, 16) in _NOT_NOW else BmcRejected
+                answers.append(error_type(f"{self._address}: {request}: 0x{code} {why.strip()}"))
             else:
                 needed = max(1, -(-int(size) // _OCTETS_A_LINE))
                 try:
-                    outcomes.append(bytes.fromhex(b"".join(islice(lines, needed)).decode("ascii")))
+                    answers.append(bytes.fromhex(b"".join(islice(lines, needed)).decode("ascii")))
                 except ValueError:  # ipmitool prints another text
-                    outcomes.append(b"")
-        if len(outcomes) != len(requests):  # which of them has none, nothing says
-            raise BmcUnreachable(f"{self._address}: {len(outcomes)} answers to {len(requests)} requests")
-        return outcomes
+                    answers.append(b"")
+        if len(answers) != len(requests):  # which of them has none, nothing says
+            raise BmcUnreachable(f"{self._address}: {len(answers)} answers to {len(requests)} requests")
+        return answers
 
-    def _run(self, command: tuple[str, ...], script: str = "") -> subprocess.CompletedProcess[bytes]:
-        said = ""
-        for suite in (self._suite,) if self._suite is not None else _SUITES:
-            ended = self._started(command, script, suite)
-            said = ended.stderr.decode("utf-8", "replace")
-            if _NO_SESSION not in said and not _REFUSED.search(said):
+    def _run_ipmitool(self, command: tuple[str, ...], script: str = "") -> subprocess.CompletedProcess[bytes]:
+        stderr = ""
+        for suite in (self._suite,) if self._suite is not None else _CIPHER_SUITES:
+            process = self._start_ipmitool(command, script, suite)
+            stderr = process.stderr.decode("utf-8", "replace")
+            if _NO_SESSION not in stderr and not _REFUSED.search(stderr):
                 self._suite = suite
-                return ended
-            if not _ANOTHER_SUITE.search(said):
+                return process
+            if not _SUITE_REFUSED.search(stderr):
                 break
-        if _REFUSED.search(said):
+        if _REFUSED.search(stderr):
             name = f' "{self._credentials.name}"' if self._credentials.name else ""
             raise BmcRejected(f"{self._address}: the BMC refuses the user name or password of credentials{name}")
-        lines = [line.strip("> ") for line in said.splitlines() if line.strip() and "IANA PEN" not in line]
+        lines = [line.strip("> ") for line in stderr.splitlines() if line.strip() and "IANA PEN" not in line]
         raise BmcUnreachable(f"{self._address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
 
-    def _started(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
+    def _start_ipmitool(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
         parts = urlsplit(self._address)
         host, port = parts.hostname or "", parts.port or _PORT
         options = (
-            *("-I", "lanplus", "-H", self._resolved(host, port), "-p", str(port), "-L", "OPERATOR", "-C", str(suite)),
+            *("-I", "lanplus", "-H", self._resolve(host, port), "-p", str(port), "-L", "OPERATOR", "-C", str(suite)),
             *("-U", self._credentials.username, "-E", "-v", "-N", "1", "-R", "2"),
         )
         environment = {
@@ -180,7 +182,7 @@ class IpmiConnection:
         }
         began_s = time.monotonic()
         try:
-            ended = subprocess.run(
+            process = subprocess.run(
                 ("ipmitool", *options, *command),
                 env=environment,
                 input=script.encode(),
@@ -194,26 +196,26 @@ class IpmiConnection:
             raise BmcRejected(
                 f"{self._address}: ipmitool cannot be started: {error.strerror}; install it here"
             ) from None
-        self.reach.waited_s = time.monotonic() - began_s
-        return ended
+        self.policy.latency_s = time.monotonic() - began_s
+        return process
 
-    def _resolved(self, host: str, port: int) -> str:
+    def _resolve(self, host: str, port: int) -> str:
         """Return the address that is asked: looked at, and not resolved again after that."""
         try:
-            return self.reach.addresses(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
-        except RequestGivenUp as error:
-            raise error.meaning(f"{self._address}: {error}") from None
+            return self.policy.resolve_allowed(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
+        except RequestAborted as error:
+            raise error.error_type(f"{self._address}: {error}") from None
         except OSError as error:
             raise BmcUnreachable(f"{self._address}: {error.strerror or error}") from None
 
 
-def _answered(outcome: _Outcome) -> bytes:
-    if isinstance(outcome, bytes):
-        return outcome
-    raise outcome
+def _unwrap(answer: _Answer) -> bytes:
+    if isinstance(answer, bytes):
+        return answer
+    raise answer
 
 
-def _override(flags: int, device: int) -> Override:
+def _parse_override(flags: int, device: int) -> Override:
     mode = "UEFI" if flags & _EFI else "Legacy"
     if not flags & _VALID:
         return Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE, mode=mode)
@@ -225,18 +227,18 @@ def _override(flags: int, device: int) -> Override:
     )
 
 
-def _flags(wanted: Override) -> Iterator[int]:
+def _encode_flags(override: Override) -> Iterator[int]:
     """Parameter 5: what is valid, which device, and nothing of the rest."""
-    if wanted.enabled is OverrideEnabled.DISABLED:
+    if override.enabled is OverrideEnabled.DISABLED:
         yield from (0, 0, 0, 0, 0)
         return
-    persistent = _PERSISTENT if wanted.enabled is OverrideEnabled.CONTINUOUS else 0
-    yield _VALID | persistent | (_EFI if wanted.mode == "UEFI" else 0)
-    yield _DEVICES[OverrideTarget(wanted.target)] << 2
+    persistent = _PERSISTENT if override.enabled is OverrideEnabled.CONTINUOUS else 0
+    yield _VALID | persistent | (_EFI if override.mode == "UEFI" else 0)
+    yield _DEVICES[OverrideTarget(override.target)] << 2
     yield from (0, 0, 0)
 
 
-def system_uuid(guid: bytes) -> SystemUuid | None:
+def parse_system_guid(guid: bytes) -> SystemUuid | None:
     """Return the UUID that a GUID means; None where its bytes could be read in two ways, or in none.
 
     IPMI 2.0, 20.8 sends the last byte first, and many BMCs send SMBIOS's bytes instead, of which `byte_orders` knows

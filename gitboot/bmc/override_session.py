@@ -11,47 +11,55 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at, pin, with_certificate
+from gitboot.bmc.identity import (
+    DocumentIdentity,
+    IdentityResult,
+    PinnedIdentity,
+    find_pin_at,
+    identify,
+    pin_certificate,
+    update_pin,
+)
 from gitboot.bmc.override_state import (
-    EJECTION,
+    EJECT_REQUEST,
     IPMI,
     AskOperator,
-    Confirm,
-    Eject,
-    Insert,
-    Leave,
-    Observed,
+    BmcObservation,
+    ClearOverride,
+    ConfirmRecord,
+    EjectMedium,
+    InsertMedium,
+    NoChange,
     OperatorCondition,
     Override,
     OverrideRecord,
-    Set,
+    SetOverride,
     Wait,
-    Wanted,
-    Withdraw,
-    insertion,
+    WantedOverride,
+    build_insert_request,
 )
 from gitboot.bmc.override_steps import (
-    OFF,
+    NO_OVERRIDE,
     Change,
+    choose_firmware_uri,
     needs_clock,
     needs_firmware_uri,
     needs_slots,
     next_step,
-    settle_overtaken,
-    settle_refused,
-    uri_to_keep,
+    update_overtaken_record,
+    update_refused_record,
 )
 from gitboot.bmc.power_steps import (
-    AskForReset,
-    NoteSwitch,
-    Switching,
-    SwitchRecord,
-    SwitchState,
-    marks_that_move,
-    next_switch,
-    switches_that_are_back,
+    PowerRecord,
+    PowerRecordState,
+    RequestReset,
+    WantedPowerChange,
+    WritePowerRecord,
+    find_moving_marks,
+    mark_recovered,
+    next_power_step,
 )
-from gitboot.bmc.redfish.quirks import boot_patch
+from gitboot.bmc.redfish.quirks import build_boot_patch
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -64,8 +72,8 @@ if TYPE_CHECKING:
     Driver = BmcConnection | IpmiConnection
 
 
-_MOST_STEPS: Final = 16  # withdraw, eject, insert, set, each confirmed, and some more for a BMC that changes under us
-_MOST_POWER_STEPS: Final = 4  # confirm what was asked for before, read what the BMC allows, ask
+_MAX_STEPS: Final = 16  # withdraw, eject, insert, set, each confirmed, and some more for a BMC that changes under us
+_MAX_POWER_STEPS: Final = 4  # confirm what was asked for before, read what the BMC allows, ask
 
 
 class Outcome(StrEnum):
@@ -81,24 +89,24 @@ class BmcTask(Struct, frozen=True, kw_only=True):
     server: str
     uuid: SystemUuid
     bmc: BmcAccess
-    wanted: Wanted | None
+    wanted: WantedOverride | None
     records: tuple[OverrideRecord, ...]
     site: str | None = None  # whose network the BMC is in
     dry_run: bool = False  # say what would be written, and write nothing
-    only_read: bool = False  # a fetch is to be judged by what stands now: nothing is set before
+    read_only: bool = False  # a fetch is to be judged by what stands now: nothing is set before
     with_clock: bool = False  # read the Manager's clock too, because marks alone tell if the machine has come up
     serial: str | None = None  # as its document says
-    pinned: Pinned | None = None  # what its BMC showed before
-    known: bool = False  # whether its BMC is one that the ledger lets have its credentials
-    keeps: tuple[str, ...] = ()  # the media of a boot that was given: they stay until the machine resets
-    switching: Switching | None = None  # what is to become of its power
-    switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
-    shared: frozenset[str] = frozenset()  # what the BMCs of several machines show: `Sharing.values`
+    pinned: PinnedIdentity | None = None  # what its BMC showed before
+    bmc_is_in_ledger: bool = False  # whether its BMC is one that the ledger lets have its credentials
+    keep_media: tuple[str, ...] = ()  # the media of a boot that was given: they stay until the machine resets
+    wanted_power: WantedPowerChange | None = None  # what is to become of its power
+    power_records: tuple[PowerRecord, ...] = ()  # what was done to it before
+    shared_values: frozenset[str] = frozenset()  # what the BMCs of several machines show: `Sharing.values`
 
-    def identify(self, seen: Observed, pinned: Pinned | None) -> Identified:
+    def identify(self, observed: BmcObservation, pinned: PinnedIdentity | None) -> IdentityResult:
         """Return whose machine a BMC shows; ``pinned`` is what it showed before at the same place."""
-        described = Described.by(self.uuid, self.serial, self.bmc)
-        return identify(described, seen.shown, pinned=pinned, shared=self.shared)
+        described = DocumentIdentity.from_document(self.uuid, self.serial, self.bmc)
+        return identify(described, observed.identity, pinned=pinned, shared_values=self.shared_values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,18 +117,18 @@ class TaskResult:
     uuid: SystemUuid
     outcome: Outcome
     message: str  # what was done, or why not
-    before: Override | None = None  # what the first reading showed
-    observed: Observed | None = None  # the last reading
-    wrote: tuple[OverrideRecord, ...] = ()  # records as they were written, in order
-    switched: tuple[SwitchRecord, ...] = ()  # likewise
-    asked: bool = True  # False: the instance's own settings forbid it, which says nothing of the network
-    answered: bool = True  # whether the BMC, and the way to it, are in order
-    identified: Identified | None = None  # whose machine answered, by the last reading
-    pinned: Pinned | None = None  # what is to be kept of what it shows
-    credentials: str | None = None  # tells whether its credentials have changed since; None: it had none
-    asks: OperatorCondition | None = None  # what a person has to decide
-    granted: bool = False  # whether it was its machine's turn to be switched
-    kept_uri: str | None = None  # what firmware was told to boot by HTTP, from the reset on that was asked for
+    first_override: Override | None = None  # what the first reading showed
+    observed: BmcObservation | None = None  # the last reading
+    written_records: tuple[OverrideRecord, ...] = ()  # records as they were written, in order
+    power_records: tuple[PowerRecord, ...] = ()  # likewise
+    was_attempted: bool = True  # False: the instance's own settings forbid it, which says nothing of the network
+    is_reachable: bool = True  # whether the BMC, and the way to it, are in order
+    identity_result: IdentityResult | None = None  # whose machine answered, by the last reading
+    pinned: PinnedIdentity | None = None  # what is to be kept of what it shows
+    credentials_fingerprint: str | None = None  # tells whether its credentials have changed since; None: it had none
+    condition: OperatorCondition | None = None  # what a person has to decide
+    was_power_allowed: bool = False  # whether it was its machine's turn to be switched
+    firmware_uri: str | None = None  # what firmware was told to boot by HTTP, from the reset on that was asked for
     retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone
     took_s: float | None = field(default=None, compare=False)  # None: nobody has measured it
 
@@ -135,17 +143,17 @@ class OverrideSession:
         self,
         bmc: Driver,
         task: BmcTask,
-        write: Callable[[OverrideRecord | SwitchRecord], None],
+        write: Callable[[OverrideRecord | PowerRecord], None],
         clock: Callable[[], datetime],
     ) -> None:
         self._bmc, self._task, self._write, self._clock = bmc, task, write, clock
         self._records = {record.reason: record for record in task.records}
-        self._pinned = known_at(task.pinned, task.bmc.place)
-        self._wrote: list[OverrideRecord] = []
-        self._switched: list[SwitchRecord] = []
-        self._before: Override | None = None
-        self._seen: Observed | None = None
-        self._identified: Identified | None = None
+        self._pinned = find_pin_at(task.pinned, task.bmc.normalized_address)
+        self._written: list[OverrideRecord] = []
+        self._written_power: list[PowerRecord] = []
+        self._first_override: Override | None = None
+        self._observed: BmcObservation | None = None
+        self._identity_result: IdentityResult | None = None
 
     def run(self) -> TaskResult:
         """Carry out the steps of the override; once it is as wanted, those of the power."""
@@ -158,222 +166,229 @@ class OverrideSession:
         except BmcUnreachable as error:
             return self._result(Outcome.WAITING, str(error), answered=False)
         except BmcRejected as error:
-            return self._result(Outcome.STALLED, str(error), answered=self._seen is not None)
+            return self._result(Outcome.STALLED, str(error), answered=self._observed is not None)
         except BmcNotTrusted as error:
             return self._result(Outcome.STALLED, str(error), asked=False, answered=False)
 
     def _run_override_steps(self) -> TaskResult | None:
         """Record, set, confirm; return None if the override is as wanted."""
         bmc, task, clock = self._bmc, self._task, self._clock
-        seen: Observed | None = None
+        observed: BmcObservation | None = None
         was_confirmed = False  # what was seen says no less than another reading would
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             records = tuple(self._records.values())
-            if seen is None or not was_confirmed or needs_clock(records, seen, clock()):
-                seen = look(bmc, task.wanted, records, clock, with_clock=task.with_clock)
+            if observed is None or not was_confirmed or needs_clock(records, observed, clock()):
+                observed = observe_bmc(bmc, task.wanted, records, clock, with_clock=task.with_clock)
                 was_confirmed = False
-            self._seen, self._before = seen, self._before or seen.override
-            self._identified = identified = task.identify(seen, self._pinned)
-            self._pinned = pin(seen.shown, identified, pinned=self._pinned, place=task.bmc.place, at=clock())
+            self._observed, self._first_override = observed, self._first_override or observed.override
+            self._identity_result = identity_result = task.identify(observed, self._pinned)
+            self._pinned = update_pin(
+                observed.identity, identity_result, pinned=self._pinned, place=task.bmc.normalized_address, at=clock()
+            )
             step = next_step(
                 wanted=task.wanted,
-                observed=seen,
+                observed=observed,
                 records=records,
-                at=clock(),
-                identified=identified,
-                keeps=task.keeps,
+                now=clock(),
+                identity_result=identity_result,
+                keep_media=task.keep_media,
             )
             if isinstance(step, Change):
                 if was_confirmed:  # what is written rests on a reading of its own
                     was_confirmed = False
                     continue
-                if task.only_read:
+                if task.read_only:
                     return self._result(Outcome.UNCHANGED, "only read, to judge a fetch")
                 if task.dry_run:
-                    return self._result(Outcome.UNCHANGED, " ".join(("would", *would_send(step, seen))))
+                    return self._result(Outcome.UNCHANGED, " ".join(("would", *describe_request(step, observed))))
             match step:
-                case Leave():
+                case NoChange():
                     return None
                 case Wait(why=why):
                     return self._result(Outcome.WAITING, why)
                 case AskOperator(condition=condition, message=message):
                     return self._result(Outcome.STALLED, f"{condition}: {message}", asks=condition)
-                case Confirm(record=record):
-                    self._keep(record)
+                case ConfirmRecord(record=record):
+                    self._write_record(record)
                     was_confirmed = True
-                case Set(record=record):
-                    self._set_override(record, seen)
-                case Insert(record=record, slot=slot, url=url) if bmc.media is not None:
-                    self._keep(record)
+                case SetOverride(record=record):
+                    self._set_override(record, observed)
+                case InsertMedium(record=record, slot=slot, url=url) if bmc.media is not None:
+                    self._write_record(record)
                     bmc.media.insert(slot, url)
-                case Eject(record=record, slot=slot) if bmc.media is not None:
-                    self._keep(record)
-                    with bmc.reach.ending():
+                case EjectMedium(record=record, slot=slot) if bmc.media is not None:
+                    self._write_record(record)
+                    with bmc.policy.mark_as_ending():
                         bmc.media.eject(slot)
-                case Withdraw(record=record):
-                    self._keep(record)
-                    with bmc.reach.ending():
-                        bmc.set_override(OFF, seen)
-        return self._result(Outcome.WAITING, f"not settled after {_MOST_STEPS} steps")
+                case ClearOverride(record=record):
+                    self._write_record(record)
+                    with bmc.policy.mark_as_ending():
+                        bmc.set_override(NO_OVERRIDE, observed)
+        return self._result(Outcome.WAITING, f"not settled after {_MAX_STEPS} steps")
 
-    def _set_override(self, record: OverrideRecord, seen: Observed) -> None:
+    def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
         """Record and set an override. Raises what the BMC refuses, once its traces are read and recorded."""
         if record.override.enabled is OverrideEnabled.ONCE:
-            self._seen = seen = self._bmc.with_clock(seen, self._clock)
-        record, known = structs.replace(record, marks=seen.marks), tuple(self._records.values())
-        self._keep(record)
+            self._observed = observed = self._bmc.with_clock(observed, self._clock)
+        record, earlier_records = structs.replace(record, marks=observed.marks), tuple(self._records.values())
+        self._write_record(record)
         try:
-            self._bmc.set_override(record.override, seen)
+            self._bmc.set_override(record.override, observed)
         except (BmcRejected, BmcBusy) as error:
             # A refusal alone proves nothing: what it left behind is read.
-            self._seen = left = self._bmc.observe()
+            self._observed = after = self._bmc.observe()
             if isinstance(error, BmcChanged) and self._task.wanted is not None:
-                self._keep(settle_overtaken(record, left, self._task.wanted, known))
+                self._write_record(update_overtaken_record(record, after, self._task.wanted, earlier_records))
             else:
-                self._keep(settle_refused(record, left))
+                self._write_record(update_refused_record(record, after))
             raise
 
     def _run_power_steps(self) -> TaskResult:
-        bmc, task, clock, wanted = self._bmc, self._task, self._clock, self._task.switching
-        seen, identified, overrides = self._seen, self._identified, tuple(self._records.values())
-        if wanted is None or seen is None or identified is None:
-            return self._settled()
-        record = next((each for each in task.switches if each.reason == wanted.reason), None)
-        if record is None or record.state in (SwitchState.RECORDED, SwitchState.ASKED):
-            seen = bmc.with_clock(seen, clock)
-        moving = marks_that_move(seen, overrides, task.switches)
-        may_write = not (task.dry_run or task.only_read)
+        bmc, task, clock, wanted = self._bmc, self._task, self._clock, self._task.wanted_power
+        observed, identity_result, overrides = self._observed, self._identity_result, tuple(self._records.values())
+        if wanted is None or observed is None or identity_result is None:
+            return self._finish()
+        record = next((each for each in task.power_records if each.reason == wanted.reason), None)
+        if record is None or record.state in (PowerRecordState.RECORDED, PowerRecordState.REQUESTED):
+            observed = bmc.with_clock(observed, clock)
+        moving_marks = find_moving_marks(observed, overrides, task.power_records)
+        may_write = not (task.dry_run or task.read_only)
         if may_write:
-            for each in switches_that_are_back((each for each in task.switches if each.reason != wanted.reason), seen):
-                self._keep_switch(each)
-        noted = ""
-        for _ in range(_MOST_POWER_STEPS):
-            step = next_switch(
+            for each in mark_recovered((each for each in task.power_records if each.reason != wanted.reason), observed):
+                self._write_power_record(each)
+        power_message = ""
+        for _ in range(_MAX_POWER_STEPS):
+            step = next_power_step(
                 wanted=wanted,
                 record=record,
-                observed=seen,
+                observed=observed,
                 overrides=overrides,
-                at=clock(),
-                identified=identified,
-                moving=moving,
+                now=clock(),
+                identity_result=identity_result,
+                moving_marks=moving_marks,
             )
             match step:
-                case Leave(why=why):
-                    return self._settled(noted, why)
+                case NoChange(why=why):
+                    return self._finish(power_message, why)
                 case Wait(why=why):
-                    return self._settled(noted, f"{wanted.manner} waits: {why}")
+                    return self._finish(power_message, f"{wanted.operation} waits: {why}")
                 case AskOperator(condition=condition, message=message):
                     return self._result(Outcome.STALLED, f"{condition}: {message}", asks=condition)
-                case NoteSwitch(record=confirmed):
+                case WritePowerRecord(record=confirmed):
                     if not may_write:
                         break
-                    self._keep_switch(confirmed)
+                    self._write_power_record(confirmed)
                     record = confirmed
-                    noted = f"{record.type} for {record.reason} is {record.state.lower()}"
-                case AskForReset(record=asked):
-                    if not seen.reset_types and (shown := bmc.with_reset_types(seen)).reset_types:
-                        seen = shown  # decided anew, by what the BMC allows
+                    power_message = f"{record.type} for {record.reason} is {record.state.lower()}"
+                case RequestReset(record=asked):
+                    if not observed.reset_types and (shown := bmc.with_reset_types(observed)).reset_types:
+                        observed = shown  # decided anew, by what the BMC allows
                         continue
                     if not may_write:
-                        return self._settled(noted, f"would ask for {asked.type}" if not task.only_read else "")
-                    self._keep_switch(asked)
-                    kept, uri = self._keep_uri(seen)
-                    bmc.reset(asked.type, seen)
-                    self._keep_switch(structs.replace(asked, state=SwitchState.ASKED))
-                    message = f"{asked.type} was asked for, for {asked.reason}{kept}"
+                        return self._finish(power_message, f"would ask for {asked.type}" if not task.read_only else "")
+                    self._write_power_record(asked)
+                    uri_message, uri = self._store_firmware_uri(observed)
+                    bmc.reset(asked.type, observed)
+                    self._write_power_record(structs.replace(asked, state=PowerRecordState.REQUESTED))
+                    message = f"{asked.type} was asked for, for {asked.reason}{uri_message}"
                     return self._result(Outcome.APPLIED, message, kept_uri=uri)
-        return self._settled(noted)
+        return self._finish(power_message)
 
-    def _keep_uri(self, seen: Observed) -> tuple[str, str | None]:
+    def _store_firmware_uri(self, observed: BmcObservation) -> tuple[str, str | None]:
         """Have firmware keep the loader's URI if the BMC takes none; return a part of the message, and the kept URI.
 
         The reset that follows lets the setting take effect. If the BMC refuses it, DHCP names the loader, as before.
         """
-        uri = uri_to_keep(self._task.wanted, seen)
+        uri = choose_firmware_uri(self._task.wanted, observed)
         if uri is None or self._bmc.firmware is None:
             return "", None
         try:
-            kept = self._bmc.firmware.keep_uri(uri, seen)
+            is_changed = self._bmc.firmware.store_uri(uri, observed)
         except (BmcRejected, BmcBusy) as error:
             return f"; DHCP names the loader, as firmware was to keep {uri}, and {error}", None
-        return (f"; firmware keeps {uri} from then on", uri) if kept else ("", None)
+        return (f"; firmware keeps {uri} from then on", uri) if is_changed else ("", None)
 
-    def _keep(self, record: OverrideRecord) -> None:
+    def _write_record(self, record: OverrideRecord) -> None:
         record = structs.replace(record, bmc=self._task.bmc)
         if not self._task.dry_run:
             self._write(record)
         self._records[record.reason] = record
-        self._wrote.append(record)
+        self._written.append(record)
 
-    def _keep_switch(self, record: SwitchRecord) -> None:
+    def _write_power_record(self, record: PowerRecord) -> None:
         self._write(record)
-        self._switched.append(record)
+        self._written_power.append(record)
 
-    def _settled(self, noted: str = "", why: str = "") -> TaskResult:
+    def _finish(self, power_message: str = "", power_reason: str = "") -> TaskResult:
         """Return the result of a task with nothing left to do now, with the first message that there is.
 
         ``noted`` is what was confirmed of the power; ``why`` is why the power stays as it is.
         """
-        if noted:
-            return self._result(Outcome.APPLIED, noted)
-        if why and not self._wrote:
-            return self._result(Outcome.UNCHANGED, why)
-        override = self._seen.override if self._seen is not None else OFF
-        outcome = Outcome.APPLIED if self._wrote else Outcome.UNCHANGED
+        if power_message:
+            return self._result(Outcome.APPLIED, power_message)
+        if power_reason and not self._written:
+            return self._result(Outcome.UNCHANGED, power_reason)
+        override = self._observed.override if self._observed is not None else NO_OVERRIDE
+        outcome = Outcome.APPLIED if self._written else Outcome.UNCHANGED
         return self._result(outcome, f"the BMC shows {override}")
 
     def _result(self, outcome: Outcome, message: str, **more: Any) -> TaskResult:
         task = self._task
-        pinned = with_certificate(self._pinned, self._bmc.reach.seen, place=task.bmc.place, at=self._clock())
+        pinned = pin_certificate(
+            self._pinned, self._bmc.policy.shown_fingerprint, place=task.bmc.normalized_address, at=self._clock()
+        )
         return TaskResult(
             server=task.server,
             uuid=task.uuid,
             outcome=outcome,
             message=message,
-            before=self._before,
-            observed=self._seen,
-            wrote=tuple(self._wrote),
-            switched=tuple(self._switched),
-            identified=self._identified,
+            first_override=self._first_override,
+            observed=self._observed,
+            written_records=tuple(self._written),
+            power_records=tuple(self._written_power),
+            identity_result=self._identity_result,
             pinned=task.pinned if task.dry_run else pinned,
             **more,
         )
 
 
-def look(
+def observe_bmc(
     bmc: Driver,
-    wanted: Wanted | None,
+    wanted: WantedOverride | None,
     records: Iterable[OverrideRecord],
     clock: Callable[[], datetime],
     *,
     with_clock: bool = False,
-) -> Observed:
+) -> BmcObservation:
     """Read a BMC: in one request, and more for what else the next step depends on: slots, firmware, clock."""
     records = tuple(records)
-    seen = bmc.observe()
+    observed = bmc.observe()
     if bmc.media is not None and needs_slots(wanted, records):
-        seen = bmc.media.with_slots(seen)
-    if bmc.firmware is not None and needs_firmware_uri(wanted, seen):
-        seen = bmc.firmware.with_uri(seen)
-    if with_clock or needs_clock(records, seen, clock()):
-        return bmc.with_clock(seen, clock)
-    return seen
+        observed = bmc.media.with_slots(observed)
+    if bmc.firmware is not None and needs_firmware_uri(wanted, observed):
+        observed = bmc.firmware.with_uri(observed)
+    if with_clock or needs_clock(records, observed, clock()):
+        return bmc.with_clock(observed, clock)
+    return observed
 
 
-def would_send(step: object, seen: Observed) -> tuple[str, ...]:
+def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:
     """Return the method and the request by which a step changes a BMC; by IPMI the command alone; () for no change."""
     match step:
-        case Insert(slot=slot, url=url):
-            return "POST" if slot.insert else "PATCH", f"{slot.insert or slot.path}: {json.dumps(insertion(slot, url))}"
-        case Eject(slot=slot):
-            body = json.dumps({} if slot.eject else EJECTION)
-            return "POST" if slot.eject else "PATCH", f"{slot.eject or slot.path}: {body}"
-        case Set(record=record):
+        case InsertMedium(slot=slot, url=url):
+            return (
+                "POST" if slot.insert_target else "PATCH",
+                f"{slot.insert_target or slot.path}: {json.dumps(build_insert_request(slot, url))}",
+            )
+        case EjectMedium(slot=slot):
+            body = json.dumps({} if slot.eject_target else EJECT_REQUEST)
+            return "POST" if slot.eject_target else "PATCH", f"{slot.eject_target or slot.path}: {body}"
+        case SetOverride(record=record):
             override = record.override
-        case Withdraw():
-            override = OFF
+        case ClearOverride():
+            override = NO_OVERRIDE
         case _:
             return ()
-    if seen.bmc == IPMI:
+    if observed.quirks_name == IPMI:
         return (f"Set System Boot Options: {override.enabled} {override.target} {override.mode or ''}".rstrip(),)
-    return "PATCH", f"{seen.settings}: {json.dumps({'Boot': boot_patch(override, seen)})}"
+    return "PATCH", f"{observed.settings_path}: {json.dumps({'Boot': build_boot_patch(override, observed)})}"

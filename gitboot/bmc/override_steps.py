@@ -8,29 +8,29 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same, is_another_system
+from gitboot.bmc.identity import AnotherMachine, IdentityChanged, IdentityResult, SameMachine, is_another_system
 from gitboot.bmc.override_state import (
     AskOperator,
-    Confirm,
-    Eject,
-    Insert,
-    Leave,
+    BmcObservation,
+    ClearOverride,
+    ConfirmRecord,
+    EjectMedium,
+    InsertMedium,
     Medium,
     MediumState,
-    Observed,
+    NoChange,
     OperatorCondition,
     Override,
     OverrideRecord,
-    Set,
-    State,
+    OverrideState,
+    SetOverride,
     Step,
     Wait,
-    Wanted,
-    Withdraw,
-    places,
-    slot_with,
+    WantedOverride,
+    assign_slots,
+    find_slot,
 )
-from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, in_utc, parse
+from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, as_utc, parse_time
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
@@ -38,36 +38,38 @@ MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, a
 _CORRECTION_PERIOD = timedelta(hours=1)
 
 # How long what was just written may take to be shown. Without it, one pass would write again and again.
-_TO_BE_SET = timedelta(minutes=1)
-_TO_BE_CLEARED = timedelta(seconds=10)
+_SET_DELAY = timedelta(minutes=1)
+_CLEAR_DELAY = timedelta(seconds=10)
 
 # No machine is in POST for half an hour. A BMC that goes on saying so has stopped watching: Supermicro's
 # AS-1015CS shows SystemHardwareInitializationComplete for ever (bmclib, pull request 459).
-_LONGEST_POST = timedelta(minutes=30)
+_MAX_POST = timedelta(minutes=30)
 
 
-OFF = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
+NO_OVERRIDE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
-class Withdrawal(NamedTuple):
+class UnrecordedClearing(NamedTuple):
     """A record that only ends something, of a machine, which was noted beside the ledger."""
 
     uuid: SystemUuid
     record: OverrideRecord
-    is_left: bool = False  # whether an earlier process has noted it: no result of a job tells of it any more
+    is_from_earlier_process: bool = (
+        False  # whether an earlier process has noted it: no result of a job tells of it any more
+    )
 
 
-Change = Set | Insert | Eject | Withdraw  # what something is sent for
+Change = SetOverride | InsertMedium | EjectMedium | ClearOverride  # what something is sent for
 
 
 def next_step(
     *,
-    wanted: Wanted | None,
-    observed: Observed,
+    wanted: WantedOverride | None,
+    observed: BmcObservation,
     records: Iterable[OverrideRecord],
-    at: datetime,
-    identified: Identified,
-    keeps: Collection[str] = (),
+    now: datetime,
+    identity_result: IdentityResult,
+    keep_media: Collection[str] = (),
 ) -> Step:
     """Decide what comes next for one BMC.
 
@@ -76,144 +78,153 @@ def next_step(
     and stay until the machine resets. gitboot leaves alone what it has not set itself. It sets nothing on another
     machine, and withdraws an override only on the system on which it was set.
     """
-    records = tuple(each for each in records if each.state is not State.UNSENT)
-    accepted = isinstance(identified, Same) and identified.accepted
+    records = tuple(each for each in records if each.state is not OverrideState.UNSENT)
+    is_accepted = isinstance(identity_result, SameMachine) and identity_result.accepted
     for record in records:
-        if not accepted and record.stays_behind and is_another_system(record.shown, observed.shown):
+        if not is_accepted and record.may_be_left_on_bmc and is_another_system(record.shown, observed.identity):
             message = (
                 f"{record.override} for {record.reason} was set where the BMC showed {record.shown}; now it shows"
-                f" {observed.shown}, and nothing is withdrawn or set there"
+                f" {observed.identity}, and nothing is withdrawn or set there"
             )
             return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=message)
-    moving = frozenset[str]().union(*(observed.marks.moved_since(record.marks) for record in records))
-    own = next((record for record in records if wanted is not None and record.reason == wanted.reason), None)
-    stay = wanted.override.media if wanted is not None else ()
-    lying = ((record, medium) for record in records for medium in record.media if medium.may_lie_in)
-    to_eject = [(record, medium) for record, medium in lying if medium.url not in stay]
+    moving_marks = frozenset[str]().union(*(observed.marks.find_later_marks(record.marks) for record in records))
+    own_record = next((record for record in records if wanted is not None and record.reason == wanted.reason), None)
+    wanted_media = wanted.override.media if wanted is not None else ()
+    inserted_media = ((record, medium) for record in records for medium in record.media if medium.may_be_inserted)
+    to_eject = [(record, medium) for record, medium in inserted_media if medium.url not in wanted_media]
     for record in records:
         # Without a medium that has to go, its override would boot what comes next in the firmware's order, or without
         # the data that it was to find.
         loses_medium = any(record is each for each, _ in to_eject)
-        may_stay = record is own and not isinstance(identified, Another) and not loses_medium
+        may_stay = record is own_record and not isinstance(identity_result, AnotherMachine) and not loses_medium
         if record.state.is_open and not may_stay:
-            return _let_go(record, observed, at, moving)
+            return _clear_override(record, observed, now, moving_marks)
     for record, medium in to_eject:
-        if (put_away := _put_away(record, medium, keeps, observed, at)) is not None:
-            return put_away
+        if (eject_step := _eject_medium(record, medium, keep_media, observed, now)) is not None:
+            return eject_step
     if wanted is None:
-        return Leave()
-    if isinstance(identified, Another):
-        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
-    step = _bring_about(structs.replace(wanted, is_first=wanted.is_first and not records), own, observed, at, moving)
-    if isinstance(identified, IdentityChanged) and isinstance(step, Set | Insert):
-        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
-    return Leave() if isinstance(step, Set | Insert) and not wanted.may_set else step
+        return NoChange()
+    if isinstance(identity_result, AnotherMachine):
+        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identity_result.message)
+    step = _apply_override(
+        structs.replace(wanted, is_first_install=wanted.is_first_install and not records),
+        own_record,
+        observed,
+        now,
+        moving_marks,
+    )
+    if isinstance(identity_result, IdentityChanged) and isinstance(step, SetOverride | InsertMedium):
+        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identity_result.message)
+    return NoChange() if isinstance(step, SetOverride | InsertMedium) and not wanted.may_set else step
 
 
-def needs_slots(wanted: Wanted | None, records: Iterable[OverrideRecord]) -> bool:
+def needs_slots(wanted: WantedOverride | None, records: Iterable[OverrideRecord]) -> bool:
     """Return whether the slots of virtual media have to be read before the next step is decided."""
     return (wanted is not None and wanted.override.medium is not None) or any(each.has_media for each in records)
 
 
-def needs_firmware_uri(wanted: Wanted | None, observed: Observed) -> bool:
+def needs_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> bool:
     """Return whether firmware's own URI has to be read: ``UefiHttp`` would boot that, where the BMC takes no other."""
-    if wanted is None or not observed.keeps_uri or observed.firmware_uri is not None:
+    if wanted is None or not observed.has_uri_setting or observed.firmware_uri is not None:
         return False
-    fitted = fit(wanted.override, observed)
-    return fitted is not None and fitted.target == OverrideTarget.UEFI_HTTP and fitted.leaves_it_to_dhcp
+    adapted = adapt_override(wanted.override, observed)
+    return adapted is not None and adapted.target == OverrideTarget.UEFI_HTTP and adapted.gets_loader_from_dhcp
 
 
-def uri_to_keep(wanted: Wanted | None, observed: Observed) -> str | None:
+def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> str | None:
     """The URI that firmware is to keep from a reset on; None: nothing is to be changed, or it keeps somebody else's.
 
     It stays behind when its reason ends, and is booted by whoever chooses HTTP then: so only that of a loader, which
     is told each time what to boot. By https firmware would need the authority's certificate, which is not given here.
     """
-    if wanted is None or wanted.own_loaders is None or observed.firmware_uri is None:
+    if wanted is None or wanted.loader_url_prefix is None or observed.firmware_uri is None:
         return None
-    uri, kept = wanted.override.http_boot_uri, observed.firmware_uri
-    if uri is None or uri == kept or not uri.startswith("http://"):
+    uri, current = wanted.override.http_boot_uri, observed.firmware_uri
+    if uri is None or uri == current or not uri.startswith("http://"):
         return None
-    return uri if kept == "" or kept.startswith(wanted.own_loaders) else None
+    return uri if current == "" or current.startswith(wanted.loader_url_prefix) else None
 
 
-def needs_clock(records: Iterable[OverrideRecord], observed: Observed, at: datetime) -> bool:
+def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now: datetime) -> bool:
     """Return whether the BMC's clock has to be read, beside its marks, before the next step is decided.
 
     It tells what has become of an override, and whether a machine is in POST that seems to have been for too long.
     """
     if observed.marks.bmc_time is not None:
         return False
-    return (observed.in_post and not _in_post(observed, at)) or any(
+    return (observed.in_post and not _is_in_post(observed, now)) or any(
         record.state.is_open
         and record.override.enabled is OverrideEnabled.ONCE
         and record.marks.bmc_time is not None
-        and (not stands(record.override, observed) or observed.marks.moved_since(record.marks))
+        and (not is_shown(record.override, observed) or observed.marks.find_later_marks(record.marks))
         for record in records
     )
 
 
-def settle_refused(record: OverrideRecord, observed: Observed) -> OverrideRecord:
+def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> OverrideRecord:
     """Return the record of a `Set` that was refused, by a reading made right after it.
 
     A refusal alone proves nothing: iDRAC 8 answers 400 and sets the override all the same
     (community.general, issue 5091).
     """
-    state = State.CONFIRMED if stands(record.override, observed) else State.WITHDRAWN
-    return structs.replace(record, state=state, marks=marks_beside(observed, record))
+    state = OverrideState.CONFIRMED if is_shown(record.override, observed) else OverrideState.CLEARED
+    return structs.replace(record, state=state, marks=add_known_clock(observed, record))
 
 
-def settle_overtaken(
-    record: OverrideRecord, observed: Observed, wanted: Wanted, before: Collection[OverrideRecord]
+def update_overtaken_record(
+    record: OverrideRecord,
+    observed: BmcObservation,
+    wanted: WantedOverride,
+    earlier_records: Collection[OverrideRecord],
 ) -> OverrideRecord:
     """Return the record of a `Set` that was not sent, or refused, because the BMC was not any more as it was read.
 
     ``before`` are the server's records without that of the `Set`; if none is of its reason, another instance may
     have been faster, which has set the same, or may yet be.
     """
-    before = [each for each in before if each.state is not State.UNSENT]
-    if any(each.reason == record.reason for each in before):
-        return settle_refused(record, observed)
-    first = structs.replace(wanted, is_first=wanted.is_first and not before)
+    earlier_records = [each for each in earlier_records if each.state is not OverrideState.UNSENT]
+    if any(each.reason == record.reason for each in earlier_records):
+        return update_refused_record(record, observed)
+    first = structs.replace(wanted, is_first_install=wanted.is_first_install and not earlier_records)
     if _is_set_by_another(first, record.override, observed):
-        return structs.replace(record, state=State.SET_BY_ANOTHER)
-    if not stands(record.override, observed):
-        return structs.replace(record, state=State.UNSENT)
-    return settle_refused(record, observed)
+        return structs.replace(record, state=OverrideState.SET_BY_ANOTHER)
+    if not is_shown(record.override, observed):
+        return structs.replace(record, state=OverrideState.UNSENT)
+    return update_refused_record(record, observed)
 
 
-def has_changed(seen: Observed, now: Observed) -> bool:
+def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
     """Return whether anything on which a step rests is another in a later reading; the clock always is."""
-    return (seen.override, seen.power, seen.in_post, seen.marks) != (
-        *(now.override, now.power, now.in_post),
-        now.marks.with_clock_of(seen.marks),
+    return (before.override, before.power, before.in_post, before.marks) != (
+        *(after.override, after.power, after.in_post),
+        after.marks.with_clock_from(before.marks),
     )
 
 
-def stands(override: Override, observed: Observed) -> bool:
+def is_shown(override: Override, observed: BmcObservation) -> bool:
     """Return whether ``override`` is what the BMC shows, as far as it shows it."""
-    seen = observed.override
+    current = observed.override
     if override.enabled is OverrideEnabled.DISABLED:
-        return seen.enabled is OverrideEnabled.DISABLED
+        return current.enabled is OverrideEnabled.DISABLED
     uri_matters = override.target == OverrideTarget.UEFI_HTTP and observed.supports_http_boot_uri
     return (
-        (seen.enabled, seen.target) == (override.enabled, override.target)
-        and (override.mode is None or seen.mode in (None, override.mode))
-        and (not uri_matters or seen.http_boot_uri == override.http_boot_uri)
+        (current.enabled, current.target) == (override.enabled, override.target)
+        and (override.mode is None or current.mode in (None, override.mode))
+        and (not uri_matters or current.http_boot_uri == override.http_boot_uri)
     )
 
 
-def fit(override: Override, observed: Observed) -> Override | None:
+def adapt_override(override: Override, observed: BmcObservation) -> Override | None:
     """Translate ``override`` into what this BMC can do, or None if it cannot.
 
     If the BMC takes no URI, DHCP names a loader, and the loader finds the server's entry.
     """
     target, uri = override.target, override.http_boot_uri
     if target == OverrideTarget.CD:
-        target = observed.boots_cd_as
+        target = observed.cd_target
     if target == OverrideTarget.UEFI_HTTP:
         continuous = override.enabled is OverrideEnabled.CONTINUOUS
-        if not _allows(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
+        if not _allows_target(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
             target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
             if observed.firmware_uri not in (None, "", uri):  # somebody else's, which it would boot
@@ -221,82 +232,90 @@ def fit(override: Override, observed: Observed) -> Override | None:
             uri = None
     mode = override.mode if observed.override.mode else None
     wrong_mode = observed.mode_is_fixed and mode not in (None, observed.override.mode)
-    if wrong_mode or not _allows(target, observed) or not is_allowed(override.enabled, observed):
+    if wrong_mode or not _allows_target(target, observed) or not allows_enabled(override.enabled, observed):
         return None
     return structs.replace(override, target=target, mode=mode, http_boot_uri=uri)
 
 
-def left_to_dhcp(wanted: Override, observed: Observed) -> str | None:
+def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | None:
     """Return why DHCP names the loader for a boot that is wanted by its URI, as of this BMC: ``has no UefiHttp``."""
-    fitted = fit(wanted, observed) if wanted.http_boot_uri is not None else None
-    if fitted is None or not fitted.leaves_it_to_dhcp:
+    adapted = adapt_override(override, observed) if override.http_boot_uri is not None else None
+    if adapted is None or not adapted.gets_loader_from_dhcp:
         return None
-    if fitted.target == OverrideTarget.UEFI_HTTP:
-        return "takes no HttpBootUri" if observed.firmware_uri != wanted.http_boot_uri else None
-    if observed.firmware_uri not in (None, "", wanted.http_boot_uri):
+    if adapted.target == OverrideTarget.UEFI_HTTP:
+        return "takes no HttpBootUri" if observed.firmware_uri != override.http_boot_uri else None
+    if observed.firmware_uri not in (None, "", override.http_boot_uri):
         return f"would boot {observed.firmware_uri}, which stands in its firmware's settings"
-    lacks = not _allows(OverrideTarget.UEFI_HTTP, observed)
+    lacks = not _allows_target(OverrideTarget.UEFI_HTTP, observed)
     return "has no UefiHttp" if lacks else "would boot by HTTP for good, were it set Continuous"
 
 
-def _allows(target: str, observed: Observed) -> bool:
+def _allows_target(target: str, observed: BmcObservation) -> bool:
     return not observed.allowable_targets or target in observed.allowable_targets
 
 
-def is_allowed(enabled: OverrideEnabled, observed: Observed) -> bool:
+def allows_enabled(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
     """Return whether a BMC takes overrides for so long: XCC knows no Continuous, and iRMC no Disabled."""
     return not observed.allowable_enabled or enabled in observed.allowable_enabled
 
 
-def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: frozenset[str]) -> Step:
+def _clear_override(
+    record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
+) -> Step:
     """Withdraw what is no longer wanted, or settle what has become of it."""
     if _was_not_replaced(record, observed):
         record = structs.replace(
-            record, override=record.replaces or record.override, replaces=None, state=State.CONFIRMED
+            record, override=record.replaces or record.override, replaces=None, state=OverrideState.CONFIRMED
         )
-    if _is_someone_elses(record, observed):
-        return Confirm(record=structs.replace(record, state=_consumed(record, at)))
-    if not stands(record.override, observed):
-        if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
-            return Wait(why=_not_shown(record, observed))
-        return Confirm(record=structs.replace(record, state=_what_became_of(record, observed, at, moving)))
-    if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
+    if _is_foreign_override(record, observed):
+        return ConfirmRecord(record=structs.replace(record, state=_infer_consumed_state(record, now)))
+    if not is_shown(record.override, observed):
+        if record.state is OverrideState.RECORDED and _is_within(_SET_DELAY, record, now):
+            return Wait(why=_explain_not_shown(record, observed))
+        return ConfirmRecord(
+            record=structs.replace(record, state=_infer_final_state(record, observed, now, moving_marks))
+        )
+    if record.state is OverrideState.CLEARING and _is_within(_CLEAR_DELAY, record, now):
         return Wait(why="it was cleared a moment ago, and is still shown")
-    return Withdraw(
-        record=structs.replace(record, state=State.WITHDRAWING, marks=marks_beside(observed, record), at=at)
+    return ClearOverride(
+        record=structs.replace(record, state=OverrideState.CLEARING, marks=add_known_clock(observed, record), at=now)
     )
 
 
-def _put_away(
-    record: OverrideRecord, medium: Medium, keeps: Collection[str], observed: Observed, at: datetime
+def _eject_medium(
+    record: OverrideRecord, medium: Medium, keep_media: Collection[str], observed: BmcObservation, now: datetime
 ) -> Step | None:
     """Eject a medium that was inserted for a record, or settle what has become of it; None: it stays."""
     # Left there after the system that was booted from it ran no more, it might boot once more.
     booted = medium.booted
     is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
-    if medium.url in keeps and not is_over:
+    if medium.url in keep_media and not is_over:
         if booted is not None:
             return None
         # Without the clock, which later readings may lack: beside them these instants would mean nothing.
-        return Confirm(record=record.having(structs.replace(medium, booted=observed.marks.with_clock_of(NO_MARKS))))
-    slot, since = slot_with(medium.url, observed.slots), at - medium.at
+        return ConfirmRecord(
+            record=record.with_medium(structs.replace(medium, booted=observed.marks.with_clock_from(NO_MARKS)))
+        )
+    slot, since = find_slot(medium.url, observed.slots), now - medium.at
     if slot is None:
-        if medium.state is MediumState.INSERTED and timedelta() <= since < _TO_BE_SET:
+        if medium.state is MediumState.INSERTED and timedelta() <= since < _SET_DELAY:
             return Wait(why="its medium was inserted a moment ago, and is not shown yet")
-        return Confirm(record=record.having(structs.replace(medium, state=MediumState.EJECTED)))
-    if medium.state is MediumState.EJECTING and timedelta() <= since < _TO_BE_CLEARED:
+        return ConfirmRecord(record=record.with_medium(structs.replace(medium, state=MediumState.EJECTED)))
+    if medium.state is MediumState.EJECTING and timedelta() <= since < _CLEAR_DELAY:
         return Wait(why="its medium was ejected a moment ago, and is still shown")
-    return Eject(record=record.having(structs.replace(medium, state=MediumState.EJECTING, at=at)), slot=slot)
+    return EjectMedium(
+        record=record.with_medium(structs.replace(medium, state=MediumState.EJECTING, at=now)), slot=slot
+    )
 
 
-def _was_not_replaced(record: OverrideRecord, observed: Observed) -> bool:
+def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
     """Return whether the override that stands is the one that the record was to replace: it is gitboot's own, too."""
-    if record.state is not State.RECORDED or record.replaces is None or stands(record.override, observed):
+    if record.state is not OverrideState.RECORDED or record.replaces is None or is_shown(record.override, observed):
         return False
-    return stands(record.replaces, observed)
+    return is_shown(record.replaces, observed)
 
 
-def _is_someone_elses(record: OverrideRecord, observed: Observed) -> bool:
+def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bool:
     """Return whether a one-time override stands that cannot be the recorded one: a reset since has consumed that.
 
     A machine that is still in POST has not consumed it yet. What was only about to be set may have been set after
@@ -304,20 +323,22 @@ def _is_someone_elses(record: OverrideRecord, observed: Observed) -> bool:
     """
     return (
         record.override.enabled is OverrideEnabled.ONCE
-        and record.state in (State.CONFIRMED, State.WITHDRAWING)
+        and record.state in (OverrideState.CONFIRMED, OverrideState.CLEARING)
         and observed.marks.settled
         and not observed.in_post
-        and stands(record.override, observed)
+        and is_shown(record.override, observed)
         and observed.marks.reset_since(record.marks) is Reset.SEEN
     )
 
 
-def _consumed(record: OverrideRecord, at: datetime) -> State:
-    is_proven = record.state is State.CONFIRMED and not record.may_be_cleared_unrecorded(at)
-    return State.CONSUMED if is_proven else State.LOST
+def _infer_consumed_state(record: OverrideRecord, now: datetime) -> OverrideState:
+    is_proven = record.state is OverrideState.CONFIRMED and not record.may_be_cleared_unrecorded(now)
+    return OverrideState.CONSUMED if is_proven else OverrideState.LOST
 
 
-def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, moving: frozenset[str]) -> State:
+def _infer_final_state(
+    record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
+) -> OverrideState:
     """Return the state of an override that no longer stands.
 
     Marks that stand still prove for a boot that writes a disk only what they are known to do: to move. But no
@@ -325,134 +346,160 @@ def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, mo
     or another instance may have cleared a one-time override without a record of that: then nothing proves a boot.
     """
     if record.override.enabled is OverrideEnabled.CONTINUOUS:
-        return State.WITHDRAWN
-    if record.may_be_cleared_unrecorded(at):
-        return State.LOST
-    withdrawn_now = record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at)
-    known = moving if record.writes_disk and not withdrawn_now else None
-    match observed.marks.reset_since(record.marks, moving=known):
+        return OverrideState.CLEARED
+    if record.may_be_cleared_unrecorded(now):
+        return OverrideState.LOST
+    is_clearing = record.state is OverrideState.CLEARING and _is_within(_CLEAR_DELAY, record, now)
+    trusted_marks = moving_marks if record.writes_disk and not is_clearing else None
+    match observed.marks.reset_since(record.marks, moving_marks=trusted_marks):
         case Reset.RULED_OUT:
-            return State.WITHDRAWN
-        case Reset.SEEN if record.state is State.CONFIRMED:
-            return State.CONSUMED
-    return State.LOST
+            return OverrideState.CLEARED
+        case Reset.SEEN if record.state is OverrideState.CONFIRMED:
+            return OverrideState.CONSUMED
+    return OverrideState.LOST
 
 
-def marks_beside(observed: Observed, record: OverrideRecord) -> Marks:
+def add_known_clock(observed: BmcObservation, record: OverrideRecord) -> Marks:
     """Return the marks that were seen, by the clock as it was read last."""
-    return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_of(record.marks)
+    return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_from(record.marks)
 
 
-def _bring_about(
-    wanted: Wanted, record: OverrideRecord | None, observed: Observed, at: datetime, moving: frozenset[str]
+def _apply_override(
+    wanted: WantedOverride,
+    record: OverrideRecord | None,
+    observed: BmcObservation,
+    now: datetime,
+    moving_marks: frozenset[str],
 ) -> Step:
     """Decide what comes next for the wanted override, of which ``record`` is the ledger's."""
-    override, seen = fit(wanted.override, observed), observed.override
+    override, current = adapt_override(wanted.override, observed), observed.override
     if override is None:
-        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
-    if wanted.by_uri_alone and override.leaves_it_to_dhcp:
+        return AskOperator(
+            condition=OperatorCondition.UNSUPPORTED, message=_explain_unsupported(wanted.override, observed)
+        )
+    if wanted.needs_http_uri and override.gets_loader_from_dhcp:
         message = "an ISO is wanted by its URI, and the BMC takes no HttpBootUri; no loader can start one"
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
-    if record is not None and record.state is State.OPENED:
-        return _set(wanted, record, override, observed, at)
-    if record is not None and record.state is State.SET_BY_ANOTHER:
+    if record is not None and record.state is OverrideState.OPENED:
+        return _set_override(wanted, record, override, observed, now)
+    if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
         uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
-        return needs_operator(
+        return request_operator(
             f"the BMC has shown {record.override}{uri} for {record.reason} before this ledger has set it: another"
             " instance may have installed the machine; nothing is set"
         )
     if record is None and _is_set_by_another(wanted, override, observed):
-        return Confirm(record=_record(wanted, None, override, observed, at, state=State.SET_BY_ANOTHER))
-    if record is None or wanted.is_new(record):
+        return ConfirmRecord(
+            record=_build_record(wanted, None, override, observed, now, state=OverrideState.SET_BY_ANOTHER)
+        )
+    if record is None or wanted.should_set(record):
         # What somebody else has set does not have to give way.
-        step = _set(wanted, record, override, observed, at)
-        is_free = seen.enabled is OverrideEnabled.DISABLED or seen.target == OverrideTarget.NONE
-        if is_free or stands(override, observed) or not isinstance(step, Set | Insert):
+        step = _set_override(wanted, record, override, observed, now)
+        is_free = current.enabled is OverrideEnabled.DISABLED or current.target == OverrideTarget.NONE
+        if is_free or is_shown(override, observed) or not isinstance(step, SetOverride | InsertMedium):
             return step
-        uri = f" {seen.http_boot_uri}" if seen.http_boot_uri and seen.target == OverrideTarget.UEFI_HTTP else ""
-        message = f"the BMC shows {seen}{uri}, which gitboot has not set; {override} is set when it is gone"
+        uri = (
+            f" {current.http_boot_uri}" if current.http_boot_uri and current.target == OverrideTarget.UEFI_HTTP else ""
+        )
+        message = f"the BMC shows {current}{uri}, which gitboot has not set; {override} is set when it is gone"
         return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=message)
     if not record.state.is_open:
-        if not (wanted.set_again and record.state is State.LOST):
-            return Leave()
-        return needs_operator(
+        if not (wanted.set_again and record.state is OverrideState.LOST):
+            return NoChange()
+        return request_operator(
             f"{record.override} for {record.reason} is gone, and nothing proves that a reset consumed it: it is not set"
             " anew"
         )
-    if not stands(record.override, observed):
-        return _bring_back(wanted, record, override, observed, at, moving)
-    if _is_someone_elses(record, observed):
-        return Confirm(record=structs.replace(record, state=_consumed(record, at)))
-    if (inserting := _with_media(wanted, record, override, observed, at)) is not None:
-        return inserting
+    if not is_shown(record.override, observed):
+        return _restore_override(wanted, record, override, observed, now, moving_marks)
+    if _is_foreign_override(record, observed):
+        return ConfirmRecord(record=structs.replace(record, state=_infer_consumed_state(record, now)))
+    if (insert_step := _insert_media(wanted, record, override, observed, now)) is not None:
+        return insert_step
     if record.override != override:
-        return _set(wanted, record, override, observed, at, corrections=_recent(record, at), replaces=record.override)
+        return _set_override(
+            wanted,
+            record,
+            override,
+            observed,
+            now,
+            corrections=_recent_corrections(record, now),
+            replaces=record.override,
+        )
     may_mark = observed.marks.settled and observed.marks.may_follow(record.marks)
-    if record.state is State.CONFIRMED and not may_mark:
-        moved = structs.replace(record, clears_from=wanted.ends)
-        return Leave() if moved == record else Confirm(record=moved)
-    marks = marks_beside(observed, record)  # also where the machine has come up since: it has not consumed it
-    confirmed = structs.replace(record, state=State.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.ends)
-    return Confirm(record=confirmed)
+    if record.state is OverrideState.CONFIRMED and not may_mark:
+        moved = structs.replace(record, clears_from=wanted.planned_end)
+        return NoChange() if moved == record else ConfirmRecord(record=moved)
+    marks = add_known_clock(observed, record)  # also where the machine has come up since: it has not consumed it
+    confirmed = structs.replace(
+        record, state=OverrideState.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.planned_end
+    )
+    return ConfirmRecord(record=confirmed)
 
 
-def _bring_back(
-    wanted: Wanted,
+def _restore_override(
+    wanted: WantedOverride,
     record: OverrideRecord,
     override: Override,
-    observed: Observed,
-    at: datetime,
-    moving: frozenset[str],
+    observed: BmcObservation,
+    now: datetime,
+    moving_marks: frozenset[str],
 ) -> Step:
     """Set a wanted override that does not stand once more, if it cannot have been consumed."""
-    became, seen = _what_became_of(record, observed, at, moving), observed.override
-    if record.state is State.WITHDRAWING:
-        return Confirm(record=structs.replace(record, state=became))
-    if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
-        return Wait(why=_not_shown(record, observed))
-    corrections = _recent(record, at)
+    final_state, current = _infer_final_state(record, observed, now, moving_marks), observed.override
+    if record.state is OverrideState.CLEARING:
+        return ConfirmRecord(record=structs.replace(record, state=final_state))
+    if record.state is OverrideState.RECORDED and _is_within(_SET_DELAY, record, now):
+        return Wait(why=_explain_not_shown(record, observed))
+    corrections = _recent_corrections(record, now)
     if _was_not_replaced(record, observed):
-        return _set(wanted, record, override, observed, at, corrections=corrections, replaces=record.replaces)
-    if became is State.WITHDRAWN and len(corrections) >= MAX_CORRECTIONS:
+        return _set_override(wanted, record, override, observed, now, corrections=corrections, replaces=record.replaces)
+    if final_state is OverrideState.CLEARED and len(corrections) >= MAX_CORRECTIONS:
         times = f"{MAX_CORRECTIONS + 1} times within an hour"
-        message = f"{record.override} was set {times}, and the BMC shows {seen}"
+        message = f"{record.override} was set {times}, and the BMC shows {current}"
         return AskOperator(condition=OperatorCondition.CONTENDED, message=message)
-    if became is State.WITHDRAWN:
-        return _set(wanted, record, override, observed, at, corrections=(*corrections, at))
-    if record.state is State.CONFIRMED:
-        return Confirm(record=structs.replace(record, state=became))
-    if _in_post(observed, at):
+    if final_state is OverrideState.CLEARED:
+        return _set_override(wanted, record, override, observed, now, corrections=(*corrections, now))
+    if record.state is OverrideState.CONFIRMED:
+        return ConfirmRecord(record=structs.replace(record, state=final_state))
+    if _is_in_post(observed, now):
         return Wait(why="the machine is in POST, and its override is not known to be set")
-    shown = f"; the BMC shows {seen}" if seen.enabled is not OverrideEnabled.DISABLED else ""
-    return needs_operator(
+    shown = f"; the BMC shows {current}" if current.enabled is not OverrideEnabled.DISABLED else ""
+    return request_operator(
         f"{record.override} was to be set for {record.reason} and does not stand: it was never set, or it was set and"
         f" consumed{shown}"
     )
 
 
-def _set(
-    wanted: Wanted,
+def _set_override(
+    wanted: WantedOverride,
     record: OverrideRecord | None,
     override: Override,
-    observed: Observed,
-    at: datetime,
+    observed: BmcObservation,
+    now: datetime,
     corrections: tuple[datetime, ...] = (),
     replaces: Override | None = None,
 ) -> Step:
-    if wanted.until is not None and at >= wanted.until:
+    if wanted.valid_until is not None and now >= wanted.valid_until:
         return Wait(why="what is wanted from now on is still to be planned")
-    if _in_post(observed, at):
+    if _is_in_post(observed, now):
         return Wait(why="the machine is in POST")
-    if wanted.only_off and observed.power != "Off":
+    if wanted.only_while_off and observed.power != "Off":
         return Wait(why="the machine runs, and its boot is set while it is off")
-    if (step := _with_media(wanted, record, override, observed, at)) is not None:
+    if (step := _insert_media(wanted, record, override, observed, now)) is not None:
         return step
-    recorded = _record(wanted, record, override, observed, at, state=State.RECORDED)
-    return Set(record=structs.replace(recorded, corrections=corrections, replaces=replaces))
+    recorded = _build_record(wanted, record, override, observed, now, state=OverrideState.RECORDED)
+    return SetOverride(record=structs.replace(recorded, corrections=corrections, replaces=replaces))
 
 
-def _record(
-    wanted: Wanted, before: OverrideRecord | None, override: Override, observed: Observed, at: datetime, *, state: State
+def _build_record(
+    wanted: WantedOverride,
+    before: OverrideRecord | None,
+    override: Override,
+    observed: BmcObservation,
+    now: datetime,
+    *,
+    state: OverrideState,
 ) -> OverrideRecord:
     return OverrideRecord(
         reason=wanted.reason,
@@ -460,16 +507,16 @@ def _record(
         override=override,
         marks=observed.marks,
         state=state,
-        at=at,
-        shown=observed.shown,
+        at=now,
+        shown=observed.identity,
         writes_disk=wanted.writes_disk,
         medium=before.medium if before is not None else None,
         data_medium=before.data_medium if before is not None else None,
-        clears_from=wanted.ends,
+        clears_from=wanted.planned_end,
     )
 
 
-def _is_set_by_another(wanted: Wanted, override: Override, observed: Observed) -> bool:
+def _is_set_by_another(wanted: WantedOverride, override: Override, observed: BmcObservation) -> bool:
     """Whether another instance is at work: what this one is about to set for the first time stands, or has stood.
 
     Two that nobody named, each told that nothing is installed, see nothing of each other but the BMC. It shows the
@@ -478,12 +525,12 @@ def _is_set_by_another(wanted: Wanted, override: Override, observed: Observed) -
     if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False
     uri = override.http_boot_uri
-    has_stood = wanted.is_first and uri is not None and observed.override.http_boot_uri == uri
-    return stands(override, observed) or has_stood
+    has_stood = wanted.is_first_install and uri is not None and observed.override.http_boot_uri == uri
+    return is_shown(override, observed) or has_stood
 
 
-def _with_media(
-    wanted: Wanted, record: OverrideRecord | None, override: Override, observed: Observed, at: datetime
+def _insert_media(
+    wanted: WantedOverride, record: OverrideRecord | None, override: Override, observed: BmcObservation, now: datetime
 ) -> Step | None:
     """Insert the media of an override, one after the other; None: they are shown, or there is none to boot.
 
@@ -491,28 +538,28 @@ def _with_media(
     order. Nothing is inserted where there is no place for both, and what boots comes last: whatever happens between,
     no installer starts without its data.
     """
-    url = next((each for each in override.media if slot_with(each, observed.slots) is None), None)
+    url = next((each for each in override.media if find_slot(each, observed.slots) is None), None)
     if url is None or override.medium is None:
         return None
     before = next((each for each in record.media if each.url == url), None) if record is not None else None
-    if before is not None and timedelta() <= at - before.at < _TO_BE_SET:
+    if before is not None and timedelta() <= now - before.at < _SET_DELAY:
         return Wait(why="its medium was inserted a moment ago, and is not shown yet")
-    if (slots := places(observed.slots, override.medium, override.data_medium)) is None:
-        return _no_slot(override, override.medium, observed)
-    if record is not None and (record.state.is_open or record.state is State.OPENED):
+    if (slots := assign_slots(observed.slots, override.medium, override.data_medium)) is None:
+        return _report_missing_slot(override, override.medium, observed)
+    if record is not None and (record.state.is_open or record.state is OverrideState.OPENED):
         found = record
     else:
-        found = _record(wanted, record, override, observed, at, state=State.INSERTED)
-    inserted = Medium(url=url, state=MediumState.INSERTED, at=at)
+        found = _build_record(wanted, record, override, observed, now, state=OverrideState.INSERTED)
+    inserted = Medium(url=url, state=MediumState.INSERTED, at=now)
     is_data = url == override.data_medium
     found = structs.replace(found, data_medium=inserted) if is_data else structs.replace(found, medium=inserted)
-    return Insert(record=found, slot=slots[url], url=url)
+    return InsertMedium(record=found, slot=slots[url], url=url)
 
 
-def _no_slot(override: Override, medium: str, observed: Observed) -> AskOperator:
+def _report_missing_slot(override: Override, medium: str, observed: BmcObservation) -> AskOperator:
     needs_data = override.data_medium is not None
-    if places([slot.emptied for slot in observed.slots], medium, override.data_medium) is None:
-        disc = next((slot for slot in observed.slots if slot.takes_discs), None)
+    if assign_slots([slot.without_medium for slot in observed.slots], medium, override.data_medium) is None:
+        disc = next((slot for slot in observed.slots if slot.accepts_discs), None)
         message = "a medium is wanted, and the BMC has no slot for a CD"
         if disc is not None and needs_data:
             message = (
@@ -523,40 +570,40 @@ def _no_slot(override: Override, medium: str, observed: Observed) -> AskOperator
     taken = ", ".join(
         f"{slot.path} has {slot.image or 'a medium'}"
         for slot in observed.slots
-        if not slot.is_free and slot.image not in override.media and (slot.takes_discs or needs_data)
+        if not slot.is_free and slot.image not in override.media and (slot.accepts_discs or needs_data)
     )
     what = "two media are" if needs_data else "a medium is"
     message = f"{what} wanted, and {taken}, which gitboot has not inserted; it is left alone"
     return AskOperator(condition=OperatorCondition.FOREIGN_MEDIUM, message=message)
 
 
-def _in_post(observed: Observed, at: datetime) -> bool:
+def _is_in_post(observed: BmcObservation, at: datetime) -> bool:
     marks = observed.marks
     if not observed.in_post or marks.boot_progress_time is None:
         return observed.in_post
-    since, now = parse(marks.boot_progress_time), parse(marks.bmc_time)
+    since, now = parse_time(marks.boot_progress_time), parse_time(marks.bmc_time)
     if now is None:  # by our clock, if the BMC says which time it means
         now = at if since is not None and since.tzinfo is not None else None
-    return since is None or now is None or abs(in_utc(now) - in_utc(since)) < _LONGEST_POST
+    return since is None or now is None or abs(as_utc(now) - as_utc(since)) < _MAX_POST
 
 
-def _is_within(period: timedelta, record: OverrideRecord, at: datetime) -> bool:
-    return timedelta() <= at - record.at < period  # a clock that went back holds nothing up
+def _is_within(period: timedelta, record: OverrideRecord, now: datetime) -> bool:
+    return timedelta() <= now - record.at < period  # a clock that went back holds nothing up
 
 
-def _recent(record: OverrideRecord, at: datetime) -> tuple[datetime, ...]:
-    return tuple(instant for instant in record.corrections if at - instant < _CORRECTION_PERIOD)
+def _recent_corrections(record: OverrideRecord, now: datetime) -> tuple[datetime, ...]:
+    return tuple(instant for instant in record.corrections if now - instant < _CORRECTION_PERIOD)
 
 
-def needs_operator(message: str) -> AskOperator:
+def request_operator(message: str) -> AskOperator:
     return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=message)
 
 
-def _unsupported(override: Override, observed: Observed) -> str:
-    if not _allows(override.target, observed):
+def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
+    if not _allows_target(override.target, observed):
         allowable = ", ".join(sorted(observed.allowable_targets))
         return f"{override.target} is wanted, and the BMC boots only {allowable}"
-    if not is_allowed(override.enabled, observed):
+    if not allows_enabled(override.enabled, observed):
         allowable = ", ".join(sorted(observed.allowable_enabled))
         return (
             f"{override.enabled} is wanted, and the BMC knows only {allowable}: override: Once in the policy, or None"
@@ -564,7 +611,7 @@ def _unsupported(override: Override, observed: Observed) -> str:
     return f"mode {override.mode} is wanted, and the BMC has {observed.override.mode}, which it cannot change"
 
 
-def _not_shown(record: OverrideRecord, observed: Observed) -> str:
+def _explain_not_shown(record: OverrideRecord, observed: BmcObservation) -> str:
     if observed.override.enabled is OverrideEnabled.DISABLED:
         return "it was set a moment ago, and is not shown yet"
     return f"{record.override} was set a moment ago, and the BMC shows {observed.override}"

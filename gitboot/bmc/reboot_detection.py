@@ -43,7 +43,7 @@ class Marks(Struct, frozen=True, kw_only=True):
     bmc_ahead_s: int | None = None  # of our clock
     manager_reset_time: str | None = None  # the Manager's LastResetTime
 
-    def reset_since(self, earlier: Marks, *, moving: frozenset[str] | None = None) -> Reset:
+    def reset_since(self, earlier: Marks, *, moving_marks: frozenset[str] | None = None) -> Reset:
         """Return whether the machine has reset since ``earlier`` was read.
 
         A mark that moved proves a reset if it is an instant later than ``earlier``, by a clock that has run through;
@@ -54,21 +54,21 @@ class Marks(Struct, frozen=True, kw_only=True):
         """
         if self._clock_was_lost(earlier):
             return Reset.UNKNOWN
-        pairs = {name: (before, after) for name, before, after in self._beside(earlier)}
+        pairs = {name: (before, after) for name, before, after in self._pair_with(earlier)}
         if any(_differ(before, after) for before, after in pairs.values()):
             one_boot = {"boot_progress_time"} if self.may_follow(earlier) else set()
-            return Reset.SEEN if self.moved_since(earlier) - one_boot else Reset.UNKNOWN
-        still = pairs.keys() if moving is None else pairs.keys() & moving
+            return Reset.SEEN if self.find_later_marks(earlier) - one_boot else Reset.UNKNOWN
+        still = pairs.keys() if moving_marks is None else pairs.keys() & moving_marks
         return Reset.RULED_OUT if still and earlier.settled else Reset.UNKNOWN
 
-    def moved_since(self, earlier: Marks) -> frozenset[str]:
+    def find_later_marks(self, earlier: Marks) -> frozenset[str]:
         """Return the marks that are instants later than ``earlier``, by a clock that nothing shows to have been set."""
         if self.bmc_time is not None and self._clock_was_lost(earlier):
             return frozenset()
-        since = _instant(earlier.bmc_time)
+        since = _parse_utc(earlier.bmc_time)
         found = set()
-        for name, before, after in self._beside(earlier):
-            then, now = _instant(before), _instant(after)
+        for name, before, after in self._pair_with(earlier):
+            then, now = _parse_utc(before), _parse_utc(after)
             if then is not None and now is not None and now > then and (since is None or now >= since):
                 found.add(name)
         return frozenset(found)
@@ -79,11 +79,11 @@ class Marks(Struct, frozen=True, kw_only=True):
             return False
         return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(earlier.boot_progress)
 
-    def has_come_up_since(self, earlier: Marks) -> bool:
+    def has_passed_post_since(self, earlier: Marks) -> bool:
         """Return whether the machine has gone through POST since ``earlier`` was read, as far as its BMC can say."""
-        return "boot_progress_time" in self.moved_since(earlier)
+        return "boot_progress_time" in self.find_later_marks(earlier)
 
-    def with_clock_of(self, other: Marks) -> Marks:
+    def with_clock_from(self, other: Marks) -> Marks:
         """These marks, by the clock as it was read with others."""
         return structs.replace(
             self,
@@ -92,7 +92,7 @@ class Marks(Struct, frozen=True, kw_only=True):
             manager_reset_time=other.manager_reset_time,
         )
 
-    def _beside(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
+    def _pair_with(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
         """Yield each mark that is shown now and was shown then: (its name, then, now)."""
         marks = (
             ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
@@ -116,7 +116,7 @@ NO_MARKS: Final = Marks()
 
 
 def _differ(before: str, after: str) -> bool:
-    then, now = _instant(before), _instant(after)
+    then, now = _parse_utc(before), _parse_utc(after)
     return then != now if then is not None and now is not None else before != after
 
 
@@ -124,11 +124,11 @@ def _has_moved(before: str | None, after: str | None) -> bool:
     """Return whether a Manager has restarted; some work the instant out from their uptime, a second more or less."""
     if before is None:
         return False
-    then, now = _instant(before), _instant(after)
+    then, now = _parse_utc(before), _parse_utc(after)
     return then is None or now is None or abs(now - then) > _CLOCK_STEP
 
 
-def parse(text: str | None) -> datetime | None:
+def parse_time(text: str | None) -> datetime | None:
     """Return the instant of a text of a BMC, with its offset if it has one; None: the text is no instant."""
     try:
         return datetime.fromisoformat(text) if text is not None else None
@@ -136,11 +136,11 @@ def parse(text: str | None) -> datetime | None:
         return None
 
 
-def in_utc(instant: datetime) -> datetime:
+def as_utc(instant: datetime) -> datetime:
     """Return an instant in UTC. An instant without an offset counts as UTC, as all of the same BMC."""
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 
-def _instant(text: str | None) -> datetime | None:
-    found = parse(text)
-    return in_utc(found) if found is not None else None
+def _parse_utc(text: str | None) -> datetime | None:
+    found = parse_time(text)
+    return as_utc(found) if found is not None else None

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from gitboot.bmc.identity import Described, Same, Shown, identify
+from gitboot.bmc.identity import DocumentIdentity, ReportedIdentity, SameMachine, identify
 from gitboot.bmc.redfish.quirks import MODE
-from gitboot.bmc.redfish.resources import Resource, manager_path, observe_identity
+from gitboot.bmc.redfish.resources import Resource, find_manager_path, parse_identity
 from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain, UsageError
-from gitboot.fleet.identities import Machine, place_of
+from gitboot.fleet.identities import Machine, normalize_bmc_address
 from gitboot.model.scalars import (
     MacAddress,
     Malformed,
@@ -27,13 +27,13 @@ from gitboot.model.scalars import (
     parse_lookup_mac,
 )
 from gitboot.model.server import Architecture, Firmware, Lifecycle
-from gitboot.text import one_line, some
+from gitboot.text import format_names, one_line
 
 if TYPE_CHECKING:
     from gitboot.bmc.redfish.client import BmcConnection
 
 
-MOST_ADDRESSES: Final = 4096
+MAX_ADDRESSES: Final = 4096
 _ROOT: Final = "/redfish/v1/"
 
 
@@ -41,29 +41,29 @@ class Probe(Struct, frozen=True, kw_only=True):
     """The result of one address. Without machines and without a reason, no Redfish service answers there."""
 
     address: str
-    found: tuple[FoundServer, ...] = ()
-    why_not: str | None = None  # why what answers could not be read
+    servers: tuple[FoundServer, ...] = ()
+    error: str | None = None  # why what answers could not be read
 
 
-def addresses(places: Sequence[str], ports: Sequence[int]) -> tuple[str, ...]:
+def list_addresses(places: Sequence[str], ports: Sequence[int]) -> tuple[str, ...]:
     """Return the base URLs that networks, addresses, host names and URLs mean, each once, in their order.
 
     Raises `UsageError` for what is none of these, and for more than ``MOST_ADDRESSES``.
     """
     found: dict[str, None] = {}
     for place in places:
-        for host in _hosts(place):
+        for host in _list_hosts(place):
             if "://" in host:
                 found[host.rstrip("/")] = None
                 continue
             for port in ports:
                 found[f"https://{host}" if port == 443 else f"https://{host}:{port}"] = None
-        if len(found) > MOST_ADDRESSES:
-            raise _too_many(place, len(found))
+        if len(found) > MAX_ADDRESSES:
+            raise _build_too_many_error(place, len(found))
     return tuple(found)
 
 
-def _hosts(place: str) -> Iterable[str]:
+def _list_hosts(place: str) -> Iterable[str]:
     if "://" in place:
         parts = urlsplit(place)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
@@ -77,30 +77,28 @@ def _hosts(place: str) -> Iterable[str]:
                 f"{place!r} is no network, address or host name: write 10.112.0.0/24, 10.112.0.13 or bmc7.example.net"
             ) from None
         return [place]
-    if network.num_addresses > 2 * MOST_ADDRESSES:
-        raise _too_many(place, network.num_addresses)
+    if network.num_addresses > 2 * MAX_ADDRESSES:
+        raise _build_too_many_error(place, network.num_addresses)
     return (str(each) if network.version == 4 else f"[{each}]" for each in network.hosts())
 
 
-def _too_many(place: str, number: int) -> UsageError:
-    return UsageError(
-        f"{place} makes {number:,} addresses; at most {MOST_ADDRESSES:,} at a time: name smaller networks"
-    )
+def _build_too_many_error(place: str, number: int) -> UsageError:
+    return UsageError(f"{place} makes {number:,} addresses; at most {MAX_ADDRESSES:,} at a time: name smaller networks")
 
 
 def scan(
-    places: Sequence[str], connect: Callable[[str], BmcConnection], *, parallel: int, each: Callable[[], None]
+    addresses: Sequence[str], connect: Callable[[str], BmcConnection], *, parallel: int, on_result: Callable[[], None]
 ) -> Iterator[Probe]:
     """Look at all addresses, so many at a time, and tell of each as it is known; ``each`` is called after each."""
     with ThreadPoolExecutor(parallel, thread_name_prefix="scan") as pool:
-        for future in as_completed([pool.submit(_look, address, connect) for address in places]):
-            each()
+        for future in as_completed([pool.submit(_probe, address, connect) for address in addresses]):
+            on_result()
             yield future.result()
 
 
-def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
+def _probe(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
     try:
-        with connect(address) as bmc, bmc.reach.watched():
+        with connect(address) as bmc, bmc.policy.measure_requests():
             try:
                 is_redfish = bmc.is_redfish()
             except BmcUnreachable:  # nobody is there, or somebody who speaks another language
@@ -109,29 +107,29 @@ def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
                 return Probe(address=address)
             systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
             found = tuple(
-                found_server(
+                build_found_server(
                     address,
                     system,
-                    alone=len(systems) == 1,
-                    nics=_all(bmc, system.link("EthernetInterfaces")),
-                    manager=_perhaps(bmc, manager_path(system.body)),
-                    processor=next(_all(bmc, system.link("Processors")), None),
+                    is_only_system=len(systems) == 1,
+                    nics=_read_members(bmc, system.link("EthernetInterfaces")),
+                    manager=_read_optional(bmc, find_manager_path(system.body)),
+                    processor=next(_read_members(bmc, system.link("Processors")), None),
                 )
                 for system in map(bmc.read, systems)
             )
-            return Probe(address=address, found=found)
+            return Probe(address=address, servers=found)
     except (OperatorError, TryAgain) as error:
-        return Probe(address=address, why_not=str(error))
+        return Probe(address=address, error=str(error))
 
 
-def _all(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
-    found = _perhaps(bmc, collection)
+def _read_members(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
+    found = _read_optional(bmc, collection)
     for path in found.members if found is not None else ():
-        if (member := _perhaps(bmc, path)) is not None:
+        if (member := _read_optional(bmc, path)) is not None:
             yield member
 
 
-def _perhaps(bmc: BmcConnection, path: str | None) -> Resource | None:
+def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
     """Return a resource that not every BMC has, or shows to every role."""
     if path is None:
         return None
@@ -152,7 +150,7 @@ class DiscrepancyKind(StrEnum):
 class Discrepancy(Struct, frozen=True, kw_only=True):
     """One thing that is not as the documents say."""
 
-    what: DiscrepancyKind
+    kind: DiscrepancyKind
     server: str | None  # by its document; None: there is none
     address: str
     message: str
@@ -166,86 +164,103 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    found: Iterable[FoundServer], described: Collection[Machine], asked: Collection[str], unread: Collection[str]
+    servers: Iterable[FoundServer], documents: Collection[Machine], scanned: Collection[str], unread: Collection[str]
 ) -> Comparison:
     """Compare what was found at the ``asked`` addresses with all machines that documents describe.
 
     A BMC answered at the ``unread`` addresses and could not be read: they are not compared.
     """
-    found = sorted(found, key=lambda each: (each.address, each.system))
-    machines = dict(_recognised(found, described))
-    where = {machine.name: each for each, machine in machines.items()}
-    by_place = {each.bmc.place: each for each in described if each.bmc is not None}
-    differences = [difference for each in found for difference in _of_found(each, machines.get(each), where, by_place)]
-    silent = {place_of(address, None)[0] for address in asked} - {place_of(address, None)[0] for address in unread}
-    for machine in described:
-        if machine.bmc is not None and machine.name not in where and machine.bmc.place[0] in silent:
-            place, address = machine.bmc.place, machine.bmc.address
-            instead = next((each.shown for each in found if place in each.places), None)
+    servers = sorted(servers, key=lambda each: (each.address, each.system))
+    machines = dict(_match_servers(servers, documents))
+    server_by_name = {machine.name: each for each, machine in machines.items()}
+    by_place = {each.bmc.normalized_address: each for each in documents if each.bmc is not None}
+    differences = [
+        difference
+        for each in servers
+        for difference in _list_discrepancies(each, machines.get(each), server_by_name, by_place)
+    ]
+    silent = {normalize_bmc_address(address, None)[0] for address in scanned} - {
+        normalize_bmc_address(address, None)[0] for address in unread
+    }
+    for machine in documents:
+        if (
+            machine.bmc is not None
+            and machine.name not in server_by_name
+            and machine.bmc.normalized_address[0] in silent
+        ):
+            place, address = machine.bmc.normalized_address, machine.bmc.address
+            instead = next((each.identity for each in servers if place in each.places), None)
             message = f"another machine answers there: {instead}" if instead is not None else "nobody answers there"
             differences.append(
-                Discrepancy(what=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
+                Discrepancy(kind=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
             )
     return Comparison(
         servers={each: machine.name for each, machine in machines.items()},
-        differences=tuple(sorted(differences, key=lambda each: (each.what, each.server or "", each.address))),
+        differences=tuple(sorted(differences, key=lambda each: (each.kind, each.server or "", each.address))),
     )
 
 
-def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> Iterator[tuple[FoundServer, Machine]]:
+def _match_servers(
+    servers: Iterable[FoundServer], documents: Iterable[Machine]
+) -> Iterator[tuple[FoundServer, Machine]]:
     """Yield each found machine with the one that it is, by UUID in either byte order or by serial number."""
     index: dict[str, list[Machine]] = {}
-    for machine in described:
-        said = Described.by(machine.uuid, machine.serial, machine.bmc)
-        orders = (order.upper() for uuid in said.uuids for order in byte_orders(uuid))
-        for value in {*orders, *(each.upper() for each in said.serials)}:
+    for machine in documents:
+        identity = DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc)
+        orders = (order.upper() for uuid in identity.uuids for order in byte_orders(uuid))
+        for value in {*orders, *(each.upper() for each in identity.serials)}:
             index.setdefault(value, []).append(machine)
-    for each in found:
-        shown = each.shown
+    for each in servers:
+        shown = each.identity
         values = [value.upper() for value in (shown.uuid, shown.serial, shown.sku) if value is not None]
         for machine in (machine for value in values for machine in index.get(value, ())):
-            if isinstance(identify(Described.by(machine.uuid, machine.serial, machine.bmc), shown), Same):
+            if isinstance(
+                identify(DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc), shown), SameMachine
+            ):
                 yield each, machine
                 break
 
 
-def _of_found(
-    found: FoundServer,
+def _list_discrepancies(
+    server: FoundServer,
     machine: Machine | None,
-    where: Mapping[str, FoundServer],
+    server_by_name: Mapping[str, FoundServer],
     by_place: Mapping[tuple[str, str | None], Machine],
 ) -> Iterator[Discrepancy]:
-    here = next((by_place[place] for place in found.places if place in by_place), None)
+    here = next((by_place[place] for place in server.places if place in by_place), None)
     if machine is None:
         instead = f", where {here.name} is described" if here is not None else ""
         yield Discrepancy(
-            what=DiscrepancyKind.UNKNOWN,
+            kind=DiscrepancyKind.UNKNOWN,
             server=None,
-            address=found.address,
-            message=f"no document describes {found.shown}{instead}",
+            address=server.address,
+            message=f"no document describes {server.identity}{instead}",
         )
         return
     if here is not machine:  # it answers where its document does not say
-        said = machine.bmc.address if machine.bmc is not None else None
-        other = where.get(here.name) if here is not None else None
-        is_swapped = other is not None and machine.bmc is not None and machine.bmc.place in other.places
+        document_address = machine.bmc.address if machine.bmc is not None else None
+        other = server_by_name.get(here.name) if here is not None else None
+        is_swapped = other is not None and machine.bmc is not None and machine.bmc.normalized_address in other.places
         if here is not None and is_swapped:
-            what, message = (
+            kind, message = (
                 DiscrepancyKind.SWAPPED,
-                f"it is where {here.name} is described, and {here.name} is at {said}",
+                f"it is where {here.name} is described, and {here.name} is at {document_address}",
             )
         else:
             also = f", where {here.name} is described" if here is not None else ""
-            what, message = DiscrepancyKind.MOVED, f"its document says {said or 'nothing of a BMC'}{also}"
-        yield Discrepancy(what=what, server=machine.name, address=found.address, message=message)
-    shown = {nic.mac for nic in found.nics}
+            kind, message = DiscrepancyKind.MOVED, f"its document says {document_address or 'nothing of a BMC'}{also}"
+        yield Discrepancy(kind=kind, server=machine.name, address=server.address, message=message)
+    shown = {nic.mac for nic in server.nics}
     if shown and (gone := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):
-        instead = some([nic.mac.replace("-", ":") for nic in found.nics if nic.mac not in machine.macs]) or "no other"
+        instead = (
+            format_names([nic.mac.replace("-", ":") for nic in server.nics if nic.mac not in machine.macs])
+            or "no other"
+        )
         yield Discrepancy(
-            what=DiscrepancyKind.INTERFACES,
+            kind=DiscrepancyKind.INTERFACES,
             server=machine.name,
-            address=found.address,
-            message=f"its BMC does not show {some(gone)}; it shows {instead}",
+            address=server.address,
+            message=f"its BMC does not show {format_names(gone)}; it shows {instead}",
         )
 
 
@@ -270,8 +285,8 @@ class FoundServer(Struct, frozen=True, kw_only=True):
 
     address: str
     system: str  # the path of its ComputerSystem
-    alone: bool = True  # whether its BMC has no other system
-    shown: Shown
+    is_only_system: bool = True  # whether its BMC has no other system
+    identity: ReportedIdentity
     maker: str = ""
     model: str = ""
     bios: str = ""
@@ -283,70 +298,72 @@ class FoundServer(Struct, frozen=True, kw_only=True):
     @property
     def places(self) -> tuple[tuple[str, str | None], ...]:
         """How a document may name its BMC."""
-        named = place_of(self.address, self.system)
-        return (named, place_of(self.address, None)) if self.alone else (named,)
+        named = normalize_bmc_address(self.address, self.system)
+        return (named, normalize_bmc_address(self.address, None)) if self.is_only_system else (named,)
 
     @property
     def serial(self) -> str | None:
         """The serial number as SMBIOS has it: at Dell the service tag, which its BMC shows as SKU."""
-        shown = self.shown.sku if self.maker.lower().startswith("dell") else self.shown.serial
+        shown = self.identity.sku if self.maker.lower().startswith("dell") else self.identity.serial
         return shown if shown is not None and not is_placeholder_serial(shown) else None
 
     @property
-    def lacks(self) -> str | None:
+    def missing_identity(self) -> str | None:
         """What no document can do without, and it does not show."""
-        if self.shown.uuid is None or is_placeholder_uuid(self.shown.uuid):
+        if self.identity.uuid is None or is_placeholder_uuid(self.identity.uuid):
             return "it shows no UUID"
         return None if self.nics else "it shows no MAC address"
 
 
-def found_server(
+def build_found_server(
     address: str,
     system: Resource,
     *,
-    alone: bool,
+    is_only_system: bool,
     nics: Iterable[Resource] = (),
     manager: Resource | None = None,
     processor: Resource | None = None,
 ) -> FoundServer:
     """Put together what the resources of one system say; what is not shown stays empty."""
     body, shown_by = system.body, ("InstructionSet", "ProcessorArchitecture")
-    architectures = [_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
+    architectures = [_to_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
     shown: dict[MacAddress, FoundNic] = {}  # by their permanent addresses
     for each in nics:
         if each.link("Links", "HostInterface") is not None:  # between the machine and its BMC
             continue
         try:
-            mac = parse_lookup_mac(_line(each.body.get("PermanentMACAddress")) or _line(each.body.get("MACAddress")))
+            mac = parse_lookup_mac(
+                _to_line(each.body.get("PermanentMACAddress")) or _to_line(each.body.get("MACAddress"))
+            )
         except Malformed:
             continue
-        shown.setdefault(mac, FoundNic(name=_line(each.body.get("Id")), mac=mac))
+        shown.setdefault(mac, FoundNic(name=_to_line(each.body.get("Id")), mac=mac))
     return FoundServer(
         address=address,
         system=system.path,
-        alone=alone,
-        shown=observe_identity(body),
-        maker=_line(body.get("Manufacturer")),
-        model=_line(body.get("Model")),
-        bios=_line(body.get("BiosVersion")),
-        bmc=_line(manager.body.get("FirmwareVersion")) if manager is not None else "",
+        is_only_system=is_only_system,
+        identity=parse_identity(body),
+        maker=_to_line(body.get("Manufacturer")),
+        model=_to_line(body.get("Model")),
+        bios=_to_line(body.get("BiosVersion")),
+        bmc=_to_line(manager.body.get("FirmwareVersion")) if manager is not None else "",
         nics=tuple(sorted(shown.values(), key=lambda nic: (nic.name, nic.mac))),
         architecture=next((_ARCHITECTURES[each] for each in architectures if each in _ARCHITECTURES), None),
         firmware=Firmware.BIOS if system.boot.get(MODE) == "Legacy" else Firmware.UEFI,
     )
 
 
-def name_for(found: FoundServer, taken: Collection[str]) -> str:
+def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
     """Return a name for its document that none has: its serial number, else of its UUID."""
     plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
-    name = plain or f"server-{(found.shown.uuid or '')[:8]}"
+    name = plain or f"server-{(found.identity.uuid or '')[:8]}"
     number = 2
-    while (chosen := name if number == 2 else f"{name}-{number - 1}") in taken:
+    while (chosen := name if number == 2 else f"{name}-{number - 1}") in used_names:
         number += 1
     return chosen
 
 
-def document_for(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
+def render_document(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
     """Return the Server document of a machine that has none: parked, so that nothing is booted or set by it."""
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
@@ -356,28 +373,28 @@ def document_for(found: FoundServer, name: str, credentials: str, *, verify: boo
         "apiVersion: gitboot.dev/v1alpha1",
         "kind: Server",
         "metadata:",
-        f"  name: {_quoted(name)}",
+        f"  name: {_quote(name)}",
         "spec:",
-        f"  uuid: {found.shown.uuid}",
-        *([f"  serial: {_quoted(found.serial)}"] if found.serial else []),
+        f"  uuid: {found.identity.uuid}",
+        *([f"  serial: {_quote(found.serial)}"] if found.serial else []),
         f"  architecture: {found.architecture or Architecture.X86_64}{assumed}",
         f"  firmware: {found.firmware}",
         "  interfaces:",
-        *(f"    - {{name: {_quoted(nic.name)}, mac: {_quoted(nic.mac.replace('-', ':'))}}}" for nic in found.nics),
+        *(f"    - {{name: {_quote(nic.name)}, mac: {_quote(nic.mac.replace('-', ':'))}}}" for nic in found.nics),
         f"  lifecycle: {Lifecycle.PARKED}  # until somebody knows what it is to be: then take this line out",
         "  bmc:",
-        f"    address: {_quoted(found.address)}",
-        *([] if found.alone else [f"    system: {_quoted(found.system)}"]),
-        f"    credentials: {_quoted(credentials)}",
+        f"    address: {_quote(found.address)}",
+        *([] if found.is_only_system else [f"    system: {_quote(found.system)}"]),
+        f"    credentials: {_quote(credentials)}",
         *([] if verify else ["    tls: {verify: false}"]),
     ]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _line(value: Any) -> str:
+def _to_line(value: Any) -> str:
     """Return text from outside as one line, for a comment too; nothing for what is no text."""
     return one_line(value) if isinstance(value, str) else ""

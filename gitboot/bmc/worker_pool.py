@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.credentials import NO_SIGN, CredentialDirectory, Entrusted, Sign
-from gitboot.bmc.identity import Pinned, known_at
+from gitboot.bmc.credentials import NO_SAMPLE, CredentialDirectory, ResponseSample, TrustedCredentials
+from gitboot.bmc.identity import PinnedIdentity, find_pin_at
 from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
-from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.power_steps import PowerRecord
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from gitboot.bmc.override_session import Driver
 
 
-_UNUSED_S: Final = 900  # longer than until any BMC that is asked is asked again
-_LOGOUTS_S: Final = 2  # for all at the end, which is near
-_Access = tuple[BmcAccess, Entrusted, bool]
+_IDLE_S: Final = 900  # longer than until any BMC that is asked is asked again
+_LOGOUT_TIMEOUT_S: Final = 2  # for all at the end, which is near
+_Access = tuple[BmcAccess, TrustedCredentials, bool]
 
 
-class Connections:
+class ConnectionCache:
     """One kept connection a machine, made anew when its document, its credentials, or what is said of them changed."""
 
     def __init__(
@@ -46,98 +46,104 @@ class Connections:
         ending_fence: Callable[[], None] | None = None,  # the same for what only ends something; None: `fence`
     ) -> None:
         self._directory, self._fence, self._ending_fence = directory, fence, ending_fence
-        self._kept: dict[SystemUuid, tuple[_Access, Driver]] = {}
-        self._used_s: dict[SystemUuid, float] = {}  # when last, in that order
-        self._using, self._trusting = threading.Lock(), threading.Lock()  # the first guards when they were used
+        self._cached: dict[SystemUuid, tuple[_Access, Driver]] = {}
+        self._last_used_s: dict[SystemUuid, float] = {}  # when last, in that order
+        self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first guards when they were used
 
-    def to(
-        self, uuid: SystemUuid, server: str, bmc: BmcAccess, *, known: bool = False, pinned: Pinned | None = None
+    def connect(
+        self,
+        uuid: SystemUuid,
+        server: str,
+        bmc: BmcAccess,
+        *,
+        is_in_ledger: bool = False,
+        pinned: PinnedIdentity | None = None,
     ) -> Driver:
         """The connection to a machine's BMC; raises `UsageError` where there are no credentials that it may be sent.
 
         ``known``: the ledger lets it have them; ``pinned``: what the machine's BMC showed before.
         """
-        found = self._directory.of(bmc.credentials)
-        access, kept = (bmc, found, known), self._kept.get(uuid)
-        if kept is not None and kept[0] == access:
-            connection = kept[1]
+        trusted = self._directory.read(bmc.credentials)
+        access, cached = (bmc, trusted, is_in_ledger), self._cached.get(uuid)
+        if cached is not None and cached[0] == access:
+            connection = cached[1]
             if connection.login is not None:
-                connection.login.keeps = True  # whoever is asked again is asked often
+                connection.login.keeps_session = True  # whoever is asked again is asked often
         else:
-            if kept is not None:
-                kept[1].close()
-            connection = self._open(server, bmc, found, known=known)
-        self._kept[uuid] = access, connection
-        with self._using:
-            self._used_s.pop(uuid, None)
-            self._used_s[uuid] = time.monotonic()  # behind all that were used before
-        pinned = known_at(pinned, bmc.place)
-        connection.reach.certificate = pinned.certificate if pinned is not None else None
+            if cached is not None:
+                cached[1].close()
+            connection = self._open(server, bmc, trusted, is_in_ledger=is_in_ledger)
+        self._cached[uuid] = access, connection
+        with self._usage_lock:
+            self._last_used_s.pop(uuid, None)
+            self._last_used_s[uuid] = time.monotonic()  # behind all that were used before
+        pinned = find_pin_at(pinned, bmc.normalized_address)
+        connection.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
         return connection
 
-    def _open(self, server: str, bmc: BmcAccess, found: Entrusted, *, known: bool) -> Driver:
+    def _open(self, server: str, bmc: BmcAccess, trusted: TrustedCredentials, *, is_in_ledger: bool) -> Driver:
         # Only here: they take their time, and many fleets have no BMC.
         from gitboot.bmc.ipmi import IpmiConnection
         from gitboot.bmc.redfish.client import BmcConnection
-        from gitboot.bmc.redfish.transport import Reach
+        from gitboot.bmc.redfish.transport import ConnectionPolicy
         from gitboot.http_client import tls_context
 
-        trust, vouched = found.trust, found.trust.certificate(bmc)
-        reach = Reach(
-            allowed=trust.allowed(bmc, known=known),
-            named=tuple(each for each in (vouched, bmc.fingerprint) if each is not None),
-            is_vouched_for=vouched is not None,
+        trust, certificate = trusted.trust, trusted.trust.find_certificate(bmc)
+        reach = ConnectionPolicy(
+            is_address_allowed=trust.build_address_filter(bmc, is_in_ledger=is_in_ledger),
+            required_fingerprints=tuple(each for each in (certificate, bmc.fingerprint) if each is not None),
+            has_trusted_certificate=certificate is not None,
             fence=self._fence,
             ending_fence=self._ending_fence,
         )
-        if bmc.by_ipmi:
-            return IpmiConnection(bmc.address, found.credentials, reach=reach)
+        if bmc.uses_ipmi:
+            return IpmiConnection(bmc.address, trusted.credentials, reach=reach)
         try:
-            with self._trusting:  # one context for each authority: loading the CA bundle is what costs
-                is_named = vouched is not None
-                authority = None if is_named else trust.trusted_authority(bmc)
-                tls = tls_context(verify=bmc.verify and not is_named, ca=authority)
+            with self._tls_lock:  # one context for each authority: loading the CA bundle is what costs
+                has_certificate = certificate is not None
+                authority = None if has_certificate else trust.find_authority(bmc)
+                tls = tls_context(verify=bmc.verify and not has_certificate, ca=authority)
         except ssl.SSLError as error:
             where = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"the authority for {bmc.credentials}"
             raise UsageError(f"{where} is not a certificate in PEM: {error.reason or error}") from None
-        return BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
+        return BmcConnection(bmc.address, trusted.credentials, system=bmc.system, tls=tls, reach=reach)
 
     def fingerprint(self, uuid: SystemUuid) -> str | None:
         """Return the fingerprint of the credentials that a machine's BMC was sent last."""
-        kept = self._kept.get(uuid)
-        return kept[0][1].fingerprint if kept is not None else None
+        cached = self._cached.get(uuid)
+        return cached[0][1].fingerprint if cached is not None else None
 
-    def unused(self) -> list[Driver]:
+    def pop_unused(self) -> list[Driver]:
         """Drop and return the connections that nobody has used for a while: a BMC has few sessions."""
         found = []
-        since_s = time.monotonic() - _UNUSED_S
-        with self._using:
-            while (first := next(iter(self._used_s.items()), None)) is not None and first[1] < since_s:
-                del self._used_s[first[0]]
-                found.append(self._kept.pop(first[0])[1])
+        since_s = time.monotonic() - _IDLE_S
+        with self._usage_lock:
+            while (first := next(iter(self._last_used_s.items()), None)) is not None and first[1] < since_s:
+                del self._last_used_s[first[0]]
+                found.append(self._cached.pop(first[0])[1])
         return found
 
     def close(self) -> None:
         """Close all, and log out, many at a time; where that takes too long, sessions end by themselves."""
-        until_s = time.monotonic() + _LOGOUTS_S
-        with ThreadPoolExecutor(MOST_OF_SITE) as threads:
-            for _, connection in self._kept.values():
+        until_s = time.monotonic() + _LOGOUT_TIMEOUT_S
+        with ThreadPoolExecutor(MAX_PER_SITE) as threads:
+            for _, connection in self._cached.values():
                 threads.submit(lambda kept: kept.close(log_out=time.monotonic() < until_s), connection)
-        self._kept.clear()
+        self._cached.clear()
 
 
 @contextmanager
-def connections(directory: Path | None) -> Iterator[Connections]:
+def open_connections(directory: Path | None) -> Iterator[ConnectionCache]:
     """Connections that are closed when the block ends."""
-    kept = Connections(CredentialDirectory(directory))
+    cache = ConnectionCache(CredentialDirectory(directory))
     try:
-        yield kept
+        yield cache
     finally:
-        kept.close()
+        cache.close()
 
 
-MOST: Final = 256
-MOST_OF_SITE: Final = 128
+MAX_PARALLEL: Final = 256
+MAX_PER_SITE: Final = 128
 
 
 class BmcPool:
@@ -152,19 +158,19 @@ class BmcPool:
         self,
         *,
         credentials: Path | None,
-        write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None],
+        write: Callable[[SystemUuid, OverrideRecord | PowerRecord], None],
         clock: Callable[[], datetime],
         dry_run: bool = False,
-        parallel: int = MOST,
-        per_site: int = MOST_OF_SITE,
+        parallel: int = MAX_PARALLEL,
+        per_site: int = MAX_PER_SITE,
         on_finished: Callable[[], None] = lambda: None,
         fence: Callable[[], None] = lambda: None,
         ending_fence: Callable[[], None] | None = None,
     ) -> None:
         self._write, self._clock, self._dry_run = write, clock, dry_run
-        self._crew: Crew[SystemUuid, TaskResult] = Crew(parallel, per_site, on_ended=on_finished)
+        self._runner: TaskRunner[SystemUuid, TaskResult] = TaskRunner(parallel, per_site, on_ended=on_finished)
         self._credentials = CredentialDirectory(credentials)
-        self._connections = Connections(self._credentials, fence, ending_fence)
+        self._connections = ConnectionCache(self._credentials, fence, ending_fence)
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
 
     def submit(self, tasks: Iterable[BmcTask]) -> frozenset[SystemUuid]:
@@ -173,22 +179,22 @@ class BmcPool:
         Return the machines whose task was taken.
         """
         made = (structs.replace(task, dry_run=self._dry_run) for task in tasks)
-        return self._crew.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
+        return self._runner.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
 
-    def forget(self, uuids: Iterable[SystemUuid]) -> None:
-        self._crew.forget(uuids)
+    def drop_pending(self, uuids: Iterable[SystemUuid]) -> None:
+        self._runner.drop_pending(uuids)
 
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
+    def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         """Return the results of tasks that have ended since the last call, by machine, in the order of their names."""
-        for unused in self._connections.unused():
+        for unused in self._connections.pop_unused():
             self._closing.submit(unused.close)
-        results = self._crew.ended()
-        while wait_all and (more := self._crew.next_ended()):
+        results = self._runner.take_results()
+        while wait_all and (more := self._runner.wait_for_results()):
             results |= more
         return dict(sorted(results.items(), key=lambda item: (item[1].server, item[0])))
 
     def close(self) -> None:
-        self._crew.close()
+        self._runner.close()
         self._closing.shutdown(wait=False, cancel_futures=True)
         self._connections.close()
 
@@ -196,32 +202,34 @@ class BmcPool:
         """Return what changes when a BMC's credentials do: one that was refused is asked again when it is another."""
         return self._credentials.fingerprint(bmc.credentials)
 
-    def _run(self, task: BmcTask) -> tuple[TaskResult, Sign]:
+    def _run(self, task: BmcTask) -> tuple[TaskResult, ResponseSample]:
         began_s = time.monotonic()
-        credentials, sign = self.fingerprint(task.bmc), NO_SIGN
+        credentials, sign = self.fingerprint(task.bmc), NO_SAMPLE
         try:
-            bmc = self._connections.to(task.uuid, task.server, task.bmc, known=task.known, pinned=task.pinned)
+            bmc = self._connections.connect(
+                task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
+            )
         except UsageError as error:  # what has changed of the credentials meanwhile is a change
             result = TaskResult(
                 server=task.server,
                 uuid=task.uuid,
                 outcome=Outcome.STALLED,
                 message=str(error),
-                asked=not isinstance(error, BmcNotTrusted),
-                answered=False,
+                was_attempted=not isinstance(error, BmcNotTrusted),
+                is_reachable=False,
             )
         else:
-            with bmc.reach.watched() as watched:
+            with bmc.policy.measure_requests() as watched:
                 session = OverrideSession(bmc, task, lambda record: self._write(task.uuid, record), self._clock)
                 result, sign = session.run(), watched()
-            if result.outcome is Outcome.STALLED and not result.answered:
-                self._credentials.doubt(task.bmc.credentials)
+            if result.outcome is Outcome.STALLED and not result.is_reachable:
+                self._credentials.report_failure(task.bmc.credentials)
             credentials = self._connections.fingerprint(task.uuid)
-        granted, took_s = task.switching is not None and task.switching.now, time.monotonic() - began_s
-        return replace(result, credentials=credentials, granted=granted, took_s=took_s), sign
+        granted, took_s = task.wanted_power is not None and task.wanted_power.may_start_now, time.monotonic() - began_s
+        return replace(result, credentials_fingerprint=credentials, was_power_allowed=granted, took_s=took_s), sign
 
 
-_GATHER_S: Final = 0.2  # for so long others that end are waited for, before somebody is woken for them
+_NOTIFY_DELAY_S: Final = 0.2  # for so long others that end are waited for, before somebody is woken for them
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Later = Callable[[float, Callable[[], None]], None]
@@ -232,16 +240,16 @@ class Task(NamedTuple, Generic[Key, Value]):
 
     key: Key
     site: str | None  # None: of none that is known, and bound by what is borne overall
-    work: Callable[[], tuple[Value, Sign]]
+    work: Callable[[], tuple[Value, ResponseSample]]
 
 
-def in_a_while(seconds: float, what: Callable[[], None]) -> None:
-    timer = threading.Timer(seconds, what)
+def run_later(seconds: float, callback: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, callback)
     timer.daemon = True
     timer.start()
 
 
-class Crew(Generic[Key, Value]):
+class TaskRunner(Generic[Key, Value]):
     """At most ``most`` tasks at a time, and one of each key; what ends makes room for the next at once.
 
     Tasks begin by site in the order in which they came, and each site is served in turn. ``on_ended`` is called, from
@@ -251,21 +259,21 @@ class Crew(Generic[Key, Value]):
 
     def __init__(
         self,
-        most: int = MOST,
-        most_of_site: int = MOST_OF_SITE,
+        most: int = MAX_PARALLEL,
+        most_of_site: int = MAX_PER_SITE,
         *,
         on_ended: Callable[[], None] = lambda: None,
-        later: Later = in_a_while,
+        later: Later = run_later,
     ) -> None:
-        self._most, self._most_of_site, self._on_ended, self._later = most, most_of_site, on_ended, later
+        self._max_parallel, self._max_per_site, self._on_ended, self._later = most, most_of_site, on_ended, later
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="bmc")
         self._changed = threading.Condition()  # guards what follows
         self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # by site
         self._busy: Counter[str | None] = Counter()  # how many of a site have begun, and not ended
-        self._paces: dict[str | None, Pace] = {}
+        self._limits: dict[str | None, ConcurrencyLimit] = {}
         self._running: set[Key] = set()
         self._ended: dict[Key, Value] = {}
-        self._raised: list[BaseException] = []
+        self._errors: list[BaseException] = []
         self._is_gathering = False
 
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
@@ -281,28 +289,28 @@ class Crew(Generic[Key, Value]):
                     self._drop(task.key)
                     self._waiting.setdefault(task.site, OrderedDict())[task.key] = task
                     taken.add(task.key)
-            self._begin()
+            self._start_tasks()
         return frozenset(taken)
 
-    def forget(self, keys: Iterable[Key]) -> None:
+    def drop_pending(self, keys: Iterable[Key]) -> None:
         """Drop tasks that have not begun."""
         with self._changed:
             for key in keys:
                 self._drop(key)
 
-    def ended(self) -> dict[Key, Value]:
+    def take_results(self) -> dict[Key, Value]:
         """Return what came of the tasks that have ended since the last call; raises what one of them has raised."""
         with self._changed:
-            if self._raised:
-                raise self._raised.pop()
+            if self._errors:
+                raise self._errors.pop()
             ended, self._ended = self._ended, {}
             return ended
 
-    def next_ended(self) -> dict[Key, Value]:
+    def wait_for_results(self) -> dict[Key, Value]:
         """Wait until a task has ended, and return what came of those that have; empty if nothing is left to do."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._raised or not (self._running or self._waiting))
-            return self.ended()
+            self._changed.wait_for(lambda: self._ended or self._errors or not (self._running or self._waiting))
+            return self.take_results()
 
     def close(self) -> None:
         """Let running tasks end, and begin no others."""
@@ -316,15 +324,15 @@ class Crew(Generic[Key, Value]):
             if not self._waiting[site]:
                 del self._waiting[site]
 
-    def _pace(self, site: str | None) -> Pace:
-        if site not in self._paces:
-            self._paces[site] = Pace.upto(self._most if site is None else self._most_of_site)
-        return self._paces[site]
+    def _get_limit(self, site: str | None) -> ConcurrencyLimit:
+        if site not in self._limits:
+            self._limits[site] = ConcurrencyLimit.start(self._max_parallel if site is None else self._max_per_site)
+        return self._limits[site]
 
-    def _begin(self) -> None:
-        while len(self._running) < self._most:
+    def _start_tasks(self) -> None:
+        while len(self._running) < self._max_parallel:
             for site in self._waiting:
-                if self._busy[site] < self._pace(site).limit:
+                if self._busy[site] < self._get_limit(site).limit:
                     break
             else:
                 return
@@ -334,10 +342,10 @@ class Crew(Generic[Key, Value]):
                 self._waiting[site] = tasks  # behind the others
             self._busy[site] += 1
             self._running.add(task.key)
-            self._threads.submit(self._do, task)
+            self._threads.submit(self._run_task, task)
 
-    def _do(self, task: Task[Key, Value]) -> None:
-        sign, error = NO_SIGN, None
+    def _run_task(self, task: Task[Key, Value]) -> None:
+        sign, error = NO_SAMPLE, None
         try:
             value, sign = task.work()
         except BaseException as raised:  # noqa: BLE001 - it is raised where the results are taken
@@ -345,68 +353,68 @@ class Crew(Generic[Key, Value]):
         with self._changed:
             self._running.remove(task.key)
             self._busy[task.site] -= 1
-            self._paces[task.site] = self._pace(task.site).after(sign)
+            self._limits[task.site] = self._get_limit(task.site).update(sign)
             if error is not None:
-                self._raised.append(error)
+                self._errors.append(error)
             else:
                 self._ended[task.key] = value
-            self._begin()
+            self._start_tasks()
             is_last, is_first = not (self._running or self._waiting), not self._is_gathering
             self._is_gathering = self._is_gathering or not is_last
             self._changed.notify_all()
         if is_last:
             self._on_ended()
         elif is_first:
-            self._later(_GATHER_S, self._gathered)
+            self._later(_NOTIFY_DELAY_S, self._notify_gathered)
 
-    def _gathered(self) -> None:
+    def _notify_gathered(self) -> None:
         with self._changed:
             self._is_gathering = False
-            is_due = bool(self._ended or self._raised)
+            is_due = bool(self._ended or self._errors)
         if is_due:
             self._on_ended()
 
 
-FIRST: Final = 16  # nothing is known of the site yet
-LEAST: Final = 4
+INITIAL_LIMIT: Final = 16  # nothing is known of the site yet
+MIN_LIMIT: Final = 4
 _STEP: Final = 8  # by how much it grows once it is known what was too much
-_SLOWER: Final = 2  # than it was: the way there is full, or this machine
-_UNNOTICED_S: Final = 0.1  # a BMC that answers at once may take so much longer
-_LOST: Final = 0.1  # of those that answered the last time
-_FORGETTING: Final = 1.1  # how fast it was is believed less with each round: a way may become longer for good
+_SLOW_FACTOR: Final = 2  # than it was: the way there is full, or this machine
+_LATENCY_TOLERANCE_S: Final = 0.1  # a BMC that answers at once may take so much longer
+_MAX_LOST_SHARE: Final = 0.1  # of those that answered the last time
+_BEST_LATENCY_GROWTH: Final = 1.1  # how fast it was is believed less with each round: a way may become longer for good
 
 
-class Pace(Struct, frozen=True, kw_only=True):
+class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
     """A value: each answer gives another one. A round is as many answers as may be awaited at a time.
 
     BMCs that have never answered do not count: a rack that is switched off does not slow the others.
     """
 
-    most: int
+    maximum: int
     limit: int
     is_probing: bool = True  # it was never too much yet: it doubles
-    best_s: float = math.inf  # what an answer of the fastest round took, half of them less
-    waited_s: tuple[float, ...] = ()  # of this round
-    lost: int = 0  # likewise
+    best_latency_s: float = math.inf  # what an answer of the fastest round took, half of them less
+    latencies_s: tuple[float, ...] = ()  # of this round
+    lost_count: int = 0  # likewise
 
     @classmethod
-    def upto(cls, most: int) -> Pace:
-        return cls(most=most, limit=min(FIRST, most))
+    def start(cls, most: int) -> ConcurrencyLimit:
+        return cls(maximum=most, limit=min(INITIAL_LIMIT, most))
 
-    def after(self, sign: Sign) -> Pace:
-        if sign.waited_s is None and not sign.is_lost:
+    def update(self, sample: ResponseSample) -> ConcurrencyLimit:
+        if sample.latency_s is None and not sample.is_lost:
             return self
-        waited_s = self.waited_s if sign.waited_s is None else (*self.waited_s, sign.waited_s)
-        lost = self.lost + sign.is_lost
-        if len(waited_s) + lost < self.limit:
-            return structs.replace(self, waited_s=waited_s, lost=lost)
-        typical_s = sorted(waited_s)[len(waited_s) // 2] if waited_s else math.inf
-        is_slow = typical_s > self.best_s * _SLOWER + _UNNOTICED_S
-        is_too_much = is_slow or lost > _LOST * (len(waited_s) + lost)
+        latencies_s = self.latencies_s if sample.latency_s is None else (*self.latencies_s, sample.latency_s)
+        lost = self.lost_count + sample.is_lost
+        if len(latencies_s) + lost < self.limit:
+            return structs.replace(self, latencies_s=latencies_s, lost_count=lost)
+        typical_s = sorted(latencies_s)[len(latencies_s) // 2] if latencies_s else math.inf
+        is_slow = typical_s > self.best_latency_s * _SLOW_FACTOR + _LATENCY_TOLERANCE_S
+        is_too_much = is_slow or lost > _MAX_LOST_SHARE * (len(latencies_s) + lost)
         grown = self.limit * 2 if self.is_probing else self.limit + _STEP
-        return Pace(
-            most=self.most,
-            limit=min(max(self.limit // 2, LEAST) if is_too_much else grown, self.most),
+        return ConcurrencyLimit(
+            maximum=self.maximum,
+            limit=min(max(self.limit // 2, MIN_LIMIT) if is_too_much else grown, self.maximum),
             is_probing=self.is_probing and not is_too_much,
-            best_s=min(typical_s, self.best_s * _FORGETTING),
+            best_latency_s=min(typical_s, self.best_latency_s * _BEST_LATENCY_GROWTH),
         )

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from msgspec import Struct
 
-from gitboot.cli.options import Setting, combined
-from gitboot.cli.terminal import tell
+from gitboot.cli.options import Setting, combine_options
+from gitboot.cli.terminal import print_event
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
-from gitboot.files import usage_error_for
+from gitboot.files import convert_os_errors
 from gitboot.ledger.location import PostgresAddress
 from gitboot.status.conditions import Event
 
 if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles
-    from gitboot.endpoint.age_encryption import Keys
-    from gitboot.endpoint.app import Clients
-    from gitboot.endpoint.recorder import ForwardedRecording, Recording
+    from gitboot.endpoint.age_encryption import AgeKeys
+    from gitboot.endpoint.app import ClientRules
+    from gitboot.endpoint.recorder import SharedRecorder, SpoolRecorder
     from gitboot.endpoint.tls import Certificate
-    from gitboot.ledger.postgresql_fetch_log import SharedFetches
+    from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -47,7 +47,7 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
 
 
 # Who may ask an endpoint for what.
-access_options = combined(
+access_options = combine_options(
     click.option(
         "--operators",
         multiple=True,
@@ -103,39 +103,39 @@ access_options = combined(
 )
 
 
-def access_of(given: dict[str, Any]) -> AccessSettings:
+def take_access_settings(options: dict[str, Any]) -> AccessSettings:
     """What was given for these options, taken out of the others."""
-    return AccessSettings(**{name: given.pop(name) for name in AccessSettings.__struct_fields__})
+    return AccessSettings(**{name: options.pop(name) for name in AccessSettings.__struct_fields__})
 
 
-def check(access: AccessSettings) -> None:
+def check_access_settings(access: AccessSettings) -> None:
     """Raise `UsageError` where it cannot be meant, or a file cannot be used: at the start, as it may be later."""
     if access.operators_tls is not None and access.operators_listen is None:
         raise UsageError("--operators-tls needs --operators-listen: gitboot does not encrypt what machines fetch")
-    clients = clients_of(access, None)
+    clients = build_clients(access, None)
     if clients.tokens is not None:
         clients.tokens.check()
     if clients.certificate is not None:
-        clients.certificate.check()
+        clients.certificate.load()
 
 
-def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
+def build_clients(access: AccessSettings, operators: socket.socket | None) -> ClientRules:
     """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
-    from gitboot.endpoint.app import Clients
+    from gitboot.endpoint.app import ClientRules
 
-    return Clients(
-        operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,
-        trusted_proxies=tuple(_networks("trusted-proxies", access.trusted_proxies)),
+    return ClientRules(
+        operators=tuple(_parse_networks("--operators", access.operators)) or LOOPBACK,
+        trusted_proxies=tuple(_parse_networks("trusted-proxies", access.trusted_proxies)),
         names=access.operators_hosts,
         tokens=Tokens(access.operators_tokens) if access.operators_tokens is not None else None,
-        operators_at=operators.getsockname()[:2] if operators is not None else None,
-        certificate=certificate_of(access),
-        most_idle=access.idle_connections,
+        operators_socket=operators.getsockname()[:2] if operators is not None else None,
+        certificate=build_certificate(access),
+        max_idle=access.idle_connections,
     )
 
 
-def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Path | None) -> CredentialFiles:
+def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: Path | None) -> CredentialFiles:
     """Return the credential files that an endpoint reads for each request."""
     from gitboot.endpoint.access_control import CredentialFiles, Tokens
     from gitboot.endpoint.webhooks import PushSecret
@@ -149,61 +149,61 @@ def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Pat
     return CredentialFiles({option: check for option, check in checks.items() if check is not None})
 
 
-def certificate_of(access: AccessSettings) -> Certificate | None:
+def build_certificate(access: AccessSettings) -> Certificate | None:
     """What operators are shown; None: what they ask is not encrypted."""
     from gitboot.endpoint.tls import Certificate
 
     return Certificate(*access.operators_tls) if access.operators_tls is not None else None
 
 
-def _networks(option: str, given: tuple[str, ...]) -> Iterator[Any]:
-    for each in given:
+def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
+    for each in values:
         try:
             yield ip_network(each)
         except ValueError as error:
             raise UsageError(f"{option}: {error}") from None
 
 
-def access_arguments(access: AccessSettings) -> list[str]:
+def format_access_arguments(access: AccessSettings) -> list[str]:
     """The same as arguments of a worker, but for where to listen: it gets the socket."""
     settings = {name: getattr(access, name) for name in ("idle_connections", "operators_hosts", "trusted_proxies")}
-    found = ["--settings", json.dumps(settings)]
+    arguments = ["--settings", json.dumps(settings)]
     for network in access.operators:
-        found += ["--operators", network]
+        arguments += ["--operators", network]
     if access.operators_tokens is not None:
-        found += ["--operators-tokens", str(access.operators_tokens.absolute())]
+        arguments += ["--operators-tokens", str(access.operators_tokens.absolute())]
     if access.operators_tls is not None:
-        found += ["--operators-tls", *(str(file.absolute()) for file in access.operators_tls)]
-    return found
+        arguments += ["--operators-tls", *(str(file.absolute()) for file in access.operators_tls)]
+    return arguments
 
 
-def keys_in(file: Path | None, *, may_be_wrong: bool = False) -> Keys | None:
+def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys | None:
     """The keys of a file that is given; raises UsageError where it has none, unless that was looked at before."""
     if file is None:
         return None
-    from gitboot.endpoint.age_encryption import Keys  # few give one
+    from gitboot.endpoint.age_encryption import AgeKeys  # few give one
 
-    keys = Keys(file)
-    if not may_be_wrong:
+    keys = AgeKeys(file)
+    if not skip_check:
         keys.check()
     return keys
 
 
-def operators_socket(access: AccessSettings) -> socket.socket | None:
+def open_operators_socket(access: AccessSettings) -> socket.socket | None:
     """What listens for operators alone, where that is wanted."""
-    from gitboot.endpoint.server import listen_at, url_of
+    from gitboot.endpoint.server import build_url, open_listening_socket
 
     if access.operators_listen is None:
         return None
-    operators = listen_at(access.operators_listen)
-    url = url_of(access.operators_listen, operators, "https" if access.operators_tls is not None else "http")
-    tell(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
-    return operators
+    listener = open_listening_socket(access.operators_listen)
+    url = build_url(access.operators_listen, listener, "https" if access.operators_tls is not None else "http")
+    print_event(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
+    return listener
 
 
-def make_spool(spool: Path) -> None:
+def create_spool(spool: Path) -> None:
     """Make a spool where it is missing."""
-    with usage_error_for(spool, "made"):
+    with convert_os_errors(spool, "made"):
         spool.mkdir(mode=0o750, parents=True, exist_ok=True)
 
 
@@ -211,7 +211,7 @@ _clock: Final = partial(datetime.now, UTC)
 
 
 # --ledger and --ledger-password, for a command that serves on a host without the instance.
-shared_ledger_options = combined(
+shared_ledger_options = combine_options(
     click.option(
         "--ledger",
         metavar="URL",
@@ -226,7 +226,7 @@ shared_ledger_options = combined(
 )
 
 
-def shared_ledger_of(ledger: str | None, password: Path | None, spool: Path | None) -> PostgresAddress | None:
+def parse_shared_ledger(ledger: str | None, password: Path | None, spool: Path | None) -> PostgresAddress | None:
     """Return the database of these options; None if there is no --ledger. Raises `UsageError` if they do not fit."""
     if ledger is None:
         if password is not None:
@@ -237,7 +237,7 @@ def shared_ledger_of(ledger: str | None, password: Path | None, spool: Path | No
     return PostgresAddress.parse(ledger, password)
 
 
-def arguments_of_forwarding(shared: PostgresAddress | None) -> list[str]:
+def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
     """Return the same options for the command line of a worker."""
     if shared is None:
         return []
@@ -246,48 +246,50 @@ def arguments_of_forwarding(shared: PostgresAddress | None) -> list[str]:
 
 
 @contextmanager
-def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator[Recording | ForwardedRecording | None]:
+def open_recording(
+    spool: Path | None, shared: PostgresAddress | None
+) -> Iterator[SpoolRecorder | SharedRecorder | None]:
     """Open what records fetches until the block ends; None if there is no spool."""
     from gitboot.endpoint.app import DEADLINE_S
-    from gitboot.endpoint.recorder import ForwardedRecording, Recording
+    from gitboot.endpoint.recorder import SharedRecorder, SpoolRecorder
     from gitboot.fetchlog.spool import Spool
 
     if spool is None:
         yield None
         return
-    spooled = Spool(spool)
-    own = Recording(spooled, DEADLINE_S)
+    spool_writer = Spool(spool)
+    recording = SpoolRecorder(spool_writer, DEADLINE_S)
     try:
-        with emptied(spool, shared) as fetches:
-            yield ForwardedRecording(own, fetches, DEADLINE_S) if fetches is not None else own
+        with forward_spool(spool, shared) as fetches:
+            yield SharedRecorder(recording, fetches, DEADLINE_S) if fetches is not None else recording
     finally:
-        own.end()
-        spooled.close()
+        recording.flush()
+        spool_writer.close()
 
 
 @contextmanager
-def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[SharedFetches | None]:
+def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterator[SharedFetchLog | None]:
     """Send the fetches in a spool to the shared ledger until the block ends, whoever records them."""
     if spool is None or shared is None:
         yield None
         return
     from gitboot.endpoint.recorder import Forwarder
-    from gitboot.ledger.postgresql_fetch_log import SharedFetches
+    from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
 
-    with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
+    with closing(SharedFetchLog(shared)) as fetches, Forwarder(spool, fetches):
         yield fetches
 
 
-def why_not_shared(shared: PostgresAddress | None) -> tuple[str, str] | None:
+def check_shared_ledger(shared: PostgresAddress | None) -> tuple[str, str] | None:
     """Return why the shared ledger takes no fetches, as an event's type and message; None: no reason is known."""
     if shared is None:
         return None
     from gitboot.ledger.leader_lease import Holder
-    from gitboot.ledger.postgresql import PostgresRenewing
+    from gitboot.ledger.postgresql import LeaseConnection
 
     try:
-        with closing(PostgresRenewing(shared)) as looking:
-            looking.other_than(Holder("an endpoint", ""))
+        with closing(LeaseConnection(shared)) as connection:
+            connection.find_other_holder(Holder("an endpoint", ""))
     except LedgerError as error:
         return "LedgerLeft" if isinstance(error, LedgerLeft) else "LedgerFailed", str(error)
     return None

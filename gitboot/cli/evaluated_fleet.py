@@ -13,58 +13,58 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from gitboot.cli.evaluator_child import evaluation_limits, evaluation_workers, results_cache
-from gitboot.cli.terminal import wrapped
+from gitboot.cli.evaluator_child import count_evaluation_workers, get_results_cache, limit_evaluation
+from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
-from gitboot.fleet.identities import machines
+from gitboot.fleet.identities import list_machines
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
 from gitboot.fleet.validation import load
-from gitboot.git.history import History, Range, open_blame, open_range
-from gitboot.git.signatures import SignatureKeys, Signatures
-from gitboot.git.snapshots import of_commit, open_snapshot
-from gitboot.jsonio import canonical
-from gitboot.model.fields import Invalid, read
+from gitboot.git.history import CommitRange, History, open_blame, open_range
+from gitboot.git.signatures import SignatureChecker, SignatureKeys
+from gitboot.git.snapshots import load_commit, open_snapshot
+from gitboot.jsonio import encode_canonical
+from gitboot.model.fields import InvalidDocument, read
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.problems import Problem
 from gitboot.publish.tree_reader import read_records
-from gitboot.render.page_shards import page_files
-from gitboot.render.plan_and_record_files import PartFiles
-from gitboot.render.server_files import About, RenderedState, server_state
-from gitboot.resolve.explanation import Explanations, fleet_facts, source_locations
-from gitboot.resolve.fleet_decisions import sites_of
-from gitboot.resolve.install_attempts import first_records
-from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.policy_selection import opt_outs
+from gitboot.render.page_shards import render_page_files
+from gitboot.render.plan_and_record_files import FileUpdates
+from gitboot.render.server_files import RenderedState, ServerDetails, build_server_state
+from gitboot.resolve.explanation import Explanations, find_source_locations, fleet_facts
+from gitboot.resolve.fleet_decisions import find_server_sites
+from gitboot.resolve.install_attempts import make_first_records
+from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.policy_selection import list_opt_outs
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, Decisions, check_acceptable
 from gitboot.resolve.server_plan import BootPlan, Cause
-from gitboot.review.commit_path import Between
+from gitboot.review.commit_path import CommitBetween
 from gitboot.review.decision_changes import Changes, Side
-from gitboot.review.guards import may_acknowledge
-from gitboot.text import count, did_you_mean, some
+from gitboot.review.guards import has_ack_line
+from gitboot.text import did_you_mean, format_count, format_names
 
-_BATCH: Final = 1000  # results that gitboot encodes at once
-WORTH: Final = 500  # files of a fleet: gitboot evaluates fewer sooner than it looks them up
+_ENCODING_BATCH: Final = 1000  # results that gitboot encodes at once
+MIN_FILES_FOR_CACHE: Final = 500  # files of a fleet: gitboot evaluates fewer sooner than it looks them up
 
 
 def load_fleet(path: Path, rev: str | None) -> FleetRepository:
     """Load the fleet at a path without its decisions. Raises `InvalidRepository`."""
-    with evaluation_limits() as begun:
+    with limit_evaluation() as set_limits:
         snapshot = open_snapshot(path, rev)
-        begun(len(snapshot.blobs))
+        set_limits(len(snapshot.blobs))
         return load(snapshot)
 
 
 def evaluate_fleet(path: Path, rev: str | None, now: datetime) -> Evaluation:
     """Evaluate the fleet at a path for an instant. Raises `InvalidRepository`."""
-    with evaluation_limits() as begun:
-        return FleetEvaluator(now).evaluate(open_snapshot(path, rev), begun).head
+    with limit_evaluation() as set_limits:
+        return FleetEvaluator(now).evaluate(open_snapshot(path, rev), set_limits).head
 
 
 class FleetEvaluator:
@@ -73,27 +73,27 @@ class FleetEvaluator:
     def __init__(self, now: datetime) -> None:
         self.now = now
         self._snapshots: dict[Revision, Snapshot] = {}
-        self._last: Revision | None = None  # that was valid
-        self._evaluator = Evaluator(self._snapshot, workers=evaluation_workers())
+        self._last_valid: Revision | None = None  # that was valid
+        self._evaluator = Evaluator(self._snapshot, workers=count_evaluation_workers())
 
-    def evaluate(self, snapshot: Snapshot, begun: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
+    def evaluate(self, snapshot: Snapshot, set_limits: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
         """Evaluate a snapshot beside the last valid one. Raises `InvalidRepository`.
 
         ``begun`` is called with the number of its files. ``is_base``: an earlier version of gitboot may have accepted
         the snapshot.
         """
-        begun(len(snapshot.blobs))
+        set_limits(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
-        self._evaluator.results = cache = results_cache() if len(snapshot.blobs) >= WORTH else None
+        self._evaluator.results = cache = get_results_cache() if len(snapshot.blobs) >= MIN_FILES_FOR_CACHE else None
         try:
-            found = self._evaluator.evaluate(snapshot.revision, self._last)
+            pair = self._evaluator.evaluate(snapshot.revision, self._last_valid)
         except InvalidRepository as error:
             raise error.at(self.now) from None
-        self._last = snapshot.revision
-        _store(self._evaluator, cache)
+        self._last_valid = snapshot.revision
+        _store_results(self._evaluator, cache)
         if not is_base:
-            check_acceptable(found.head.decided.decisions, found.head.decided.repository.fleet.spec, self.now)
-        return found
+            check_acceptable(pair.head.decided.decisions, pair.head.decided.repository.fleet.spec, self.now)
+        return pair
 
     def _snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
         del previous  # the evaluator compares the blobs
@@ -103,25 +103,27 @@ class FleetEvaluator:
 class HistoryEvaluator:
     """Evaluates commits of a history beside each other."""
 
-    def __init__(self, history: History, begun: Callable[[int], None]) -> None:
-        self._cache = results_cache()
-        self._evaluator = Evaluator(history.snapshot, begun=begun, results=self._cache, workers=evaluation_workers())
+    def __init__(self, history: History, set_limits: Callable[[int], None]) -> None:
+        self._cache = get_results_cache()
+        self._evaluator = Evaluator(
+            history.snapshot, on_begin=set_limits, results=self._cache, workers=count_evaluation_workers()
+        )
 
     def __call__(self, revision: Revision, base: Revision | None) -> CommitPair:
         """Evaluate a commit beside ``base``. Raises `InvalidRepository`."""
-        found = self._evaluator.evaluate(revision, base)
-        if base is None and len(found.head.loaded.snapshot.blobs) >= WORTH:
-            _store(self._evaluator, self._cache)  # the next command most likely reads this commit, too
-        return found
+        pair = self._evaluator.evaluate(revision, base)
+        if base is None and len(pair.head.loaded.snapshot.blobs) >= MIN_FILES_FOR_CACHE:
+            _store_results(self._evaluator, self._cache)  # the next command most likely reads this commit, too
+        return pair
 
 
-def _store(evaluator: Evaluator, cache: Cache | None) -> None:
+def _store_results(evaluator: Evaluator, cache: Cache | None) -> None:
     if cache is not None:
-        for kind, values in evaluator.unstored(_BATCH):
+        for kind, values in evaluator.take_unstored_results(_ENCODING_BATCH):
             cache.insert_many(kind, values)
 
 
-class Planned(Struct, frozen=True, kw_only=True):
+class PlannedFleet(Struct, frozen=True, kw_only=True):
     """A fleet at an instant."""
 
     repository: FleetRepository
@@ -129,91 +131,91 @@ class Planned(Struct, frozen=True, kw_only=True):
     at: datetime
     records: Mapping[SystemUuid, Record]
 
-    def decision(self, server: str) -> Decision:
+    def find_decision(self, server: str) -> Decision:
         """The decision for a server; raises `UsageError` with a near name where there is none."""
         if (found := self.decisions.servers.get(server)) is None:
             hint = did_you_mean(server, self.decisions.servers, "gitboot plan lists those that there are")
             raise UsageError(f"there is no server {server!r}; {hint}")
         return found
 
-    def plan(self, server: str) -> tuple[Decision, BootPlan | None]:
-        decision = self.decision(server)
-        return decision, plan(decision, self.at, self.records.get(decision.uuid))
+    def plan_server(self, server: str) -> tuple[Decision, BootPlan | None]:
+        decision = self.find_decision(server)
+        return decision, make_plan(decision, self.at, self.records.get(decision.uuid))
 
-    def states(self) -> dict[str, RenderedState]:
+    def render_states(self) -> dict[str, RenderedState]:
         """Each server as it is published, its next transitions included."""
-        about = about_all(self.repository, self.decisions)
+        about = describe_servers(self.repository, self.decisions)
         return {
-            name: server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
+            name: build_server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
             for name, decision in self.decisions.servers.items()
         }
 
-    def page(self, states: Mapping[str, RenderedState]) -> PartFiles:
+    def render_pages(self, states: Mapping[str, RenderedState]) -> FileUpdates:
         """The page of all of them; nothing of one, where none is asked for."""
         if Output.PAGES not in self.decisions.outputs:
-            return PartFiles(is_whole=True)
-        shown = canonical(fleet_facts(self.repository, opt_outs(self.repository)))
-        return page_files(states, self.decisions.revision, shown, source_locations(self.repository))
+            return FileUpdates(is_whole=True)
+        shown = encode_canonical(fleet_facts(self.repository, list_opt_outs(self.repository)))
+        return render_page_files(states, self.decisions.revision, shown, find_source_locations(self.repository))
 
 
-def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, About]:
+def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[str, ServerDetails]:
     """What a repository says of each server that decides nothing."""
-    found = {}
-    known = {machine.name: machine for machine in machines(repository).values()}
+    descriptions = {}
+    machines_by_name = {machine.name: machine for machine in list_machines(repository).values()}
     has_page = Output.PAGES in repository.fleet.spec.outputs
     explanations = Explanations(repository, decisions.servers) if has_page else None
-    sites = sites_of(repository)
+    sites = find_server_sites(repository)
     for name, server in repository.servers.items():
         addresses = (address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses)
-        found[name] = About(
+        descriptions[name] = ServerDetails(
             site=sites[name].name if name in sites else None,
             labels=server.metadata.labels,
             addresses=tuple(sorted(addresses)),
             idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
-            machine=known[name],
-            written=explanations.of(name) if explanations is not None else None,
+            machine=machines_by_name[name],
+            source=explanations.explain_server(name) if explanations is not None else None,
         )
-    return found
+    return descriptions
 
 
-def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
+def plan_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> PlannedFleet:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
-    decided = evaluate_fleet(path, rev, at).decided
-    known: dict[SystemUuid, Record] = {}
+    evaluated = evaluate_fleet(path, rev, at).decided
+    known_records: dict[SystemUuid, Record] = {}
     if records in ("fresh", "adopt"):
-        new = first_records(decided.decisions.servers.values(), {}, adopt_all=records == "adopt")
-        known = {uuid: record for uuid, _, record in new}
+        new = make_first_records(evaluated.decisions.servers.values(), {}, adopt_all=records == "adopt")
+        known_records = {uuid: record for uuid, _, record in new}
     elif records is not None:
         try:
-            known = read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
+            known_records = read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; give fresh, adopt or a file") from None
-    return Planned(repository=decided.repository, decisions=decided.decisions, at=at, records=known)
+    return PlannedFleet(repository=evaluated.repository, decisions=evaluated.decisions, at=at, records=known_records)
 
 
-def tell_already_made(made: Mapping[str, Mapping[str, str]]) -> None:
+def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) -> None:
     """Say of each maintenance that it asks for nothing more, and what makes it ask again; by server, when."""
     servers: dict[tuple[str, str], list[str]] = {}
-    for server, runs in made.items():
+    for server, runs in finished_runs.items():
         for name, at in runs.items():
             servers.setdefault((name, at), []).append(server)
     for (name, at), names in sorted(servers.items()):
         click.echo(
-            f"Maintenance/{name}: already made on {at} ({some(names, 3)}). Raise its run, or let its window "
+            f"Maintenance/{name}: already made on {at} ({format_names(names, 3)}). Raise its run, or let its window "
             "start after the one in which it was made, and it is made again.",
             err=True,
         )
 
 
-def tell_held_back(plans: Iterable[BootPlan | None]) -> None:
+def print_unknown_servers(plans: Iterable[BootPlan | None]) -> None:
     """Print how many servers boot their disk only because nothing is known of them."""
     if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
-        of_whom = "it" if number == 1 else "them"
+        pronoun = "it" if number == 1 else "them"
         text = (
-            f"{count(number, 'server')} would perhaps be provisioned: nothing is known of {of_whom} here, and "
+            f"{format_count(number, 'server')} would perhaps be provisioned: nothing is known of {pronoun} here, and "
             "unknown never installs. Say what is known: --records fresh, adopt or FILE."
         )
-        click.echo(wrapped(text), err=True)
+        click.echo(wrap_text(text), err=True)
 
 
 records_option = click.option(
@@ -225,7 +227,7 @@ records_option = click.option(
 )
 
 
-def selected(text: str | None) -> Selector | None:
+def parse_selector(text: str | None) -> Selector | None:
     """``-l key=value,key!=value,key,!key``, as kubectl selects."""
     if text is None:
         return None
@@ -243,35 +245,35 @@ def selected(text: str | None) -> Selector | None:
             expressions.append({"key": part, "operator": "Exists"})
     try:
         return read(Selector, {"matchExpressions": expressions})
-    except Invalid as invalid:
+    except InvalidDocument as invalid:
         raise UsageError(f"-l {text}: {invalid}; write role=web,site!=fra1,rack,!gpu") from None
 
 
-NO_KEYS: Final = TrustSettings()
+NO_TRUST: Final = TrustSettings()
 
 
-class Compared(Struct, frozen=True, kw_only=True):
+class ComparedRange(Struct, frozen=True, kw_only=True):
     """Both sides of a range, and what the commits between them say."""
 
     base: Side
     head: Side
     messages: tuple[Message, ...]
-    met: frozenset[str] = frozenset()  # as `gitboot.git.history.Range` has it
+    base_acknowledgements: frozenset[str] = frozenset()  # as `gitboot.git.history.Range` has it
     changes: Callable[[], Changes] | None = None  # of HEAD against BASE, where that is known
-    line: tuple[Between, ...] = ()
+    commits: tuple[CommitBetween, ...] = ()
     signers: tuple[tuple[str, Signer], ...] = ()  # of commits that have to be signed
     writer: Callable[[str, int], str | None] | None = None  # commit and author of a line of HEAD; None: not committed
 
 
-def compared(
+def compare_range(
     path: Path,
     range: str,
     *,
     merge: bool,
     at: datetime,
     accepted: str | None = None,
-    trust: TrustSettings = NO_KEYS,
-) -> Compared:
+    trust: TrustSettings = NO_TRUST,
+) -> ComparedRange:
     """Both sides of ``range``; one that is invalid has its problems instead of decisions.
 
     HEAD is judged at an instant. Where a commit is ``accepted``, BASE is that. Commits that have to be signed and are
@@ -282,78 +284,80 @@ def compared(
     base = "accepted" if accepted is not None else base
     head = head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
     try:
-        with evaluation_limits():
-            found = open_range(path, range, merge=merge, accepted=accepted)
+        with limit_evaluation():
+            opened_range = open_range(path, range, merge=merge, accepted=accepted)
     except InvalidRepository as error:
         # They do not merge, so there is no HEAD to look at.
-        return Compared(base=_without_fleet(base, base), head=_without_fleet(head, head, error.problems), messages=())
-    merges = [each.merge for each in found.line]
-    revisions = [each.revision for each in merges] or [found.head.revision]
+        return ComparedRange(
+            base=_build_empty_side(base, base), head=_build_empty_side(head, head, error.problems), messages=()
+        )
+    merges = [each.merge for each in opened_range.commits]
+    revisions = [each.revision for each in merges] or [opened_range.head.revision]
     commits = [each for each in revisions if re.fullmatch("[0-9a-f]{40}", each)]  # a merge that is tried out is none
     with TemporaryDirectory(prefix="gitboot-keys-") as folder:
         keys = SignatureKeys(trust.keys, Path(folder, "keys"))
-        keys.mark()
-        signatures = Signatures(found.repository, keys, trust.verify)
+        keys.fingerprint()
+        signatures = SignatureChecker(opened_range.repository, keys, trust.verify)
 
-        def signed(messages: Iterable[Message]) -> tuple[Message, ...]:
-            return tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages)
+        def add_signers(messages: Iterable[Message]) -> tuple[Message, ...]:
+            return tuple(signatures.add_signer(each) if has_ack_line(each) else each for each in messages)
 
-        fault = signatures.faults(found.base.revision, commits).get(commits[-1]) if commits else None
-        merges = [each._replace(messages=signed(each.messages)) for each in merges]
-        messages = signed(found.messages)
-        signers = [(each, signatures.signer(each)) for each in commits] if trust.verify is not None else []
+        fault = signatures.find_faults(opened_range.base.revision, commits).get(commits[-1]) if commits else None
+        merges = [each._replace(messages=add_signers(each.messages)) for each in merges]
+        messages = add_signers(opened_range.messages)
+        signers = [(each, signatures.find_signer(each)) for each in commits] if trust.verify is not None else []
 
-    def side_of(snapshot: Callable[[], Snapshot]) -> Side:
-        with evaluation_limits():
+    def evaluate_later(snapshot: Callable[[], Snapshot]) -> Side:
+        with limit_evaluation():
             opened = snapshot()
-        return side(opened.revision, opened, evaluator)[0]
+        return evaluate_side(opened.revision, opened, evaluator)[0]
 
-    old, _ = side(base, found.base, evaluator, is_base=True)
-    new, pair = _without_fleet(head, found.head.revision, [fault] if fault else ()), None
+    old, _ = evaluate_side(base, opened_range.base, evaluator, is_base=True)
+    new, pair = _build_empty_side(head, opened_range.head.revision, [fault] if fault else ()), None
     if fault is None:
-        new, pair = side(head, found.head, evaluator)
-    return Compared(
+        new, pair = evaluate_side(head, opened_range.head, evaluator)
+    return ComparedRange(
         base=old,
         head=new,
-        changes=pair.changes if pair is not None else None,
+        changes=pair.compute_changes if pair is not None else None,
         messages=messages,
-        met=found.met,
-        line=tuple(
-            Between(merge.revision, merge.messages, partial(side_of, passed.snapshot))
-            for merge, passed in zip(merges, found.line, strict=True)
+        base_acknowledgements=opened_range.base_acknowledgements,
+        commits=tuple(
+            CommitBetween(merge.revision, merge.messages, partial(evaluate_later, passed.snapshot))
+            for merge, passed in zip(merges, opened_range.commits, strict=True)
         ),
         signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
-        writer=partial(_writer, path, found),
+        writer=partial(_find_line_author, path, opened_range),
     )
 
 
-def _writer(path: Path, found: Range, file: str, number: int) -> str | None:
+def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: int) -> str | None:
     """Return the commit and the author of a line, 1-based, of a file of HEAD; None for a line that is not committed.
 
     A merge that is tried out has no commit. Its line is looked up in the branch, if the merge leaves the file alone.
     """
-    revision = found.head.revision.partition(" ")[0]
-    if revision != found.head.revision:
-        branch = of_commit(found.repository, Revision(revision), found.folder)
-        if branch.blobs.get(file) != found.head.blobs.get(file):
+    revision = opened_range.head.revision.partition(" ")[0]
+    if revision != opened_range.head.revision:
+        branch = load_commit(opened_range.repository, Revision(revision), opened_range.folder)
+        if branch.blobs.get(file) != opened_range.head.blobs.get(file):
             return None
     blame = open_blame(path, revision)
     commit = blame.line(file, number) if blame is not None else None
     return f"{commit.author} in {commit.revision[:12]}" if commit is not None else None
 
 
-def side(
-    named: str, snapshot: Snapshot, evaluator: FleetEvaluator, *, is_base: bool = False
+def evaluate_side(
+    name: str, snapshot: Snapshot, evaluator: FleetEvaluator, *, is_base: bool = False
 ) -> tuple[Side, CommitPair | None]:
     """A revision, loaded and decided, and where it holds together what is known of it beside the one before."""
     try:
-        with evaluation_limits() as begun:
+        with limit_evaluation() as begun:
             found = evaluator.evaluate(snapshot, begun, is_base=is_base)
     except InvalidRepository as error:
-        return _without_fleet(named, snapshot.revision, error.problems), None
+        return _build_empty_side(name, snapshot.revision, error.problems), None
     decided = found.head.decided
     return Side(
-        named=named,
+        named=name,
         revision=snapshot.revision,
         decisions=decided.decisions,
         repository=decided.repository,
@@ -361,5 +365,5 @@ def side(
     ), found
 
 
-def _without_fleet(named: str, revision: str, problems: Iterable[Problem] = ()) -> Side:
-    return Side(named=named, revision=revision, decisions=None, repository=None, problems=tuple(problems))
+def _build_empty_side(name: str, revision: str, problems: Iterable[Problem] = ()) -> Side:
+    return Side(named=name, revision=revision, decisions=None, repository=None, problems=tuple(problems))

@@ -17,23 +17,23 @@ import click
 from msgspec import Struct
 
 from gitboot.cli.main import Exit
-from gitboot.cli.options import evaluation_options, kept
+from gitboot.cli.options import evaluation_options, find_cache_path
 from gitboot.errors import InvalidRepository, LedgerError, SourceError
 from gitboot.files import is_on_network
 
 if TYPE_CHECKING:
     from gitboot.disk_cache import DiskCache
     from gitboot.evaluator.cache import Cache
-    from gitboot.evaluator.evaluation import Forks
-    from gitboot.evaluator.protocol import Allowance, ResultKind
+    from gitboot.evaluator.evaluation import Workers
+    from gitboot.evaluator.protocol import EvaluationLimits, ResultKind
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Begun = Callable[[int], None]
+SetLimits = Callable[[int], None]
 
-PROGRAM: Final = object()  # the context of a command that is a process of its own, and no test's
+OWN_PROCESS: Final = object()  # the context of a command that is a process of its own, and no test's
 
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-_EXCEEDED: Final = {
+_LIMIT_BY_EXIT_STATUS: Final = {
     -signal.SIGXCPU: "it takes more time",
     -signal.SIGABRT: "it takes more memory",  # some libraries end so if they get no memory
     -signal.SIGSEGV: "it takes more memory, as it seems,",  # so do libraries that do not look whether they have it
@@ -41,13 +41,15 @@ _EXCEEDED: Final = {
 _SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the child got, too
 
 
-class _Settings(Struct, frozen=True, kw_only=True):
+class _EvaluationSettings(Struct, frozen=True, kw_only=True):
     workers: int | None = None  # None: one for each processor
     cache: Cache | None = None  # None: with --no-cache
-    begun: Begun | None = None  # is called with the number of files, and sets the limits; None: no limits (in tests)
+    set_limits: SetLimits | None = (
+        None  # is called with the number of files, and sets the limits; None: no limits (in tests)
+    )
 
 
-_settings = _Settings()
+_settings = _EvaluationSettings()
 
 
 def evaluator_command(command: Command) -> Command:
@@ -57,82 +59,82 @@ def evaluator_command(command: Command) -> Command:
     """
 
     @wraps(command)
-    def limited(
+    def evaluate_in_child(
         *args: Any,
         commit_seconds: int | None,
         commit_memory: int | None,
         commit_workers: int | None,
         no_cache: bool,
-        **given: Any,
+        **options: Any,
     ) -> Any:
         global _settings
         context = click.get_current_context()
-        opens = partial(open_cache, given.get("state")) if not no_cache else None
+        open_command_cache = partial(open_cache, options.get("state")) if not no_cache else None
         cache: Cache | None = None
-        begun: Begun | None = None
-        if context.obj is PROGRAM:
-            from gitboot.evaluator.protocol import Allowance
+        set_limits: SetLimits | None = None
+        if context.obj is OWN_PROCESS:
+            from gitboot.evaluator.protocol import EvaluationLimits
 
-            cache = _continue_in_child(opens)
-            begun = partial(_limit, Allowance(seconds=commit_seconds, mebibytes=commit_memory))
-        elif opens is not None:
-            cache = opened = opens()
+            cache = _continue_in_child(open_command_cache)
+            set_limits = partial(_limit, EvaluationLimits(seconds=commit_seconds, mebibytes=commit_memory))
+        elif open_command_cache is not None:
+            cache = opened = open_command_cache()
             context.call_on_close(opened.close)
-        _settings = _Settings(workers=commit_workers, cache=cache, begun=begun)
+        _settings = _EvaluationSettings(workers=commit_workers, cache=cache, set_limits=set_limits)
         try:
-            return command(*args, **given)
+            return command(*args, **options)
         finally:
-            _settings = _Settings()
+            _settings = _EvaluationSettings()
 
-    return evaluation_options(limited)  # type: ignore[return-value]
+    return evaluation_options(evaluate_in_child)  # type: ignore[return-value]
 
 
-def results_cache() -> Cache | None:
+def get_results_cache() -> Cache | None:
     """Return the cache of results for the command that runs; None with --no-cache."""
     return _settings.cache
 
 
-def evaluation_workers() -> Forks:
+def count_evaluation_workers() -> Workers:
     """Return the processes among which the command that runs divides a commit."""
-    from gitboot.evaluator.evaluation import Forks, processors
+    from gitboot.evaluator.evaluation import Workers, count_processors
 
-    return Forks(number=_settings.workers or processors())
+    return Workers(number=_settings.workers or count_processors())
 
 
 @contextmanager
-def evaluation_limits() -> Iterator[Begun]:
+def limit_evaluation() -> Iterator[SetLimits]:
     """Hold this process to its limits while it reads and evaluates a commit.
 
     Yields a function to call with the number of files of a commit, with which the limits grow. Raises
     `InvalidRepository` if the memory is not enough. If the time is not enough, this process ends.
     """
-    from gitboot.child_processes import lift, uncollected
+    from gitboot.child_processes import lift_memory_limit, pause_garbage_collection
 
-    if (begun := _settings.begun) is None:
-        with uncollected():
+    if (set_limits := _settings.set_limits) is None:
+        with pause_garbage_collection():
             yield lambda _: None
         return
-    from gitboot.evaluator.protocol import exceeded
+    from gitboot.evaluator.protocol import build_limit_problem
 
-    begun(0)
+    set_limits(0)
     try:
-        with uncollected():  # nearly all of a fleet stays: it would only be looked at again and again
-            yield begun
+        with pause_garbage_collection():  # nearly all of a fleet stays: it would only be looked at again and again
+            yield set_limits
     except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:  # so end modules, and libraries
-        lift()
+        lift_memory_limit()
         from gitboot.git.repository import lacks_memory
 
         if not isinstance(error, SystemError) and not lacks_memory(error):
             raise
-        raise InvalidRepository([exceeded("it takes more memory to evaluate than it may")]) from None
+        raise InvalidRepository([build_limit_problem("it takes more memory to evaluate than it may")]) from None
     finally:
-        lift()
+        lift_memory_limit()
 
 
-def _limit(allowance: Allowance, files: int) -> None:
-    from gitboot.child_processes import Spent
+def _limit(allowance: EvaluationLimits, files: int) -> None:
+    from gitboot.child_processes import ProcessUsage
 
-    allowance.bound(Spent.now(), files)
+    allowance.set_limits(ProcessUsage.measure(), files)
 
 
 def open_cache(state: Path | None) -> DiskCache:
@@ -149,7 +151,7 @@ def open_cache(state: Path | None) -> DiskCache:
         return state_directory.open_cache(
             state, lambda _: None, writes=False
         )  # the instance reports a fault of its cache
-    path = kept("cache.sqlite")
+    path = find_cache_path("cache.sqlite")
     if path is not None and is_on_network(path):
         path = None
     return DiskCache(path, lambda text: click.echo(f"gitboot: {text} (or use --no-cache)", err=True))
@@ -158,7 +160,7 @@ def open_cache(state: Path | None) -> DiskCache:
 def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
     """Go on as a child of this process, which has the cache open, waits, and ends as the child does."""
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
-    from gitboot.child_processes import end_with
+    from gitboot.child_processes import end_with_parent
     from gitboot.evaluator.cache import RemoteCache
 
     ours, theirs = socket.socketpair()
@@ -171,7 +173,7 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
         code = _accompany(child, ours, opens)
         sys.stderr.flush()
         os._exit(code & 0xFF)  # to take down all modules would take 0.02 s
-    end_with(parent)
+    end_with_parent(parent)
     ours.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return RemoteCache(theirs.makefile("rb"), theirs.makefile("wb")) if opens is not None else None
@@ -179,22 +181,24 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
 
 def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache] | None) -> int:
     """Answer the lookups of a child until it ends, and return its exit code, or end by the signal that ended it."""
-    serving = Thread(target=_serve, args=(channel, opens), name="cache") if opens is not None else None
+    serving = Thread(target=_serve_cache, args=(channel, opens), name="cache") if opens is not None else None
     try:
         if serving is not None:
             serving.start()
     except RuntimeError:  # the system has no room for a thread; the child evaluates without a cache
         channel.close()
         serving = None
-    code = _wait(child)
+    code = _wait_for_child(child)
     if serving is not None:
         with suppress(OSError):
             channel.shutdown(socket.SHUT_RDWR)  # the thread reads the messages that have arrived, and then ends
         serving.join()
-    if code in _EXCEEDED:
-        from gitboot.evaluator.protocol import exceeded
+    if code in _LIMIT_BY_EXIT_STATUS:
+        from gitboot.evaluator.protocol import build_limit_problem
 
-        click.echo(f"gitboot: {exceeded(f'{_EXCEEDED[code]} to evaluate than it may')}", err=True)
+        click.echo(
+            f"gitboot: {build_limit_problem(f'{_LIMIT_BY_EXIT_STATUS[code]} to evaluate than it may')}", err=True
+        )
         return Exit.INVALID
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
@@ -203,20 +207,20 @@ def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache
     return code
 
 
-def _wait(child: int) -> int:
+def _wait_for_child(child: int) -> int:
     """Wait for the end of a child, and send it the signals that only this process got; return how it ended."""
     while True:
-        told = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
-        if told.si_signo != signal.SIGCHLD:
-            if told.si_code != _SI_KERNEL:
-                os.kill(child, told.si_signo)
+        received = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
+        if received.si_signo != signal.SIGCHLD:
+            if received.si_code != _SI_KERNEL:
+                os.kill(child, received.si_signo)
             continue
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
 
 
-def _serve(channel: socket.socket, opens: Callable[[], DiskCache]) -> None:
+def _serve_cache(channel: socket.socket, opens: Callable[[], DiskCache]) -> None:
     from gitboot.evaluator.cache import serve_cache
 
     with (
@@ -226,10 +230,10 @@ def _serve(channel: socket.socket, opens: Callable[[], DiskCache]) -> None:
         channel.makefile("rb") as incoming,
         channel.makefile("wb") as outgoing,
     ):
-        serve_cache(cache, incoming, outgoing, _is_result)
+        serve_cache(cache, incoming, outgoing, _is_stored_result)
 
 
-def _is_result(kind: ResultKind, value: bytes) -> bool:
+def _is_stored_result(kind: ResultKind, value: bytes) -> bool:
     from gitboot.evaluator.cache import is_result
 
     if is_result(kind, value):

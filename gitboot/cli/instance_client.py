@@ -18,42 +18,42 @@ from urllib.parse import quote
 import click
 from msgspec import Struct
 
-from gitboot.cli.evaluator_child import evaluation_limits, results_cache
-from gitboot.cli.options import operator
+from gitboot.cli.evaluator_child import get_results_cache, limit_evaluation
+from gitboot.cli.options import read_operator_name
 from gitboot.controller.instance import assembly
-from gitboot.controller.instance.assembly import Look, carried_out
+from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offline
 from gitboot.controller.instance.state_directory import (
     LEDGER,
     SPOOL,
     check_acts,
+    find_acting_directory,
+    find_running_process,
     has_ledger,
-    locked,
-    never_ran,
+    lock,
+    no_instance_error,
     read_status,
-    running,
-    told_here,
 )
 from gitboot.controller.operator_requests import REFUSED
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.files import usage_error_for
+from gitboot.files import convert_os_errors
 from gitboot.fleet.revision import Revision
 from gitboot.http_client import HttpClient
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.open_ledger import open_ledger, places
+from gitboot.ledger.open_ledger import open_ledger, read_places
 from gitboot.model.scalars import Name, SystemUuid
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.tree_reader import folders, read_records
+from gitboot.publish.tree_reader import read_records, stop_folders
 from gitboot.render.paths import RECORDS
-from gitboot.resolve.provisioning_record import Record, record_of
+from gitboot.resolve.provisioning_record import Record, parse_record
 from gitboot.resolve.server_decision import Decision
-from gitboot.review.rollout_progress import AppliedRollout, Proof
+from gitboot.review.rollout_progress import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import Held
-from gitboot.text import did_you_mean, shell_words
+from gitboot.text import did_you_mean, quote_words
 
 # Conditions without which nothing is proven by what records say, or nothing is offered that would be.
-_NEEDED: Final = (
+_REQUIRED_CONDITIONS: Final = (
     "AcceptingCommits",
     "InstallsAllowed",
     "ClockTrusted",
@@ -61,12 +61,12 @@ _NEEDED: Final = (
     "LedgerWritable",
     "RecordsVerified",
 )
-_OF_SERVERS: Final = (
+_SERVER_REASON: Final = (
     "UnverifiedServers"  # of RecordsVerified: it is about some servers, each of which says it by itself
 )
 
 
-class Informant(Protocol):
+class InstanceReader(Protocol):
     """An instance, as far as it can be asked."""
 
     def status(self) -> Mapping[str, Any]:
@@ -76,7 +76,9 @@ class Informant(Protocol):
         """What it knows of these machines; of those that it does not know nothing."""
 
 
-def proof_by(informant: Informant, applied_at: Callable[[Revision], AppliedRollout]) -> tuple[AppliedRollout, Proof]:
+def read_proof(
+    informant: InstanceReader, find_applied_commit: Callable[[Revision], AppliedRollout]
+) -> tuple[AppliedRollout, InstanceReport]:
     """A rollout in the commit that an instance has applied, and what it knows of the machines that this reaches.
 
     Raises `HostUnreachable` where it goes on to another commit meanwhile, and what asking it raises.
@@ -91,7 +93,7 @@ def proof_by(informant: Informant, applied_at: Callable[[Revision], AppliedRollo
 
     status = informant.status()
     commit = commit_in(status)
-    applied = applied_at(commit)
+    applied = find_applied_commit(commit)
     records = informant.records(applied.machines)
     if commit_in(informant.status()) != commit:
         raise HostUnreachable(f"the instance has applied another commit than {commit[:12]} meanwhile; ask it again")
@@ -100,28 +102,28 @@ def proof_by(informant: Informant, applied_at: Callable[[Revision], AppliedRollo
     doubts = (
         f"the instance says {each['type']}: {each['reason']}: {each['message']}"
         for each in status.get("conditions", ())
-        if each["type"] in _NEEDED and not each["status"] and each["reason"] != _OF_SERVERS
+        if each["type"] in _REQUIRED_CONDITIONS and not each["status"] and each["reason"] != _SERVER_REASON
     )
-    return applied, Proof(commit=commit, at=at, doubt=next(doubts, None), records=records)
+    return applied, InstanceReport(commit=commit, at=at, wait_reason=next(doubts, None), records=records)
 
 
-class TreeInformant(Struct, frozen=True):
+class TreeReader(Struct, frozen=True):
     """The tree that an instance publishes, or its records with its status beside them."""
 
     folder: Path
 
     def status(self) -> Mapping[str, Any]:
-        found = json.loads(_content(self.folder / STATUS))
+        found = json.loads(_read_bytes(self.folder / STATUS))
         return found if isinstance(found, dict) else {}
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
         records = self.folder / RECORDS
-        with usage_error_for(records, "read"):
+        with convert_os_errors(records, "read"):
             known = read_records(records)
         return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
 
 
-class ApiInformant(Struct, frozen=True):
+class ApiReader(Struct, frozen=True):
     """The API of an instance."""
 
     url: str
@@ -130,66 +132,66 @@ class ApiInformant(Struct, frozen=True):
     deadline_s: float  # of each request
 
     def status(self) -> Mapping[str, Any]:
-        status = self._get("status")
+        status = self._fetch_json("status")
         if not isinstance(status, dict):
             raise HostUnreachable(f"{self.url} answers no status")
         return status
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        found = {}
+        records_by_uuid = {}
         for each in machines:
-            item = self._get(f"servers/{quote(each.server, safe='')}")
+            item = self._fetch_json(f"servers/{quote(each.server, safe='')}")
             if isinstance(item, dict) and item.get("uuid") == each.uuid and item.get("provisioned") is not None:
-                found[each.uuid] = record_of(item["provisioned"])
-        return found
+                records_by_uuid[each.uuid] = parse_record(item["provisioned"])
+        return records_by_uuid
 
-    def _get(self, path: str) -> Any:
+    def _fetch_json(self, path: str) -> Any:
         url = f"{self.url}/api/v1/{path}"
-        answer = self.client.ask(url, credentials=self.credentials, deadline_s=self.deadline_s)
+        answer = self.client.request_json(url, credentials=self.credentials, deadline_s=self.deadline_s)
         if answer.status != 200:
             raise HostUnreachable(f"{url} answered {answer.status} {answer.detail}".rstrip())
         return answer.json
 
 
-def informant_at(
-    where: str,
+def open_instance(
+    place: str,
     token: Path | None,
     ca_bundle: Path | None,
     *,
     allow_token_over_http: bool = False,
     deadline_s: float = 30,
-) -> Informant:
+) -> InstanceReader:
     """The instance behind a URL of its API, or a directory that it publishes, by its ``ops/records`` as well."""
-    if "://" not in where:
-        path = Path(where)
+    if "://" not in place:
+        path = Path(place)
         is_records = path.parts[-2:] == Path(RECORDS).parts
-        return TreeInformant(path.parent.parent if is_records else path)
+        return TreeReader(path.parent.parent if is_records else path)
     client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
     credentials = {}
     if token is not None:
-        client.check_credentials(where, f"the token in {token}")
-        credentials = {"Authorization": f"Bearer {_content(token).decode(errors='replace').strip()}"}
-    return ApiInformant(where.rstrip("/"), client, credentials, deadline_s)
+        client.check_credentials(place, f"the token in {token}")
+        credentials = {"Authorization": f"Bearer {_read_bytes(token).decode(errors='replace').strip()}"}
+    return ApiReader(place.rstrip("/"), client, credentials, deadline_s)
 
 
-def _content(file: Path) -> bytes:
-    with usage_error_for(file, "read"):
+def _read_bytes(file: Path) -> bytes:
+    with convert_os_errors(file, "read"):
         return file.read_bytes()
 
 
-_PATIENCE_S: Final = 30
+_REQUEST_TIMEOUT_S: Final = 30
 
 
 @contextmanager
-def looked_at(state: Path, at: datetime) -> Iterator[Look]:
+def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
     """The instance on ``state`` as it is; what its commit takes to be read is limited."""
     with ExitStack() as stack:
-        with evaluation_limits() as begun:
-            look = stack.enter_context(assembly.looked_at(state, at, begun=begun, results=results_cache()))
+        with limit_evaluation() as begun:
+            look = stack.enter_context(assembly.open_offline(state, at, on_begin=begun, results=get_results_cache()))
         yield look
 
 
-def decision_of(look: Look, server: str) -> Decision:
+def find_decision(look: OfflineInstance, server: str) -> Decision:
     """The decision for a server; raises `UsageError` where the accepted commit has no such server."""
     servers = look.commit.decisions.servers
     if (found := servers.get(server)) is None:
@@ -200,73 +202,74 @@ def decision_of(look: Look, server: str) -> Decision:
     return found
 
 
-def machines_of(look: Look, server: str) -> tuple[SystemUuid, ...]:
+def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
     """The machine of a server, and those of this name that left the fleet while an override of theirs stood.
 
     Raises `UsageError` where there is none.
     """
     knowledge, described = look.knowledge, look.commit.machines
-    left = tuple(
+    departed = tuple(
         uuid
         for uuid in sorted(knowledge.overrides.keys() & knowledge.machines.keys() - described.keys())
-        if knowledge.machines[uuid].name == server and any(each.state.is_open for each in knowledge.overrides_of(uuid))
+        if knowledge.machines[uuid].name == server
+        and any(each.state.is_open for each in knowledge.list_overrides(uuid))
     )
-    if left and server not in look.commit.decisions.servers:
-        return left
-    return (*left, decision_of(look, server).uuid)
+    if departed and server not in look.commit.decisions.servers:
+        return departed
+    return (*departed, find_decision(look, server).uuid)
 
 
-def chosen(names: Collection[str], look: Look, selector: str | None = None) -> frozenset[str] | None:
+def select_names(names: Collection[str], look: OfflineInstance, selector: str | None = None) -> frozenset[str] | None:
     """The servers that were named, each of which is there, or was; None where none was named: all.
 
     With a ``selector`` those that have its labels, too; raises `UsageError` where none has.
     """
     if selector is not None:
-        return frozenset(meant_by(look, tuple(names), selector))
-    wanted, seen = frozenset(names), {machine.name for machine in look.knowledge.machines.values()}
-    for name in sorted(wanted - seen):
-        decision_of(look, name)  # says that it is not there
-    return wanted or None
+        return frozenset(select_servers(look, tuple(names), selector))
+    named, known_names = frozenset(names), {machine.name for machine in look.knowledge.machines.values()}
+    for name in sorted(named - known_names):
+        find_decision(look, name)  # says that it is not there
+    return named or None
 
 
-def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
+def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
     """Leave a request for the instance on ``state``, or carry it out in its place; return what came of it.
 
     ``commit`` is the accepted one, for what needs it. Raises `UsageError` where it was refused, `NotYetDone` where the
     instance has not taken it up, `HeldByAnother` where another host acts.
     """
     if not has_ledger(state):
-        raise never_ran(state)
+        raise no_instance_error(state)
     check_acts(state)
-    process = running(state)
+    process = find_running_process(state)
     with ExitStack() as stack:
         if process is None:
-            stack.enter_context(locked(state))
+            stack.enter_context(lock(state))
         ledger = stack.enter_context(open_ledger(state / LEDGER))
         if process is None:
-            ledger.database.hold(Holder.of(state))  # another may come to act meanwhile
-        number = instance_tables.give(ledger, datetime.now(UTC), operator(), what, facts)
+            ledger.database.take_lease(Holder.load(state))  # another may come to act meanwhile
+        number = instance_tables.add_request(ledger, datetime.now(UTC), read_operator_name(), kind, facts)
         if process is None:
-            carried_out(ledger, commit, datetime.now(UTC), held_changes(state))
+            carry_out_offline(ledger, commit, datetime.now(UTC), read_held_change(state))
         else:
             try:
                 os.kill(process, signal.SIGUSR1)
             except OSError as error:
                 raise UsageError(f"process {process} cannot be woken: {error.strerror}") from None
-        until = time.monotonic() + _PATIENCE_S
-        while (outcome := instance_tables.outcome(ledger, number)) is None and time.monotonic() < until:
+        until = time.monotonic() + _REQUEST_TIMEOUT_S
+        while (outcome := instance_tables.read_outcome(ledger, number)) is None and time.monotonic() < until:
             time.sleep(0.05)
     if outcome is None:
         raise NotYetDone(
-            f"{state}: left for process {process}, which has not taken it up within {_PATIENCE_S} s "
-            f"(gitboot status --state {shell_words(state)} says what it waits for)"
+            f"{state}: left for process {process}, which has not taken it up within {_REQUEST_TIMEOUT_S} s "
+            f"(gitboot status --state {quote_words(state)} says what it waits for)"
         )
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
     return outcome
 
 
-def held_changes(state: Path) -> Held | None:
+def read_held_change(state: Path) -> Held | None:
     """Return what the instance held when it wrote its status last; None if it held nothing, or none has run."""
     with suppress(UsageError):
         attempted = read_status(state)["attempted"]
@@ -280,15 +283,15 @@ yes_option = click.option(
 )
 
 
-def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
+def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
     """The servers that are named, and have these labels; never all of them by saying nothing."""
-    from gitboot.cli.evaluated_fleet import selected
+    from gitboot.cli.evaluated_fleet import parse_selector
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     for name in servers:
-        decision_of(instance, name)  # says that it is not there
-    labels, chosen = instance.commit.labels, selected(selector)
+        find_decision(instance, name)  # says that it is not there
+    labels, chosen = instance.commit.labels, parse_selector(selector)
     found = {
         name: decision
         for name, decision in sorted(instance.commit.decisions.servers.items())
@@ -299,7 +302,7 @@ def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> 
     return found
 
 
-def go_on(*, yes: bool) -> None:
+def confirm_or_abort(*, yes: bool) -> None:
     """Go on if somebody says so."""
     if yes:
         return
@@ -311,28 +314,28 @@ def go_on(*, yes: bool) -> None:
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
-def accepted_by(where: str, *, deadline_s: float = 30) -> str:
+def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
     """The commit that the instance behind ``where`` has accepted last: a URL, or a directory.
 
     An endpoint has a status. Of a mirror, the published tree names the commit. Raises `HostUnreachable` where nothing
     answers, `UsageError` where there is no such commit.
     """
-    for document in _answers(where.rstrip("/"), deadline_s) if "://" in where else _files(Path(where)):
+    for document in _fetch_documents(place.rstrip("/"), deadline_s) if "://" in place else _read_documents(Path(place)):
         if isinstance(document, dict):
             for each in (document.get("accepted"), document.get("applied"), document):
-                found = each.get("commit") if isinstance(each, dict) else None
-                if isinstance(found, str) and _COMMIT.fullmatch(found):
-                    return found
+                commit = each.get("commit") if isinstance(each, dict) else None
+                if isinstance(commit, str) and _COMMIT.fullmatch(commit):
+                    return commit
     raise UsageError(
-        f"--accepted: {where} names no commit that was accepted; give the URL of an endpoint, or the OUTPUT of "
+        f"--accepted: {place} names no commit that was accepted; give the URL of an endpoint, or the OUTPUT of "
         "`gitboot run`, and see `gitboot status` there"
     )
 
 
-def _answers(url: str, deadline_s: float) -> Iterator[Any]:
+def _fetch_documents(url: str, deadline_s: float) -> Iterator[Any]:
     client = HttpClient()
     for path in ("api/v1/status", MANIFEST):
-        reply = client.ask(f"{url}/{path}", deadline_s=deadline_s)
+        reply = client.request_json(f"{url}/{path}", deadline_s=deadline_s)
         if reply.status == 200 and isinstance(reply.json, dict):
             yield reply.json
             return
@@ -340,7 +343,7 @@ def _answers(url: str, deadline_s: float) -> Iterator[Any]:
             raise HostUnreachable(f"{url}/{path} answered {reply.status} {reply.detail}".rstrip())
 
 
-def _files(directory: Path) -> Iterator[Any]:
+def _read_documents(directory: Path) -> Iterator[Any]:
     for file in (directory / STATUS, directory / MANIFEST):
         try:
             yield json.loads(file.read_bytes())
@@ -350,39 +353,39 @@ def _files(directory: Path) -> Iterator[Any]:
             raise UsageError(f"--accepted: {file} cannot be read: {error}") from error
 
 
-def folders_of(state: Path) -> tuple[Path, ...]:
+def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
     """Where endpoints of the instance on ``state`` look: beside its tree and in its spool, as far as they are there.
 
     Where its ledger cannot be read, only the spool that an instance has by itself is known.
     """
-    output, spool = _places_of(state)
-    found = {state / SPOOL, *(folders(output, spool) if output is not None else ())}
-    return tuple(folder for folder in sorted(found) if folder.is_dir())
+    output, spool = _read_places(state)
+    candidates = {state / SPOOL, *(stop_folders(output, spool) if output is not None else ())}
+    return tuple(folder for folder in sorted(candidates) if folder.is_dir())
 
 
-def output_of(state: Path) -> Path | None:
+def find_output(state: Path) -> Path | None:
     """Where the instance on ``state`` publishes, as far as its ledger can be read."""
-    return _places_of(state)[0]
+    return _read_places(state)[0]
 
 
-def _places_of(state: Path) -> tuple[Path | None, Path | None]:
+def _read_places(state: Path) -> tuple[Path | None, Path | None]:
     with suppress(LedgerError):
-        return places(state / LEDGER) if has_ledger(state) else (None, None)
+        return read_places(state / LEDGER) if has_ledger(state) else (None, None)
     return None, None
 
 
-def told_to(state: Path) -> Path:
+def resolve_active_state(state: Path) -> Path:
     """The STATE of the instance that is told: that of who acts, where this one stands by on the same host."""
-    if (acting := told_here(state)) != state:
-        told = f"{state}: this instance stands by; the one that acts is told, with --state {acting}"
+    if (active := find_acting_directory(state)) != state:
+        told = f"{state}: this instance stands by; the one that acts is told, with --state {active}"
         click.echo(f"gitboot: {told}", err=True)
-    return acting
+    return active
 
 
-def done_in(found: tuple[Path, ...], do: Callable[[Path], None]) -> Iterator[str]:
+def apply_to_folders(paths: tuple[Path, ...], action: Callable[[Path], None]) -> Iterator[str]:
     """Do something in each folder; why it could not be done, of those where it could not."""
-    for folder in found:
+    for folder in paths:
         try:
-            do(folder)
+            action(folder)
         except OSError as error:
             yield f"{folder} cannot be written: {error.strerror}"

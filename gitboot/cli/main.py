@@ -11,7 +11,7 @@ from typing import Final, NoReturn, Self
 import click
 
 from gitboot import __version__
-from gitboot.child_processes import uncollected
+from gitboot.child_processes import pause_garbage_collection
 from gitboot.errors import (
     AssetError,
     ForgeRefused,
@@ -29,7 +29,7 @@ from gitboot.errors import (
     StaleDigest,
     UsageError,
 )
-from gitboot.standard_streams import guard_output, why_lost
+from gitboot.standard_streams import find_output_error, guard_output
 from gitboot.text import did_you_mean
 
 # By heading of `gitboot --help`. ADR 0065 has the user and the occasion of each. The module of a command has the
@@ -139,7 +139,7 @@ class _Commands(click.Group):
         if name not in _COMMANDS and name not in _OWN:
             return None
         module, _, attribute = _HOMES.get(name, f"{name.replace('-', '_')}:command").partition(":")
-        with uncollected():  # what modules make stays
+        with pause_garbage_collection():  # what modules make stays
             command: click.Command = getattr(import_module(f".{module}", "gitboot.cli.commands"), attribute)
         return command
 
@@ -192,13 +192,13 @@ def cli() -> None:
 
 def program() -> NoReturn:
     """The process that a user starts: what it reads of a commit is read by a child, within limits."""
-    from gitboot.cli.evaluator_child import PROGRAM
+    from gitboot.cli.evaluator_child import OWN_PROCESS
 
     guard_output()
     try:
-        main(PROGRAM)
+        main(OWN_PROCESS)
     except SystemExit as ended:
-        if why := why_lost():
+        if why := find_output_error():
             click.echo(f"gitboot: standard output cannot be written: {why}", err=True)
             sys.exit(ended.code or Exit.PARTIAL)
         raise
@@ -206,7 +206,7 @@ def program() -> NoReturn:
         gc.freeze()  # the memory goes with the process: to look through it for garbage first would take time
 
 
-def _with_replacement(error: click.UsageError) -> click.UsageError:
+def _suggest_replacement(error: click.UsageError) -> click.UsageError:
     """Return the error, which for an option of an earlier version names what replaces the option."""
     if not isinstance(error, click.NoSuchOption) or error.option_name not in _REPLACED_OPTIONS or error.ctx is None:
         return error
@@ -225,10 +225,10 @@ def main(context: object = None) -> NoReturn:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.UsageError as error:
-        from gitboot.cli.options import name_source  # only here: it takes its time
+        from gitboot.cli.options import name_value_source  # only here: it takes its time
 
-        name_source(error)
-        _with_replacement(error).show()
+        name_value_source(error)
+        _suggest_replacement(error).show()
         sys.exit(Exit.USAGE)
     except click.ClickException as error:
         error.show()
@@ -239,7 +239,7 @@ def main(context: object = None) -> NoReturn:
         first, *others = str(error).split("\n")
         lines = others if isinstance(error, InvalidRepository) else [f"    {line}" for line in others]
         click.echo("\n".join([f"gitboot: {first}", *lines]), err=True)
-        sys.exit(exit_of(error))
+        sys.exit(find_exit_code(error))
 
 
 class Exit(IntEnum):
@@ -280,7 +280,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130, "somebody has ended it with Ctrl-C, or said no"
 
 
-_EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
+_EXIT_BY_ERROR: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
     (InvalidRepository, Exit.INVALID),
     (SourceError, Exit.SOURCE),
     (SourceRefused, Exit.SOURCE),
@@ -298,9 +298,9 @@ _EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
 )
 
 
-def exit_of(error: GitbootError) -> Exit:
+def find_exit_code(error: GitbootError) -> Exit:
     """The code that an error ends the command with."""
-    return next((code for kind, code in _EXITS if isinstance(error, kind)), Exit.FAULT)
+    return next((code for kind, code in _EXIT_BY_ERROR if isinstance(error, kind)), Exit.FAULT)
 
 
 @click.command()

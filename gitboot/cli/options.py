@@ -20,8 +20,8 @@ from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.model.scalars import Malformed, parse_instant
-from gitboot.standard_streams import escaped_lines, unstyled, write_verbatim
-from gitboot.text import did_you_mean, some
+from gitboot.standard_streams import escape_lines, strip_style, write_verbatim
+from gitboot.text import did_you_mean, format_names
 
 if TYPE_CHECKING:
     from gitboot.artifacts.oci import Registries
@@ -49,7 +49,7 @@ class Setting(click.Option):
         """Return the value and its source; raise `click.UsageError` if the command line has the setting."""
         value, source = super().consume_value(ctx, opts)
         if source is ParameterSource.COMMANDLINE and not ctx.resilient_parsing:
-            key = key_of(self)
+            key = format_key(self)
             file: Path | None = ctx.meta.get(_CONFIG)
             where = f"{file}" if file is not None else "a file and name it with --config"
             is_number = isinstance(self.type, click.types.IntParamType | click.types.FloatParamType)
@@ -60,35 +60,38 @@ class Setting(click.Option):
         return value, source
 
 
-def key_of(parameter: click.Parameter) -> str:
+def format_key(parameter: click.Parameter) -> str:
     """Return the key of a parameter in the configuration file."""
     return max(parameter.opts, key=len).removeprefix("--")
 
 
-def variables_of(parameter: click.Parameter) -> list[str]:
+def list_variables(parameter: click.Parameter) -> list[str]:
     """Return the environment variables of a parameter of a command whose variables begin with GITBOOT_."""
     variables = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
     return [variables] if isinstance(variables, str) else list(variables)
 
 
-def keys_of(command: click.Command) -> dict[str, click.Parameter]:
+def list_keys(command: click.Command) -> dict[str, click.Parameter]:
     """Return the keys that a command's configuration file may have, with their parameters."""
-    found: dict[str, click.Parameter] = {}
+    keys: dict[str, click.Parameter] = {}
     for parameter in command.params:
         is_internal = isinstance(parameter, click.Option) and parameter.hidden and not isinstance(parameter, Setting)
         if not is_internal and parameter.name != "config":
-            found.update((option.removeprefix("--"), parameter) for option in parameter.opts)
-    return found
+            keys.update((option.removeprefix("--"), parameter) for option in parameter.opts)
+    return keys
 
 
-def config_of(other: str | None) -> Callable[[Command], Command]:
+def build_config_option(command_name: str | None) -> Callable[[Command], Command]:
     """Add --config to a command that needs some keys of the configuration file of the command ``other``."""
 
     def read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
             return None
-        keys = keys_of(context.command)
-        known = {**(keys_of(import_module(f"gitboot.cli.commands.{other}").command) if other else {}), **keys}
+        keys = list_keys(context.command)
+        known = {
+            **(list_keys(import_module(f"gitboot.cli.commands.{command_name}").command) if command_name else {}),
+            **keys,
+        }
         import tomllib  # few give one
 
         try:
@@ -100,7 +103,7 @@ def config_of(other: str | None) -> Callable[[Command], Command]:
             hint = did_you_mean(key, known, f"it may have {', '.join(sorted(known))}")
             raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
         for key, value in given.items():
-            if (expected := _expected(key, known[key], value)) is not None:
+            if (expected := _describe_expected_type(key, known[key], value)) is not None:
                 raise UsageError(f"{path}: {key} is {json.dumps(value, default=str)}; write {expected}")
         context.default_map = {keys[key].name or key: value for key, value in given.items() if key in keys}
         context.meta[_CONFIG] = path
@@ -117,10 +120,10 @@ def config_of(other: str | None) -> Callable[[Command], Command]:
 
 
 # Add --config: a TOML file with the options and settings of the command. The command line and variables win over it.
-config_option = config_of(None)
+config_option = build_config_option(None)
 
 
-def _expected(key: str, parameter: click.Parameter, value: Any) -> str | None:
+def _describe_expected_type(key: str, parameter: click.Parameter, value: Any) -> str | None:
     """Return what to write if the TOML type of a value cannot be that of the parameter; click checks the value."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
         return None if isinstance(value, bool) else f"{key} = true or {key} = false"
@@ -132,32 +135,32 @@ def _expected(key: str, parameter: click.Parameter, value: Any) -> str | None:
     return None if isinstance(value, str | int | float) and not isinstance(value, bool) else "one string or one number"
 
 
-def _read_handed(context: click.Context, _: click.Parameter, text: str | None) -> None:
+def _load_inherited_settings(context: click.Context, _: click.Parameter, text: str | None) -> None:
     if text is not None:
         context.default_map = json.loads(text)
 
 
 # The hidden option by which a process hands its settings to the processes that it starts.
-handed_settings = click.option(
+inherited_settings_option = click.option(
     "--settings",
     hidden=True,
     allow_from_autoenv=False,
-    callback=_read_handed,
+    callback=_load_inherited_settings,
     is_eager=True,
     expose_value=False,
     help="The settings of the process that started this one, as JSON by parameter name.",
 )
 
 
-def name_source(error: click.UsageError) -> None:
+def name_value_source(error: click.UsageError) -> None:
     """Make the error for a wrong value name the key of the configuration file, or the variable, that has the value."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or not error.param.name:
         return
     match error.ctx.get_parameter_source(error.param.name):
         case ParameterSource.DEFAULT_MAP:
-            error.param_hint = f"{key_of(error.param)} in {error.ctx.meta[_CONFIG]}"
+            error.param_hint = f"{format_key(error.param)} in {error.ctx.meta[_CONFIG]}"
         case ParameterSource.ENVIRONMENT:
-            error.param_hint = " or ".join(variables_of(error.param))
+            error.param_hint = " or ".join(list_variables(error.param))
 
 
 rev_option = click.option(
@@ -170,30 +173,30 @@ _PATH: Final = "gitboot.path"  # in a context: the fleet, as the command's argum
 _SUBPATH: Final = "gitboot.subpath"  # and its folder below that
 
 
-def _note_path(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+def _remember_path(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     context.meta[_PATH] = path
 
 
-def _note_subpath(context: click.Context, _: click.Parameter, text: str | None) -> None:
+def _remember_subpath(context: click.Context, _: click.Parameter, text: str | None) -> None:
     if text is not None:
         from gitboot.git.repository import parse_subpath
 
         context.meta[_SUBPATH] = parse_subpath(text)
 
 
-def _chosen_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
-    given: Path | None = context.meta.get(_PATH)
-    if given is not None and context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
-        raise UsageError(f"the fleet is named twice, {given} and --path {path}: leave one out")
+def _resolve_fleet_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
+    argument: Path | None = context.meta.get(_PATH)
+    if argument is not None and context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
+        raise UsageError(f"the fleet is named twice, {argument} and --path {path}: leave one out")
     subpath: str = context.meta.get(_SUBPATH, "")
     if subpath:
         from gitboot.git.repository import check_subpath
 
-        check_subpath(given or path, subpath)
-    return (given or path) / subpath
+        check_subpath(argument or path, subpath)
+    return (argument or path) / subpath
 
 
-def combined(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def combine_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Return one decorator that adds these options and arguments to a command, in this order."""
 
     def add(command: Command) -> Command:
@@ -205,12 +208,12 @@ def combined(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 
 # --path and --subpath, for commands whose argument is something in the fleet.
-path_option = combined(
+path_option = combine_options(
     click.option(
         "--path",
         default=".",
         type=click.Path(path_type=Path),
-        callback=_chosen_path,
+        callback=_resolve_fleet_path,
         help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
     ),
     click.option(
@@ -219,25 +222,25 @@ path_option = combined(
         metavar="FOLDER",
         is_eager=True,  # before the path, which it goes into
         expose_value=False,
-        callback=_note_subpath,
+        callback=_remember_subpath,
         help="The fleet's folder below that, as infra/boot; of a bare repository, too. Default: the top.",
     ),
 )
-fleet_options = combined(path_option, rev_option)  # the fleet that a command reads
+fleet_options = combine_options(path_option, rev_option)  # the fleet that a command reads
 # The same, with the path as the command's last argument: for commands that say otherwise which commits they read.
-path_argument = combined(
+path_argument = combine_options(
     click.argument(
         "fleet",
         metavar="[PATH]",
         required=False,
         type=click.Path(path_type=Path),
-        callback=_note_path,
+        callback=_remember_path,
         is_eager=True,
         expose_value=False,
     ),
     path_option,
 )
-fleet_argument = combined(path_argument, rev_option)
+fleet_argument = combine_options(path_argument, rev_option)
 state_option = click.option(
     "--state",
     required=True,
@@ -246,7 +249,7 @@ state_option = click.option(
 )
 
 
-def _directory_of_credentials(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+def _check_credentials_directory(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
         raise UsageError(
             f"--credentials: there is no directory {path}; make it, with NAME/username and NAME/password for each name "
@@ -255,17 +258,17 @@ def _directory_of_credentials(_: click.Context, __: click.Parameter, path: Path 
     return path
 
 
-def said(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+def check_reason(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
     if text is not None and not text.strip():
         raise click.BadParameter("say why: who finds it later has nothing else to go by", param=parameter)
     return text
 
 
-reason_option = click.option("--reason", required=True, callback=said, help="Why, for those who find it later.")
+reason_option = click.option("--reason", required=True, callback=check_reason, help="Why, for those who find it later.")
 credentials_option = click.option(
     "--credentials",
     type=click.Path(path_type=Path),
-    callback=_directory_of_credentials,
+    callback=_check_credentials_directory,
     help="A directory with NAME/username and NAME/password for the BMCs. Default: none.",
 )
 secret_keys_option = click.option(
@@ -282,9 +285,9 @@ accept_filesystem_option = click.option(
     metavar="NAME",
     help="A type of file system on which state may lie although it may be lost there: tmpfs, overlay, nfs4.",
 )
-LONGEST_S: Final = 10_000_000  # a hundred days
-MOST_MEMORY_MIB: Final = 1_000_000_000
-_FORMER_VARIABLES: Final = {
+MAX_SECONDS: Final = 10_000_000  # a hundred days
+MAX_MEMORY_MIB: Final = 1_000_000_000
+_REPLACED_VARIABLES: Final = {
     "GITBOOT_FORGE_TOKEN": "GITBOOT_FORGE",
     "GITBOOT_FORWARD_TO": "GITBOOT_LEDGER",
     "GITBOOT_KNOWN_HOSTS": "GITBOOT_GIT_SSH",
@@ -301,7 +304,7 @@ _FORMER_VARIABLES: Final = {
 
 def reject_old_variables() -> None:
     """Raise `UsageError` for a variable of an earlier version, which would be ignored."""
-    for name, successor in _FORMER_VARIABLES.items():
+    for name, successor in _REPLACED_VARIABLES.items():
         if name in os.environ:
             raise UsageError(f"the environment variable {name} is not read any more; use {successor}")
 
@@ -333,33 +336,33 @@ class InstantType(click.ParamType[datetime]):
 at_option = click.option("--at", type=InstantType(), metavar="INSTANT", help="An instant with offset. Default: now.")
 
 
-def now() -> datetime:
+def current_time() -> datetime:
     """The clock, read once a command: exact, since what an instance noted a moment ago is not later than this."""
     return datetime.now(UTC)
 
 
-def this_second() -> datetime:
+def current_second() -> datetime:
     """The same for what is read in a repository, and shown with its instant."""
-    return now().replace(microsecond=0)
+    return current_time().replace(microsecond=0)
 
 
-def _allowance(cls: type[click.Option]) -> Callable[[Command], Command]:
+def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Command]:
     def limit(name: str, unit: str, most: int, text: str) -> Callable[[Any], Any]:
         envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
         whole_numbers = click.IntRange(min=1, max=most)  # of seconds, too: the kernel does not count parts of a second
         return click.option(name, cls=cls, type=whole_numbers, metavar=unit, envvar=envvar, help=text)
 
-    return combined(
+    return combine_options(
         limit(
             "--commit-seconds",
             "SECONDS",
-            LONGEST_S,
+            MAX_SECONDS,
             "Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
         ),
         limit(
             "--commit-memory",
             "MIB",
-            MOST_MEMORY_MIB,
+            MAX_MEMORY_MIB,
             "MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
         ),
         limit(
@@ -372,18 +375,18 @@ def _allowance(cls: type[click.Option]) -> Callable[[Command], Command]:
     )
 
 
-allowance_options = _allowance(click.Option)
-allowance_settings = _allowance(Setting)
-evaluation_options = combined(
+allowance_options = _build_allowance_options(click.Option)
+allowance_settings = _build_allowance_options(Setting)
+evaluation_options = combine_options(
     click.option("--no-cache", is_flag=True, help="Neither read nor write a cache: compute everything anew."),
     allowance_options,
 )
 
 
-def kept(name: str) -> Path | None:
+def find_cache_path(name: str) -> Path | None:
     """Where a command keeps what it has found, by the XDG Base Directory Specification; None: a user without a home."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    folder = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
+    variable = os.environ.get("XDG_CACHE_HOME", "")
+    folder = variable if os.path.isabs(variable) else os.path.expanduser("~/.cache")
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
 
 
@@ -402,18 +405,18 @@ class OutputOption(Struct, frozen=True):
 
         A file is replaced when the last line is there. Raises `UsageError`.
         """
-        if self.format in _COMMANDS:
+        if self.format in _COMMAND_FORMATS:
             lines = list(lines)
             if self.file is None:
                 write_verbatim("".join(f"{line}\n" for line in lines))
                 return
         else:
-            lines = map(escaped_lines, lines)
+            lines = map(escape_lines, lines)
         if self.file is None:
             for line in lines:
                 click.echo(line)
             return
-        lines = map(unstyled, lines)
+        lines = map(strip_style, lines)
         write_output_file(self.file, (f"{line}\n".encode(errors="backslashreplace") for line in lines))
 
 
@@ -426,7 +429,7 @@ def write_outputs(outputs: Iterable[OutputOption], **formats: Callable[[], str])
 def output_option(*formats: str) -> Callable[[Command], Command]:
     """-o FORMAT[=FILE], several times; the first of ``formats`` is the default."""
 
-    def parsed(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[OutputOption, ...]:
+    def parse_outputs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[OutputOption, ...]:
         outputs = []
         for value in values or (formats[0],):
             format, _equals, file = value.partition("=")
@@ -435,11 +438,11 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             outputs.append(OutputOption(format, Path(file) if file else None))
         # Two documents would come out as none. Lines for a CI system may stand beside what is read.
         shown = [each.format for each in outputs if each.file is None]
-        alone = next((each for each in shown if each in _DOCUMENTS), None)
+        alone = next((each for each in shown if each in _DOCUMENT_FORMATS), None)
         if len(shown) > 1 and alone is not None:
             shown.remove(alone)
             raise click.BadParameter(
-                f"{alone} and {some(shown)} would be one text: write {alone} to a file, as {alone}=FILE"
+                f"{alone} and {format_names(shown)} would be one text: write {alone} to a file, as {alone}=FILE"
             )
         files = [each.file for each in outputs if each.file is not None]
         if twice := next((each for each in files if files.count(each) > 1), None):
@@ -451,14 +454,14 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         "--format",
         "outputs",
         multiple=True,
-        callback=parsed,
+        callback=parse_outputs,
         metavar="FORMAT[=FILE]",
         help=f"One of {', '.join(formats)}; may be given several times. Default: {formats[0]}.",
     )
 
 
-_COMMANDS: Final = frozenset({"github"})  # which a CI system obeys, and which escape what they hold themselves
-_DOCUMENTS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # which programs read as a whole
+_COMMAND_FORMATS: Final = frozenset({"github"})  # which a CI system obeys, and which escape what they hold themselves
+_DOCUMENT_FORMATS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # which programs read as a whole
 # For commands that send a token, each under this one name.
 token_over_http_option = click.option(
     "--allow-token-over-http",
@@ -467,7 +470,7 @@ token_over_http_option = click.option(
     help="Send tokens and passwords to http:// URLs of other machines too, where anyone on the way can read them. "
     "Default: only to https:// URLs and to this machine.",
 )
-registry_options = combined(
+registry_options = combine_options(
     click.option(
         "--registries",
         multiple=True,
@@ -492,7 +495,7 @@ registry_options = combined(
 )
 
 
-def opened_registries(
+def open_registries(
     registries: tuple[str, ...],
     registry_credentials: Path | None,
     ca_bundle: Path | None,
@@ -511,7 +514,7 @@ def opened_registries(
     return Registries(allowed, client, credentials)
 
 
-def prefix_of(path: Path) -> str:
+def format_path_prefix(path: Path) -> str:
     """What stands before a problem's path so that it leads from here to the file."""
     return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"
 
@@ -519,7 +522,7 @@ def prefix_of(path: Path) -> str:
 selector_option = click.option(
     "-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1."
 )
-LIMITS: Final = {
+LIMIT_HELP: Final = {
     "max_update_percent": "Percentage of servers that a commit may change, of the fleet and of each site and role. "
     "Default: 30.",
     "max_delete_percent": "Percentage of servers that a commit may remove, of the fleet and of each site and role. "
@@ -533,28 +536,28 @@ LIMITS: Final = {
 }
 
 
-def _limits(cls: type[click.Option]) -> Callable[[Command], Command]:
+def _build_limit_options(cls: type[click.Option]) -> Callable[[Command], Command]:
     options = []
-    for name, text in LIMITS.items():
+    for name, text in LIMIT_HELP.items():
         flag = f"--{name.replace('_', '-')}"
         count = click.IntRange(min=0)
         options.append(click.option(flag, name, cls=cls, type=count, metavar="N", help=f"Guard. {text}"))
-    return combined(*options)
+    return combine_options(*options)
 
 
-limit_options = _limits(click.Option)
-limit_settings = _limits(Setting)
+limit_options = _build_limit_options(click.Option)
+limit_settings = _build_limit_options(Setting)
 
 
-def limits_of(given: Mapping[str, int | None], **allowed: bool) -> Limits:
+def build_limits(values: Mapping[str, int | None], **allowed: bool) -> Limits:
     """The defaults, or what was given instead."""
     from gitboot.review.guards import Limits
 
-    numbers: dict[str, Any] = {name: limit for name, limit in given.items() if limit is not None}
+    numbers: dict[str, Any] = {name: limit for name, limit in values.items() if limit is not None}
     return Limits(**numbers, **allowed)
 
 
-trust_options = combined(  # whose commits and acknowledgements count
+trust_options = combine_options(  # whose commits and acknowledgements count
     click.option(
         "--verify",
         metavar="WHAT",
@@ -589,10 +592,10 @@ trust_options = combined(  # whose commits and acknowledgements count
         "in a commit that a person's trusted key has signed. Default: such a line in any commit.",
     ),
 )
-TRUST: Final = ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need")
+TRUST_PARAMETERS: Final = ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need")
 
 
-def trust_of(
+def parse_trust_settings(
     *,
     verify: str | None,
     allowed_signers: Path | None,
@@ -612,14 +615,14 @@ def trust_of(
         named_keys.append((name, Path(path)))
     keys = TrustedKeys(allowed_signers=allowed_signers, openpgp_keys=openpgp_keys, forge_keys=tuple(named_keys))
     need = ReinstallsNeed(reinstalls_need) if reinstalls_need is not None else None
-    if verify is not None and not keys.any:
+    if verify is not None and not keys.has_keys:
         raise UsageError(f"--verify {verify} needs keys: --allowed-signers, --openpgp-keys or --forge-key")
-    if need is ReinstallsNeed.SIGNED and not keys.of_people:
+    if need is ReinstallsNeed.SIGNED and not keys.has_personal_keys:
         raise UsageError("--reinstalls-need signed needs keys of people: --allowed-signers or --openpgp-keys")
     return TrustSettings(verify=Verify(verify) if verify is not None else None, keys=keys, reinstalls_need=need)
 
 
-def operator() -> str:
+def read_operator_name() -> str:
     """The user's name; in a container, a user that has none is a number: ``uid 65532``."""
     try:
         return getpass.getuser()

@@ -15,10 +15,10 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from msgspec import structs
 
 from gitboot import __version__
-from gitboot.jsonio import document
-from gitboot.problems import Code, Problem, Severity, with_hint, worst_first
+from gitboot.jsonio import format_document
+from gitboot.problems import Code, Problem, Severity, format_with_hint, sort_by_severity
 from gitboot.standard_streams import style
-from gitboot.text import count, printable
+from gitboot.text import format_count, printable
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning"}
@@ -26,13 +26,13 @@ _CODES: Final = {code.value: code for code in Code}
 _LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # fleet.yaml:12, which a message names
 
 
-def sarif(problems: Sequence[Problem]) -> str:
+def format_sarif(problems: Sequence[Problem]) -> str:
     """Return problems as SARIF: one run with a result for each problem, and the rules of the results.
 
     Paths are relative to the root of the repository. The fingerprint of a result does not contain its line, so the
     fingerprint stays the same if lines move.
     """
-    ordered = worst_first(problems)
+    ordered = sort_by_severity(problems)
     numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
     rules, results = [], []
     for code in map(_CODES.__getitem__, numbers):  # as `gitboot explain CODE` describes them
@@ -54,9 +54,9 @@ def sarif(problems: Sequence[Problem]) -> str:
                 "ruleId": str(problem.code),
                 "ruleIndex": numbers[problem.code],
                 "level": _LEVELS[problem.severity],
-                "message": {"text": with_hint(problem)},
+                "message": {"text": format_with_hint(problem)},
                 "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
-                "partialFingerprints": {"primaryLocationLineHash": _fingerprint(problem, seen)},
+                "partialFingerprints": {"primaryLocationLineHash": _fingerprint_problem(problem, seen)},
             }
         )
     run = {
@@ -68,18 +68,18 @@ def sarif(problems: Sequence[Problem]) -> str:
     return json.dumps(log, indent=2, sort_keys=True) + "\n"
 
 
-def _fingerprint(problem: Problem, seen: Counter[str]) -> str:
+def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
     """Return a text that identifies a result if its line moves. Results with the same text are numbered.
 
     GitHub docs, "SARIF support for code scanning": primaryLocationLineHash is the one that GitHub reads.
     """
-    said = _LINES.sub(r"\1", printable(problem.message))
-    name = sha256(f"{problem.code}\0{problem.path}\0{said}".encode()).hexdigest()[:16]
-    seen[name] += 1
-    return f"{name}:{seen[name]}"
+    message = _LINES.sub(r"\1", printable(problem.message))
+    name = sha256(f"{problem.code}\0{problem.path}\0{message}".encode()).hexdigest()[:16]
+    counts[name] += 1
+    return f"{name}:{counts[name]}"
 
 
-def junit(problems: Sequence[Problem]) -> str:
+def format_junit(problems: Sequence[Problem]) -> str:
     """Return problems as a JUnit report of one suite. Without problems, the suite has one test that passed."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     counts = {
@@ -91,7 +91,7 @@ def junit(problems: Sequence[Problem]) -> str:
     root = Element("testsuites", counts)
     tests = SubElement(root, "testsuite", {"name": "gitboot", **counts})
     used: Counter[tuple[str, str]] = Counter()
-    for problem in worst_first(problems):
+    for problem in sort_by_severity(problems):
         name = printable(f"{problem.path}: {problem.message}")
         used[problem.code, name] += 1
         if (number := used[problem.code, name]) > 1:
@@ -109,48 +109,48 @@ def junit(problems: Sequence[Problem]) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
-LIMIT: Final = 10  # annotations of each level that GitHub shows a step; it drops the rest without a word
+MAX_ANNOTATIONS: Final = 10  # annotations of each level that GitHub shows a step; it drops the rest without a word
 
 
-def github(problems: Sequence[Problem]) -> str:
+def format_github(problems: Sequence[Problem]) -> str:
     """Return problems as commands of GitHub Actions, one a line. A notice counts those that GitHub would not show."""
-    ordered = worst_first(problems)
+    ordered = sort_by_severity(problems)
     lines: list[str] = []
     left_out: list[str] = []
     for severity, level in _LEVELS.items():
         found = [problem for problem in ordered if problem.severity is severity]
-        lines += (_command(level, problem) for problem in found[:LIMIT])
-        if len(found) > LIMIT:
-            left_out.append(count(len(found) - LIMIT, f"more {level}"))
+        lines += (_format_command(level, problem) for problem in found[:MAX_ANNOTATIONS])
+        if len(found) > MAX_ANNOTATIONS:
+            left_out.append(format_count(len(found) - MAX_ANNOTATIONS, f"more {level}"))
     if left_out:
         lines.append(f"::notice title=gitboot::{' and '.join(left_out)} not shown here: see the log of this step")
     return "\n".join(lines)
 
 
-def _command(level: str, problem: Problem) -> str:
+def _format_command(level: str, problem: Problem) -> str:
     properties = {
         "file": printable(problem.path),
         "line": str(problem.line),
         "col": str(problem.column),
         "title": str(problem.code),
     }
-    joined = ",".join(f"{name}={value.translate(_IN_PROPERTIES)}" for name, value in properties.items())
-    return f"::{level} {joined}::{with_hint(problem).translate(_IN_TEXTS)}"
+    joined = ",".join(f"{name}={value.translate(_PROPERTY_ESCAPES)}" for name, value in properties.items())
+    return f"::{level} {joined}::{format_with_hint(problem).translate(_TEXT_ESCAPES)}"
 
 
-_IN_TEXTS: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
-_IN_PROPERTIES: Final = _IN_TEXTS | str.maketrans({":": "%3A", ",": "%2C"})
+_TEXT_ESCAPES: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY_ESCAPES: Final = _TEXT_ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 
 
-def counted(problems: Sequence[Problem]) -> str:
+def count_problems(problems: Sequence[Problem]) -> str:
     """Return the numbers of errors and warnings in words."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     warnings = len(problems) - errors
-    parts = [count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]
+    parts = [format_count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]
     return " and ".join(parts) or "no errors"
 
 
-def as_text(problems: Sequence[Problem], prefix: str) -> str:
+def format_text(problems: Sequence[Problem], prefix: str) -> str:
     """Return one problem a line, ``path:line:column: CODE: message``, with the hint on the next line."""
     lines = []
     for problem in problems:
@@ -163,25 +163,27 @@ def as_text(problems: Sequence[Problem], prefix: str) -> str:
     return "\n".join(lines)
 
 
-def as_json(problems: Sequence[Problem], prefix: str) -> str:
-    return document(items=[structs.replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
+def format_json(problems: Sequence[Problem], prefix: str) -> str:
+    return format_document(items=[structs.replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
 
 
-def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[Problem], str], str]:
+def _relative_to_current_directory(
+    write: Callable[[Sequence[Problem]], str],
+) -> Callable[[Sequence[Problem], str], str]:
     """Return a format for a code host or a CI system. These find files by their path below the current directory."""
 
-    def written(problems: Sequence[Problem], prefix: str) -> str:
+    def write_relative(problems: Sequence[Problem], prefix: str) -> str:
         folder = os.path.relpath(prefix or ".")
         root = "" if folder == "." or folder.split(os.sep)[0] == ".." else f"{folder}/"
         return write([structs.replace(problem, path=f"{root}{problem.path}") for problem in problems])
 
-    return written
+    return write_relative
 
 
 FORMATS: Final[Mapping[str, Callable[[Sequence[Problem], str], str]]] = {
-    "text": as_text,
-    "json": as_json,
-    "github": _annotated(github),
-    "sarif": _annotated(sarif),
-    "junit": _annotated(junit),
+    "text": format_text,
+    "json": format_json,
+    "github": _relative_to_current_directory(format_github),
+    "sarif": _relative_to_current_directory(format_sarif),
+    "junit": _relative_to_current_directory(format_junit),
 }

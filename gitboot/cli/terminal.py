@@ -25,31 +25,38 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from gitboot.background_threads import SignalQueue
 from gitboot.child_processes import LOG_FORMAT
 from gitboot.jsonio import format_instant
-from gitboot.standard_streams import control, escaped, escaped_lines, style, unstyled, verbatim
+from gitboot.standard_streams import (
+    build_control_sequence,
+    escape_line,
+    escape_lines,
+    open_verbatim,
+    strip_style,
+    style,
+)
 from gitboot.status.conditions import Event
 from gitboot.text import one_line, printable
 
-_WIDEST: Final = 100
-_NARROWEST: Final = 40
+_MAX_COLUMNS: Final = 100
+_MIN_COLUMNS: Final = 40
 _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
 
 
-def columns() -> int:
+def terminal_width() -> int:
     """How wide what people read may be: 100 columns, or what a terminal, or COLUMNS, has less, but 40."""
-    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((_WIDEST, 0)).columns))
+    return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns))
 
 
-def source(item: Mapping[str, Any]) -> str:
+def format_plan_source(item: Mapping[str, Any]) -> str:
     """What a plan's boot comes from: Maintenance/NAME, BootPolicy/NAME, or nothing."""
     kinds = (("Maintenance", item["maintenance"]), ("BootPolicy", item["policy"]))
     return next((f"{kind}/{name}" for kind, name in kinds if name), "-")
 
 
-def table(
+def format_table(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
     *,
-    shortened: Sequence[int] = (),
+    shrinkable: Sequence[int] = (),
     below: Sequence[str] = (),
     indent: int = 0,
 ) -> str:
@@ -60,19 +67,19 @@ def table(
     Where it is wider than `columns`, these are ``shortened``, the first first, to no less than their headers. If
     that is not enough, the widest are folded: their cells go on in the next lines. A header without words is left out.
     """
-    lines = [list(header), *([escaped(cell) for cell in row] for row in rows)]
-    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
-    room = columns() - indent - 2 * (len(widths) - 1)
-    for column in shortened:
-        widths[column] = max(widths[column] - max(sum(widths) - room, 0), _width(header[column]))
+    lines = [list(header), *([escape_line(cell) for cell in row] for row in rows)]
+    widths = [max(map(_measure_width, column)) for column in zip(*lines, strict=True)]
+    room = terminal_width() - indent - 2 * (len(widths) - 1)
+    for column in shrinkable:
+        widths[column] = max(widths[column] - max(sum(widths) - room, 0), _measure_width(header[column]))
         for line in lines:
-            line[column] = _cut(line[column], widths[column])
-    widths = _fitting(widths, room, least=[max(_width(name), 1) for name in header])
+            line[column] = _shorten_cell(line[column], widths[column])
+    widths = _fit_widths(widths, room, least=[max(_measure_width(name), 1) for name in header])
     text = []
     for number, line in enumerate(lines):
-        folded = (_folded(cell, width) for cell, width in zip(line, widths, strict=True))
+        folded = (_fold_cell(cell, width) for cell, width in zip(line, widths, strict=True))
         for part in zip_longest(*folded, fillvalue="") if number > 0 or any(header) else ():
-            cells = [cell + " " * (width - _width(cell)) for cell, width in zip(part, widths, strict=True)]
+            cells = [cell + " " * (width - _measure_width(cell)) for cell, width in zip(part, widths, strict=True)]
             cells[-1] = cells[-1].rstrip()
             for at, cell in enumerate(cells):
                 colour = _COLOURS.get(cell.rstrip()) if number > 0 else None
@@ -84,22 +91,22 @@ def table(
     return textwrap.indent("\n".join(text), " " * indent)
 
 
-def _fitting(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
+def _fit_widths(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
     """The widths with the widest made narrower until all fits: none below its ``least``; names, the first, at last.
 
     Where even the headers do not fit, they are folded, too, to the width of a wide letter.
     """
-    found = list(widths)
-    for floor in (least, [2] * len(found)):
-        while sum(found) > room and (foldable := [each for each, width in enumerate(found) if width > floor[each]]):
-            found[max(foldable, key=lambda column: (column > 0, found[column]))] -= 1
-    return found
+    fitted = list(widths)
+    for floor in (least, [2] * len(fitted)):
+        while sum(fitted) > room and (foldable := [each for each, width in enumerate(fitted) if width > floor[each]]):
+            fitted[max(foldable, key=lambda column: (column > 0, fitted[column]))] -= 1
+    return fitted
 
 
-def _folded(cell: str, width: int) -> list[str]:
-    if _width(cell) <= width:
+def _fold_cell(cell: str, width: int) -> list[str]:
+    if _measure_width(cell) <= width:
         return [cell]
-    plain, parts = unstyled(cell), [""]
+    plain, parts = strip_style(cell), [""]
     for word in _WORD.findall(plain):
         if cell_len(parts[-1]) + cell_len(word.rstrip()) > width:
             parts += chop_cells(word, width)
@@ -111,25 +118,25 @@ def _folded(cell: str, width: int) -> list[str]:
 _WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path goes on in the next line after a slash
 
 
-def wrapped(text: str, indent: str = "", *, then: str | None = None) -> str:
+def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -> str:
     """A sentence in lines that fit, the further ones indented; commands and paths stay whole."""
     return textwrap.fill(
         printable(text),
-        columns(),
+        terminal_width(),
         initial_indent=indent,
-        subsequent_indent=then if then is not None else indent or "    ",
+        subsequent_indent=continuation if continuation is not None else indent or "    ",
         break_on_hyphens=False,
         break_long_words=False,
     )
 
 
-def _cut(cell: str, width: int) -> str:
-    plain = unstyled(cell)
+def _shorten_cell(cell: str, width: int) -> str:
+    plain = strip_style(cell)
     return cell.replace(plain, f"{set_cell_size(plain, width - 1).rstrip()}…") if cell_len(plain) > width else cell
 
 
-def _width(cell: str) -> int:
-    return cell_len(unstyled(cell))
+def _measure_width(cell: str) -> int:
+    return cell_len(strip_style(cell))
 
 
 _lock = threading.Lock()
@@ -142,8 +149,8 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def _choose(_: click.Context, __: click.Parameter, chosen: str) -> None:
-    os.environ[LOG_FORMAT] = chosen
+def _set_log_format(_: click.Context, __: click.Parameter, log_format: str) -> None:
+    os.environ[LOG_FORMAT] = log_format
 
 
 def log_format_option(command: _Command) -> _Command:
@@ -152,84 +159,86 @@ def log_format_option(command: _Command) -> _Command:
         type=click.Choice([each.value for each in LogFormat]),
         default=LogFormat.AUTO.value,
         show_default=True,
-        callback=_choose,
+        callback=_set_log_format,
         expose_value=False,
         help="How events are told: text, a line each; json, a line of JSON each; auto, text on a terminal.",
     )(command)
 
 
-_LEAST: Final = 20  # columns for a message, on however narrow a terminal
+_MIN_MESSAGE_COLUMNS: Final = 20  # columns for a message, on however narrow a terminal
 # ECMA-48. EL: the rest of the line that is written over. CHA: back to the first column.
-_CLEAR, _BACK = control("K"), control("G")
-_TELLING_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
+_CLEAR, _BACK = build_control_sequence("K"), build_control_sequence("G")
+_EVENT_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
 
 
-def tell(event: Event) -> None:
+def print_event(event: Event) -> None:
     """Say what happened, whole lines only, whichever thread calls."""
     with _lock:
-        is_passing = event.type == "Progress" and _is_seen()
-        after = _BACK if is_passing else "\n"  # the next line takes its place
-        sys.stderr.write(f"{_CLEAR if _is_seen() else ''}{_line(event)}{after}")  # at once: others write, too
+        is_progress = event.type == "Progress" and _is_terminal()
+        after = _BACK if is_progress else "\n"  # the next line takes its place
+        sys.stderr.write(
+            f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}"
+        )  # at once: others write, too
         sys.stderr.flush()
 
 
-def _is_seen() -> bool:
+def _is_terminal() -> bool:
     """Whether somebody sees each line as it is written, in text."""
     return sys.stderr.isatty() and os.environ.get(LOG_FORMAT) != LogFormat.JSON
 
 
-def tell_what_is_logged() -> None:
+def log_to_events() -> None:
     """Let what is logged, by gitboot or by a library, be events as well: nothing else goes to standard error."""
-    logging.lastResort = _Logged(logging.WARNING)
+    logging.lastResort = _EventHandler(logging.WARNING)
 
 
-class _Logged(logging.Handler):
+class _EventHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         facts = {"logger": record.name}
         if record.exc_info is not None:
             facts["traceback"] = logging.Formatter().formatException(record.exc_info)
         at = datetime.fromtimestamp(record.created, UTC)
-        tell(Event(at=at, type="Logged", message=record.getMessage(), facts=facts, warning=True))
+        print_event(Event(at=at, type="Logged", message=record.getMessage(), facts=facts, warning=True))
 
 
-def _line(event: Event) -> str:
-    is_seen, level = _is_seen(), "warning" if event.warning else "info"
+def _format_event(event: Event) -> str:
+    is_seen, level = _is_terminal(), "warning" if event.warning else "info"
     if not is_seen and os.environ.get(LOG_FORMAT) != LogFormat.TEXT:
-        own = {"at": format_instant(event.at), "type": event.type, "message": event.message, "level": level}
-        return json.dumps({**event.facts, **own}, sort_keys=True)
+        required = {"at": format_instant(event.at), "type": event.type, "message": event.message, "level": level}
+        return json.dumps({**event.facts, **required}, sort_keys=True)
     at = f"{event.at:%H:%M:%S}" if is_seen else format_instant(event.at)
     message = one_line(f"{'warning: ' if event.warning and not is_seen else ''}{event.message}")  # or a colour shows it
     if is_seen:  # as much as one line has room for: a terminal would wrap the rest, and `gitboot events` has it
         width = os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
-        room = max(width, _LEAST)
+        room = max(width, _MIN_MESSAGE_COLUMNS)
         message = message if len(message) <= room else f"{message[: room - 1]}…"
     time = style(at, fg="bright_black")
-    kind = style(f"{event.type:<18}", fg="yellow" if event.warning else _TELLING_COLOURS.get(event.type))
+    kind = style(f"{event.type:<18}", fg="yellow" if event.warning else _EVENT_COLOURS.get(event.type))
     traceback = event.facts.get("traceback")
-    text = "\n".join([f"{time} {kind} {message}", *([escaped_lines(traceback)] if traceback else [])])
-    return text if is_seen else unstyled(text)
+    text = "\n".join([f"{time} {kind} {message}", *([escape_lines(traceback)] if traceback else [])])
+    return text if is_seen else strip_style(text)
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+def show_progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar for so many of what is named; what is yielded is told how many more are done."""
-    with growing(what) as (of, advance):
+    with show_growing_progress(description) as (of, advance):
         of(total)
         yield advance
 
 
 @contextmanager
-def growing(what: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
     """The same, where how many there are is found on the way: the first is told that, and may be told again."""
     if not sys.stderr.isatty():
-        yield _unseen, _unseen
+        yield _ignore_number, _ignore_number
         return
     from rich.console import Console  # only where somebody looks: it takes a tenth of a second
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
-        verbatim(sys.stderr) as terminal,
+        open_verbatim(sys.stderr) as terminal,
         Progress(
             *columns,
             console=Console(file=terminal),
@@ -238,45 +247,45 @@ def growing(what: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], 
             redirect_stderr=False,
         ) as shown,
     ):
-        task = shown.add_task(what, total=None)
+        task = shown.add_task(description, total=None)
         yield lambda total: shown.update(task, total=total), lambda number: shown.advance(task, number)
 
 
-def _unseen(_: int) -> None:
+def _ignore_number(_: int) -> None:
     """Where nobody looks."""
 
 
-class Stop:
+class StopRequest:
     """A request to end, which a signal handler or another thread makes."""
 
     def __init__(self) -> None:
-        self._asked: SignalQueue[bool] = SignalQueue()
+        self._requests: SignalQueue[bool] = SignalQueue()
         self.is_set = False
 
     def set(self) -> None:
         """Ask for the end; from any thread or signal handler."""
         self.is_set = True
-        self._asked.put(True)
+        self._requests.put(True)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the end is asked for, or for so long; say whether it was."""
-        if not self.is_set and self._asked.get(timeout_s):
-            self._asked.put(True)  # others may wait, too
+        if not self.is_set and self._requests.get(timeout_s):
+            self._requests.put(True)  # others may wait, too
         return self.is_set
 
 
-def stopped_by_signal(*numbers: signal.Signals) -> Stop:
+def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
     """An end that these signals ask for from now on; SIGINT and SIGTERM where none is named."""
-    stop = Stop()
+    stop = StopRequest()
     for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     return stop
 
 
 @contextmanager
-def interrupted_by_signal() -> Iterator[Stop]:
+def stop_on_signal_within() -> Iterator[StopRequest]:
     """An end that SIGINT and SIGTERM ask for until the block ends; SIGHUP and SIGUSR1 ask for nothing meanwhile."""
-    stop = Stop()
+    stop = StopRequest()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     before |= {number: signal.signal(number, lambda *_: None) for number in (signal.SIGHUP, signal.SIGUSR1)}
     try:
@@ -286,11 +295,11 @@ def interrupted_by_signal() -> Iterator[Stop]:
             signal.signal(number, handler)
 
 
-def end_by_signal(stop: Callable[[], None], *, within_s: float) -> None:
+def call_on_signal(stop: Callable[[], None], *, timeout_s: float) -> None:
     """Call ``stop`` at SIGINT and SIGTERM; a process that has not come to its end after so long is ended."""
 
     def end(*_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, within_s)
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
         stop()
 
     signal.signal(signal.SIGALRM, lambda *_: os._exit(0))

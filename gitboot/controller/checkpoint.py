@@ -17,39 +17,39 @@ from msgspec import structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
-from gitboot.controller.current_plans import Agenda, Plans, about
+from gitboot.controller.current_plans import Agenda, Plans, describe_server
 from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine
-from gitboot.fleet.layered_dict import replaced
-from gitboot.jsonio import decoder
+from gitboot.fleet.layered_dict import apply_changes
+from gitboot.jsonio import build_decoder
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.tree_reader import ALL, PARTS, Inventory, suspects
+from gitboot.publish.tree_reader import ALL, PARTS, Inventory, find_suspects
 from gitboot.render import endpoint_files
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import BootFile, Decision, Host, Written
+from gitboot.resolve.server_decision import BootFile, Decision, FieldSources, Host
 from gitboot.resolve.server_plan import (
     BootPlan,
 )
 
 T = TypeVar("T")
-WORTH: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint
-_SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in so many again
+MIN_SERVERS: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint
+_MIN_REPLANNED_SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in so many again
 _INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
-_ROOM: Final = 4  # a checkpoint takes at most 1/_ROOM of the cache
+_CACHE_SHARE: Final = 4  # a checkpoint takes at most 1/_ROOM of the cache
 _CHUNK_ROWS: Final = 256  # of a chunk on average
 _MAX_CHUNK_ROWS: Final = 1024
 _BATCH: Final = 8  # chunks in one transaction: an evaluation waits for it
 
 
-class _KeptState(msgspec.Struct, frozen=True, array_like=True):
+class _StoredServer(msgspec.Struct, frozen=True, array_like=True):
     """A `ServerState` without the parts that the commit has."""
 
     record: Record | None
@@ -60,7 +60,7 @@ class _KeptState(msgspec.Struct, frozen=True, array_like=True):
     refresh_at: datetime | None
 
 
-class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
+class _StoredState(msgspec.Struct, frozen=True, array_like=True):
     """The part of a checkpoint whose size does not depend on the number of servers."""
 
     at: datetime | None  # when the tree was brought up to date last
@@ -80,8 +80,8 @@ class _Manifest(msgspec.Struct, frozen=True, array_like=True):
         return frozenset((self.standing, *(key for keys in self.tables.values() for key in keys)))
 
 
-class _Read(NamedTuple):
-    small: _KeptStanding
+class _StoredCheckpoint(NamedTuple):
+    small: _StoredState
     commit: Commit
     plans: Plans
     tree: Inventory
@@ -105,12 +105,12 @@ class Checkpoint:
         self,
         cache: DiskCache,
         tree: ResumableTree,
-        patrol: Patrol | None,
+        damage_search: DamageSearch | None,
         warn: Callable[[str], None],
         site: str | None = None,
     ) -> None:
         """``patrol`` compares the files of the tree after `resume`. ``site`` is the instance's; None: all servers."""
-        self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, patrol, warn
+        self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, damage_search, warn
         self._site = site
         self._planned = 0  # servers, since the last checkpoint
         self._stored_at: datetime | None = None
@@ -122,7 +122,7 @@ class Checkpoint:
         """
         if not fresh.knowledge.is_trusted:
             return fresh
-        kept = self._read(_key_of(fresh.knowledge, fresh.keys, self._site))
+        kept = self._read(_manifest_key(fresh.knowledge, fresh.keys, self._site))
         if kept is None or (owed := self._tree.resume(kept.tree)) is None:
             return fresh
         small, commit, plans = kept.small, kept.commit, kept.plans
@@ -144,69 +144,71 @@ class Checkpoint:
             # `settled` names no commit, so the next pass checks the records of servers that differ again.
             knowledge=structs.replace(
                 fresh.knowledge,
-                settled="",
-                unseen=small.unseen,
+                recorded_commit="",
+                unobservable=small.unseen,
                 sets_bmcs=None if small.unseen else True,
             ),
             plans=plans,
             publication=publication,
-            unplanned=_differing(kept, fresh.knowledge),
+            unplanned=_find_changed_machines(kept, fresh.knowledge),
         )
 
-    def store(self, standing: InstanceState, planned: int, at: datetime) -> None:
+    def store(self, state: InstanceState, planned_count: int, at: datetime) -> None:
         """Write a checkpoint if it saves the next start enough time, or if the cache has lost the last checkpoint.
 
         ``planned`` is the number of servers that this pass planned. The first call starts the patrol.
         """
         if self._patrol is not None:
             self._patrol.release()
-        self._planned += planned
-        commit, publication, servers = standing.commit, standing.publication, len(standing.plans.servers)
-        if commit is None or commit.withheld or servers < WORTH or self._chunks.are_too_many:
+        self._planned += planned_count
+        commit, publication, servers = state.commit, state.publication, len(state.plans.servers)
+        if commit is None or commit.withheld or servers < MIN_SERVERS or self._chunks.exceed_cache:
             return
         if self._stored_at is not None and self._stored_at <= at < self._stored_at + _INTERVAL:
             return
-        is_published = publication.stands_for(commit) and publication.plans is standing.plans
-        is_whole = standing.knowledge.is_trusted and not standing.unplanned and standing.unwritable is None
+        is_published = publication.holds_plans_of(commit) and publication.plans is state.plans
+        is_whole = state.knowledge.is_trusted and not state.unplanned and state.unwritable is None
         if not is_published or not is_whole:
             return
-        key = _key_of(standing.knowledge, standing.keys, commit.site)
-        if self._planned * _SHARE > servers or not self._chunks.has(key):
+        key = _manifest_key(state.knowledge, state.keys, commit.site)
+        if self._planned * _MIN_REPLANNED_SHARE > servers or not self._chunks.has(key):
             try:
                 tree = self._tree.inventory()
             except PublishError:
                 return
             assert publication.terms is not None  # noqa: S101 - there are some in what stands
-            small = _KeptStanding(
+            small = _StoredState(
                 at=publication.at,
                 terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
                 shared=tree.shared,
-                unseen=standing.knowledge.unseen,
+                unseen=state.knowledge.unobservable,
                 commit=commit.without_servers(),
-                plans=structs.replace(standing.plans, commit=None, servers={}, transitions=Agenda()),
+                plans=structs.replace(state.plans, commit=None, servers={}, transitions=Agenda()),
             )
-            self._chunks.write(key, encode(small), _tables(standing, commit, tree))
-            if self._chunks.are_too_many:
+            self._chunks.write(key, encode(small), _build_tables(state, commit, tree))
+            if self._chunks.exceed_cache:
                 self._warn("a checkpoint does not fit into the cache: the next start plans and publishes all servers")
             self._planned = 0
         self._stored_at = at
 
-    def without_suspects(self, publication: TargetState) -> TargetState:
+    def without_damaged(self, publication: TargetState) -> TargetState:
         """Return what is published, without the files in which the patrol found damage."""
-        if self._patrol is None or not (found := self._patrol.found()):
+        if self._patrol is None or not (found := self._patrol.take_damaged()):
             return publication
         return structs.replace(
             publication,
             complete=publication.complete and ALL not in found,
             owed=publication.owed | (found - {ALL}),
-            versions=replaced(publication.versions, {}, found & publication.versions.keys()),  # of another date then
+            versions=apply_changes(
+                publication.versions, {}, found & publication.versions.keys()
+            ),  # of another date then
         )
 
-    def _read(self, key: bytes) -> _Read | None:
-        if (manifest := self._chunks.manifest(key)) is None:
+    def _read(self, key: bytes) -> _StoredCheckpoint | None:
+        if (manifest := self._chunks.read_manifest(key)) is None:
             return None
         try:
-            return _read(self._chunks, manifest)
+            return _read_checkpoint(self._chunks, manifest)
         except (KeyError, ValueError, msgspec.MsgspecError):  # a chunk was deleted or damaged
             self._warn("the checkpoint in the cache is not complete: gitboot plans and publishes all servers again")
             self._chunks.delete(key, manifest)
@@ -216,24 +218,24 @@ class Checkpoint:
 class _Chunks:
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
-        self.are_too_many = False  # for the cache; then this process writes no further checkpoint
+        self.exceed_cache = False  # for the cache; then this process writes no further checkpoint
 
-    def manifest(self, key: bytes) -> _Manifest | None:
+    def read_manifest(self, key: bytes) -> _Manifest | None:
         value = self._cache.get_many(_MANIFEST, [key]).get(key)
-        return _manifest(value) if value is not None else None
+        return _decode_manifest(value) if value is not None else None
 
     def has(self, key: bytes) -> bool:
         """Return whether the cache has a manifest and its chunks."""
-        manifest = self.manifest(key)
-        return manifest is not None and not self._lacking(manifest.keys)
+        manifest = self.read_manifest(key)
+        return manifest is not None and not self._find_missing(manifest.keys)
 
-    def chunk(self, key: bytes) -> bytes:
+    def read_chunk(self, key: bytes) -> bytes:
         return self._cache.get_many(_CHUNK, [key])[key]
 
-    def rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
+    def read_rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
         """Return the rows of a table. Raises KeyError if a chunk is missing."""
         found: dict[Any, Any] = {}
-        for batch in _batches(keys, _BATCH):
+        for batch in _split_batches(keys, _BATCH):
             chunks = self._cache.get_many(_CHUNK, batch)
             for key in batch:
                 found.update(decode(chunks[key]))
@@ -241,11 +243,11 @@ class _Chunks:
 
     def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
         """Replace a manifest and its chunks, unless the cache does not take them."""
-        left, is_taken = self._cache.max_bytes // _ROOM, True
+        left, is_taken = self._cache.max_bytes // _CACHE_SHARE, True
         owner = blake2b(key, digest_size=32).digest()  # the checkpoint of other token keys has chunks of its own
         keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
         new = set[bytes]()
-        for batch in _batches(_encoded_chunks(small, tables), _BATCH):
+        for batch in _split_batches(_encode_chunks(small, tables), _BATCH):
             chunks = dict[bytes, bytes]()
             for name, chunk in batch:
                 digest = blake2b(chunk, digest_size=32, key=owner).digest()
@@ -255,13 +257,13 @@ class _Chunks:
             lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # or has them damaged
             self._cache.insert_many(_CHUNK, {each: chunks[each] for each in lacking})
             new |= lacking
-            is_taken = left >= 0 and not self._lacking(lacking)
+            is_taken = left >= 0 and not self._find_missing(lacking)
             if not is_taken:
                 break
-        self.are_too_many = left < 0
+        self.exceed_cache = left < 0
         (standing,) = keys.pop("")
-        before, after = self.manifest(key), _Manifest(standing, keys)
-        if not is_taken or self._lacking(after.keys):
+        before, after = self.read_manifest(key), _Manifest(standing, keys)
+        if not is_taken or self._find_missing(after.keys):
             self._delete_chunks(new)
             return
         self._cache.delete_many(_MANIFEST, [key])
@@ -273,15 +275,15 @@ class _Chunks:
         self._cache.delete_many(_MANIFEST, [key])
         self._delete_chunks(manifest.keys)
 
-    def _lacking(self, keys: Collection[bytes]) -> set[bytes]:
+    def _find_missing(self, keys: Collection[bytes]) -> set[bytes]:
         return set(keys) - self._cache.find_keys(_CHUNK, keys)
 
     def _delete_chunks(self, keys: Iterable[bytes]) -> None:
-        for batch in _batches(sorted(keys), _BATCH):
+        for batch in _split_batches(sorted(keys), _BATCH):
             self._cache.delete_many(_CHUNK, batch)
 
 
-def _encoded_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
+def _encode_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
     """Return each chunk with the name of its table. A server that comes or goes changes one chunk of each table."""
     yield "", small
     for name, rows in tables.items():
@@ -295,36 +297,36 @@ def _encoded_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[
             yield name, encode(chunk)
 
 
-def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def _split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
 
 
-def _key_of(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
+def _manifest_key(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
     """Return the key of a manifest, which a start knows before it reads the cache."""
     facts = knowledge.facts
     return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
 
 
-def _records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
+def _encode_records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
     return ((uuid, encode(record)) for uuid, record in knowledge.records.items())
 
 
-def _done(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
+def _encode_bmc_records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
     for uuid in sorted({*knowledge.overrides, *knowledge.switches}):
-        yield uuid, encode((knowledge.overrides_of(uuid), knowledge.switches_of(uuid)))
+        yield uuid, encode((knowledge.list_overrides(uuid), knowledge.list_switches(uuid)))
 
 
-def _differing(kept: _Read, knowledge: Knowledge) -> frozenset[SystemUuid]:
+def _find_changed_machines(checkpoint: _StoredCheckpoint, knowledge: Knowledge) -> frozenset[SystemUuid]:
     """Return the machines that the ledger knows otherwise than the checkpoint, whose commit may be an older one."""
-    book, here = knowledge.machines, kept.commit.machines
+    book, here = knowledge.machines, checkpoint.commit.machines
     found = set[SystemUuid]()
-    for table, rows in (("records", _records(knowledge)), ("done", _done(knowledge))):
-        old, new = kept.tables[table], dict(rows)
+    for table, rows in (("records", _encode_records(knowledge)), ("done", _encode_bmc_records(knowledge))):
+        old, new = checkpoint.tables[table], dict(rows)
         found |= {uuid for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid)}
-    if kept.commit.revision != knowledge.facts.accepted:
-        found |= here.keys() ^ knowledge.standing
+    if checkpoint.commit.revision != knowledge.facts.accepted:
+        found |= here.keys() ^ knowledge.accepted_machines
         found |= {uuid for uuid, each in here.items() if book.get(uuid) != each}
     return frozenset(found)
 
@@ -332,10 +334,10 @@ def _differing(kept: _Read, knowledge: Knowledge) -> frozenset[SystemUuid]:
 Rows = Iterable[tuple[str, Any]]
 
 
-def _tables(standing: InstanceState, commit: Commit, tree: Inventory) -> dict[str, Rows]:
-    plans, knowledge, decisions = standing.plans, standing.knowledge, commit.decisions
+def _build_tables(state: InstanceState, commit: Commit, tree: Inventory) -> dict[str, Rows]:
+    plans, knowledge, decisions = state.plans, state.knowledge, commit.decisions
     return {
-        "decisions": ((name, each.digested()) for name, each in decisions.servers.items()),
+        "decisions": ((name, each.with_digest()) for name, each in decisions.servers.items()),
         "networks": decisions.networks.items(),
         "machines": commit.machines.items(),
         "sites": commit.sites.items(),
@@ -346,7 +348,7 @@ def _tables(standing: InstanceState, commit: Commit, tree: Inventory) -> dict[st
         "states": (
             (
                 name,
-                _KeptState(
+                _StoredServer(
                     record=each.record,
                     absent=tuple(sorted(each.absent, key=lambda file: (file.url, file.sha256))),
                     at=each.at,
@@ -358,18 +360,18 @@ def _tables(standing: InstanceState, commit: Commit, tree: Inventory) -> dict[st
             for name, each in plans.servers.items()
         ),
         "instants": plans.transitions.instants.items(),
-        "versions": ((name, dict(each)) for name, each in standing.publication.versions.items()),
+        "versions": ((name, dict(each)) for name, each in state.publication.versions.items()),
         "lying": tree.states.items(),
         "content": tree.content.items(),
-        "records": _records(knowledge),
-        "done": _done(knowledge),
+        "records": _encode_records(knowledge),
+        "done": _encode_bmc_records(knowledge),
     }
 
 
-def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
+def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
     """Read a checkpoint from its chunks. Raises KeyError, ValueError and DecodeError."""
-    tables = {name: chunks.rows(manifest.tables[name], decode) for name, decode in _TABLES.items()}
-    small = _decode(chunks.chunk(manifest.standing))
+    tables = {name: chunks.read_rows(manifest.tables[name], decode) for name, decode in _TABLES.items()}
+    small = _decode_state(chunks.read_chunk(manifest.standing))
     fleetwide = small.commit
     commit = replace(
         fleetwide,
@@ -380,12 +382,12 @@ def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
         written=tables["written"],
         locations=SourceLocations(servers=tables["locations"], shared=tables["documents"]),
     )
-    states: dict[str, _KeptState] = tables["states"]
+    states: dict[str, _StoredServer] = tables["states"]
     servers = {
         name: ServerState(
             decision=commit.decisions.servers[name],
             record=each.record,
-            about=about(commit, name),
+            about=describe_server(commit, name),
             stop=small.plans.stop,
             absent=frozenset(each.absent),
             at=each.at,
@@ -396,11 +398,11 @@ def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
         for name, each in states.items()
     }
     none_due: Agenda[str] = Agenda()
-    return _Read(
+    return _StoredCheckpoint(
         small=small,
         commit=commit,
         plans=structs.replace(
-            small.plans, commit=commit, servers=servers, transitions=none_due.moved(tables["instants"])
+            small.plans, commit=commit, servers=servers, transitions=none_due.reschedule(tables["instants"])
         ),
         tree=Inventory(
             states=tables["lying"],
@@ -414,30 +416,30 @@ def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
 
 _MANIFEST: Final = "checkpoint"
 _CHUNK: Final = "checkpoint-chunk"
-_manifest: Final[Callable[[bytes], _Manifest]] = decoder(_Manifest)
-_decode: Final[Callable[[bytes], _KeptStanding]] = decoder(_KeptStanding)
+_decode_manifest: Final[Callable[[bytes], _Manifest]] = build_decoder(_Manifest)
+_decode_state: Final[Callable[[bytes], _StoredState]] = build_decoder(_StoredState)
 _TABLES: Final[Mapping[str, Callable[[bytes], dict[Any, Any]]]] = {
-    "decisions": decoder(dict[str, Decision]),
-    "networks": decoder(dict[str, Host]),
-    "machines": decoder(dict[SystemUuid, Machine]),
-    "sites": decoder(dict[str, str]),
-    "labels": decoder(dict[str, dict[str, str]]),
-    "written": decoder(dict[str, Written]),
-    "locations": decoder(dict[str, ServerLocation]),
-    "documents": decoder(dict[str, DocumentLocation]),
-    "states": decoder(dict[str, _KeptState]),
-    "instants": decoder(dict[str, datetime]),
-    "versions": decoder(dict[str, dict[str, str]]),
-    "lying": decoder(dict[str, str]),
-    "content": decoder(dict[str, tuple[str, ...]]),
-    "records": decoder(dict[str, bytes]),
-    "done": decoder(dict[str, bytes]),
+    "decisions": build_decoder(dict[str, Decision]),
+    "networks": build_decoder(dict[str, Host]),
+    "machines": build_decoder(dict[SystemUuid, Machine]),
+    "sites": build_decoder(dict[str, str]),
+    "labels": build_decoder(dict[str, dict[str, str]]),
+    "written": build_decoder(dict[str, FieldSources]),
+    "locations": build_decoder(dict[str, ServerLocation]),
+    "documents": build_decoder(dict[str, DocumentLocation]),
+    "states": build_decoder(dict[str, _StoredServer]),
+    "instants": build_decoder(dict[str, datetime]),
+    "versions": build_decoder(dict[str, dict[str, str]]),
+    "lying": build_decoder(dict[str, str]),
+    "content": build_decoder(dict[str, tuple[str, ...]]),
+    "records": build_decoder(dict[str, bytes]),
+    "done": build_decoder(dict[str, bytes]),
 }
-_AT_ONCE: Final = 20  # servers
+_SERVERS_PER_PAUSE: Final = 20  # servers
 _PAUSE_S: Final = 0.01  # after so many: it takes a quarter of one processor at most
 
 
-class Patrol:
+class DamageSearch:
     """A search for damage in the tree at ``root``, once, in a thread. It calls ``wake`` if it finds any."""
 
     def __init__(self, root: Path, wake: Callable[[], None]) -> None:
@@ -445,7 +447,7 @@ class Patrol:
         self._found: set[str] = set()
         self._lock = threading.Lock()
         self._closed, self._released = threading.Event(), threading.Event()
-        self._thread = BackgroundThread(self._look, name="verify")
+        self._thread = BackgroundThread(self._search, name="verify")
 
     def start(self) -> None:
         """Look once `release` is called."""
@@ -460,24 +462,24 @@ class Patrol:
         self._released.set()
         self._thread.join()
 
-    def found(self) -> frozenset[str]:
+    def take_damaged(self) -> frozenset[str]:
         """Return the servers whose files are damaged, and forget them. `ALL` stands for all servers."""
         with self._lock:
             found, self._found = self._found, set()
         return frozenset(found)
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         self._released.wait()
         try:
-            for number, server in enumerate(suspects(self._root)):
+            for number, server in enumerate(find_suspects(self._root)):
                 if server is not None:
-                    self._doubt(server)
-                if number % _AT_ONCE == 0 and self._closed.wait(_PAUSE_S):
+                    self._report_damage(server)
+                if number % _SERVERS_PER_PAUSE == 0 and self._closed.wait(_PAUSE_S):
                     return
         except PublishError:
-            self._doubt(ALL)  # publishing all says what is the matter
+            self._report_damage(ALL)  # publishing all says what is the matter
 
-    def _doubt(self, server: str) -> None:
+    def _report_damage(self, server: str) -> None:
         with self._lock:
             self._found.add(server)
         self._wake()

@@ -12,49 +12,49 @@ from msgspec import Struct, field, structs
 
 from gitboot.controller.commit_judgement import (
     Advance,
-    Ahead,
     Candidate,
-    Judging,
+    CommitJudge,
+    CommitsAhead,
+    EvaluationUnfinished,
     Merges,
-    Unfinished,
     Wait,
-    approvals,
+    list_approvals,
 )
-from gitboot.controller.operator_requests import released
-from gitboot.controller.records.install_boots import joined, offering, withheld_by
+from gitboot.controller.operator_requests import find_released_servers
+from gitboot.controller.records.install_boots import find_newly_withheld, merge_withheld, remove_withheld_boots
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
-from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import ReinstallsNeed, Revision, Signer
 from gitboot.git.clone import Source
-from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio import format_instant
-from gitboot.ledger.instance_tables import Withheld
-from gitboot.problems import Code, Problem, Severity, next_change
-from gitboot.resolve.boot_limits import Halt
+from gitboot.jsonio import to_json_value as as_facts
+from gitboot.ledger.instance_tables import WithheldBoots
+from gitboot.problems import Code, Problem, Severity, find_next_change
+from gitboot.resolve.boot_limits import StopScope
 from gitboot.review.formats import phrases
-from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
+from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, format_ack_lines, has_ack_line
 from gitboot.status.conditions import Event
-from gitboot.status.instance_status import ChangedArea, Heeded, Held, PassedMerge
-from gitboot.text import count, more, some
+from gitboot.status.instance_status import Acknowledgement, ChangedArea, Held, PassedCommit
+from gitboot.text import format_count, format_names, format_rest
 
 if TYPE_CHECKING:
-    from gitboot.git.signatures import Signatures
+    from gitboot.git.signatures import SignatureChecker
 
 
 class Authority(Struct, frozen=True, kw_only=True):
     """The settings that decide who may acknowledge changes."""
 
-    signatures: Signatures | None = None  # None: no keys are given
+    signatures: SignatureChecker | None = None  # None: no keys are given
     reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges them
 
 
-NOBODY_SIGNS: Final = Authority()
+NO_AUTHORITY: Final = Authority()
 
 
-class Gone(NamedTuple):
+class MissingCommit(NamedTuple):
     """Boots that stay withheld because the branch does not have the commit that takes them back."""
 
     commit: Revision
@@ -74,18 +74,18 @@ class Attempt(Struct, frozen=True, kw_only=True):
     problems_until: datetime | None = None  # when another of them begins or ends; None: never
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
     candidate: Candidate | None = None
-    passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one
+    passed: tuple[PassedCommit, ...] = ()  # the commits that came with the attempted one
     waiting: Revision | None = None  # the newest commit, while an operator lets none be accepted
     is_adopted: bool = False  # whether the clone knows which one is accepted
     trouble: tuple[str, str] | None = None  # why the clone cannot be read: reason, message
     committed_at: datetime | None = None  # the committer time of the accepted commit; None if it could not be read
     signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
-    acknowledged: tuple[Heeded, ...] = ()  # acknowledgements of the steps to the accepted commit
+    acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements of the steps to the accepted commit
     changed: tuple[ChangedArea, ...] = ()  # likewise
     keys: str = ""  # a value that changes if signatures may be judged otherwise
     retry_at: datetime | None = None  # when gitboot repeats an evaluation that did not end; None: never
     retries: int = 0  # evaluations of the newest commit that did not end
-    withheld: Withheld | None = None  # install boots of the accepted commit that newer commits do not offer
+    withheld: WithheldBoots | None = None  # install boots of the accepted commit that newer commits do not offer
     offered: Commit | None = None  # the accepted commit without these boots
     evaluated: Revision | None = None  # the newest commit by which they were found
     stands: Revision | None = None  # the commit by which they were found when gitboot published without them last
@@ -93,7 +93,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     is_log_unread: bool = False  # whether the fetch log could not be read to its end the last time
     awaits_records: bool = False  # whether more can perhaps be accepted once that is learned
     waits: bool = False  # whether a step that no guard holds waits for fetches
-    gone: Gone | None = None  # of these boots, those that a commit withholds which the branch does not have
+    gone: MissingCommit | None = None  # of these boots, those that a commit withholds which the branch does not have
 
     @property
     def is_unevaluated(self) -> bool:
@@ -120,7 +120,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
         verdict = self.candidate.verdict
         guards = tuple(str(guard) for guard in verdict.holding)
         is_reinstalling = Guard.MAX_REINSTALLS in verdict.holding
-        lines = _lines(verdict, self.candidate.need) if self.candidate.heeds_lines else ()
+        lines = _acknowledging_lines(verdict, self.candidate.need) if self.candidate.heeds_lines else ()
         return Held(
             commit=self.candidate.commit.revision,
             digest=verdict.digest,
@@ -132,37 +132,37 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
 _FIRST_RETRY: Final = timedelta(minutes=1)  # after an evaluation that did not end; each next wait is twice as long
 _LONGEST_RETRY: Final = timedelta(minutes=30)
-_SUBJECT: Final = 120  # characters of the first line of a message: what one line of a page holds
+_MAX_SUBJECT: Final = 120  # characters of the first line of a message: what one line of a page holds
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
 
-class Accepting:
+class CommitAcceptor:
     """The stage that accepts, holds or rejects the newest commit. A commit that is not accepted changes nothing."""
 
     def __init__(
         self,
         source: Source,
-        evaluation: Evaluation,
+        evaluation: EvaluatorClient,
         *,
         limits: Limits,
-        covered: Callable[[BmcAccess], bool] = lambda _: True,
-        published: Revision | None = None,
-        trust: Authority = NOBODY_SIGNS,
-        kept: Commit | None = None,
+        is_covered: Callable[[BmcAccess], bool] = lambda _: True,
+        published_commit: Revision | None = None,
+        authority: Authority = NO_AUTHORITY,
+        checkpoint_commit: Commit | None = None,
     ) -> None:
         self._source, self._evaluation, self._limits = source, evaluation, limits
-        self._judging = Judging(evaluation, limits, covered, trust.reinstalls_need)
-        self._signatures = trust.signatures
-        self._published = published  # the commit that the tree was made of before this start
-        self._kept = kept  # a commit of the checkpoint, which needs no evaluation
+        self._judging = CommitJudge(evaluation, limits, is_covered, authority.reinstalls_need)
+        self._signatures = authority.signatures
+        self._published = published_commit  # the commit that the tree was made of before this start
+        self._kept = checkpoint_commit  # a commit of the checkpoint, which needs no evaluation
         self._between: tuple[Revision, Revision, Merges, bool] | None = None  # the last merges that `_ahead` read
         self._is_retrying = False  # whether commits are evaluated again whose evaluation did not end
         self._has_searched = False  # whether the history was searched since the start
         self._judged_by_records: Candidate | None = None  # the last candidate that was
         self._records_read: tuple[object, ...] = ()  # by `_records_of`, when it was judged
-        self._path: tuple[tuple[Commit, ...], Withheld | None] | None = None  # the last of `withheld_by`
-        self._offering: tuple[Commit, Withheld | None, Commit] | None = None  # the last of `_without_withheld`
+        self._path: tuple[tuple[Commit, ...], WithheldBoots | None] | None = None  # the last of `withheld_by`
+        self._offering: tuple[Commit, WithheldBoots | None, Commit] | None = None  # the last of `_without_withheld`
         self._left_out: tuple[Revision, Revision, bool] | None = None  # the last of `is_rewind` that `_is_gone` read
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
@@ -172,13 +172,19 @@ class Accepting:
         ledger has it, and `adopt` was called.
         """
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
-        if knowledge.settled is None and knowledge.is_trusted:  # at a start: the records are those of before it
-            knowledge = structs.replace(knowledge, settled="")
-        for step in (self._resumed, self._adopted, self._searched, self._taken_newest, self._searched):
-            attempt = self._with_whole_clone(step, attempt, knowledge, events, at)
+        if knowledge.recorded_commit is None and knowledge.is_trusted:  # at a start: the records are those of before it
+            knowledge = structs.replace(knowledge, recorded_commit="")
+        for step in (
+            self._resume_accepted,
+            self._adopt_accepted,
+            self._search_history,
+            self._judge_newest,
+            self._search_history,
+        ):
+            attempt = self._run_with_clone(step, attempt, knowledge, events, at)
             if attempt.trouble is not None:
                 break
-        return self._without_withheld(attempt), tuple(events)
+        return self._set_offered(attempt), tuple(events)
 
     def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
         """Return the commit that was accepted before a start, for as long as the ledger cannot be written.
@@ -187,21 +193,21 @@ class Accepting:
         """
         kept = self._kept
         try:
-            resumed = self._resumed(before, knowledge, [], at)
+            resumed = self._resume_accepted(before, knowledge, [], at)
         except SourceError:
             return before
         finally:
             self._kept = kept
-        return self._without_withheld(resumed) if resumed.accepted is not None else before
+        return self._set_offered(resumed) if resumed.accepted is not None else before
 
-    def has_asked(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
+    def start_evaluation(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
         """Start the evaluation of the newest commit if needed, and return whether it is still running."""
         try:
             latest = self._source.latest()
             if latest is None or attempt.attempted in (None, latest):
                 return False
-            self._judging.judge(self._ahead(attempt.accepted, latest, knowledge), knowledge, at)
-        except Unfinished:
+            self._judging.judge(self._read_commits_ahead(attempt.accepted, latest, knowledge), knowledge, at)
+        except EvaluationUnfinished:
             return True
         except SourceError:
             pass  # `accept` reports it
@@ -210,7 +216,7 @@ class Accepting:
     def adopt(self, attempt: Attempt) -> Attempt:
         """Go by the accepted commit from now on, after a restart too, once the ledger has it."""
         try:
-            return self._adopted(attempt)
+            return self._adopt_accepted(attempt)
         except SourceError:
             return attempt  # `accept` tries again, and reports it
 
@@ -219,7 +225,7 @@ class Accepting:
             return attempt.accepted is not None and attempt.accepted.revision == self._source.latest()
         return False
 
-    def _with_whole_clone(
+    def _run_with_clone(
         self, step: _Step, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime
     ) -> Attempt:
         """Return the attempt after a step. If the clone is damaged, make the clone anew, and repeat the step once.
@@ -241,15 +247,15 @@ class Accepting:
         except SourceError as error:
             return structs.replace(attempt, trouble=(type(error).__name__, str(error)))
 
-    def _adopted(self, attempt: Attempt, *_: object) -> Attempt:
+    def _adopt_accepted(self, attempt: Attempt, *_: object) -> Attempt:
         if attempt.accepted is None or attempt.is_adopted:
             return attempt
         self._source.accept(attempt.accepted.revision)
-        self._evaluation.keep(attempt.accepted.revision)
+        self._evaluation.store_results(attempt.accepted.revision)
         return structs.replace(attempt, is_adopted=True)
 
-    def _taken_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        if attempt.attempted is None and self._accepted_before(knowledge) is not None:
+    def _judge_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
+        if attempt.attempted is None and self._find_accepted_before(knowledge) is not None:
             return attempt  # what was accepted before is still being evaluated
         latest, suspension = self._source.latest(), knowledge.facts.suspension
         if latest is None:
@@ -257,84 +263,84 @@ class Accepting:
         attempt, until = structs.replace(attempt, waiting=None), attempt.problems_until
         if attempt.accepted is not None and not attempt.is_behind and until is not None and until <= at:
             decisions = attempt.accepted.decisions
-            dated = decisions.problems_at(at), next_change(decisions.dated, at)
+            dated = decisions.problems_at(at), find_next_change(decisions.dated, at)
             attempt = structs.replace(attempt, problems=dated[0], problems_until=dated[1])
-        keys = self._signatures.mark(latest) if self._signatures is not None else ""
+        keys = self._signatures.fingerprint(latest) if self._signatures is not None else ""
         has_news = keys != attempt.keys
         if (held := attempt.candidate) is not None:
             has_news |= not held.heeds_lines and not knowledge.facts.gap
-            has_news |= not approvals(knowledge).keys() <= held.approvals.keys()
+            has_news |= not list_approvals(knowledge).keys() <= held.approvals.keys()
         reads_records = attempt.read == latest
         has_news |= reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge))
-        wait = _wait(attempt, latest)
+        wait = _decide_wait(attempt, latest)
         has_news |= attempt.waits and wait is Wait.NONE
         has_news |= attempt.problems_until is not None and attempt.problems_until <= at
-        has_news |= (is_gone := self._is_gone(attempt.withheld, latest)) != (attempt.gone is not None)
+        has_news |= (is_gone := self._is_missing(attempt.withheld, latest)) != (attempt.gone is not None)
         before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
         if attempt.retry_at is not None and at >= attempt.retry_at and not self._is_retrying:
-            self._judging.forget_unevaluated()
+            self._judging.forget_unevaluated_commits()
             self._is_retrying = True
         if latest == attempt.attempted and not attempt.is_behind:
-            return self._withheld(attempt, before, (), latest, is_gone=is_gone)
+            return self._update_withheld(attempt, before, (), latest, is_gone=is_gone)
         if latest == attempt.attempted and not (has_news or self._is_retrying):
             return attempt
         if self._is_retrying:
             # The boots that these commits take back are still offered: withhold them first, then read the records.
             reads_records, attempt = False, structs.replace(attempt, evaluated=None, stands=None, read=None)
-            wait = _wait(attempt, latest)
+            wait = _decide_wait(attempt, latest)
         try:
-            ahead = self._ahead(attempt.accepted, latest, knowledge)
+            ahead = self._read_commits_ahead(attempt.accepted, latest, knowledge)
             found = self._judging.judge(ahead, knowledge, at, attempt.met, reads_records=reads_records, wait=wait)
-        except Unfinished:
+        except EvaluationUnfinished:
             return attempt
         reached = found.reached or attempt.accepted
-        self._evaluation.settle(reached.revision if reached is not None else None)
-        self._records_read, self._is_retrying = _records_of(knowledge), False
+        self._evaluation.end_unless_accepted(reached.revision if reached is not None else None)
+        self._records_read, self._is_retrying = _list_records_read(knowledge), False
         attempt = structs.replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
-            attempt = self._withheld(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
+            attempt = self._update_withheld(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
             until = found.problems_until if attempt.is_behind else attempt.problems_until
             orders = found.orders or (found.reached.orders if found.reached is not None else None)
             return structs.replace(attempt, orders=orders, waiting=latest, evaluated=latest, problems_until=until)
         if found.reached is not None:
-            attempt = self._reached(attempt, found, found.reached, ahead, events, at)
+            attempt = self._accept_reached(attempt, found, found.reached, ahead, events, at)
         attempt = structs.replace(
             attempt, orders=found.orders, passed=found.passed, keys=keys, problems_until=found.problems_until
         )
-        attempt = self._withheld(attempt, before, found.newer, found.evaluated, is_gone=is_gone)
+        attempt = self._update_withheld(attempt, before, found.newer, found.evaluated, is_gone=is_gone)
         attempt = structs.replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
         if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
-            attempt = _postponed(attempt, retries, at)
+            attempt = _schedule_retry(attempt, retries, at)
         if found.invalid is not None:
-            return _refused(attempt, latest, found.invalid, events, at)
+            return _reject(attempt, latest, found.invalid, events, at)
         if (held := found.candidate) is None:
             return attempt
         accepted = attempt.accepted
         if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
-            held = structs.replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))
+            held = structs.replace(held, released=find_released_servers(held.commit, knowledge, at, StopScope.WRITING))
         self._judged_by_records = held if reads_records else None
         return structs.replace(
             attempt, attempted=latest, problems=held.commit.decisions.problems_at(at), candidate=held
         )
 
-    def _reached(
-        self, attempt: Attempt, found: Advance, reached: Commit, ahead: Ahead, events: list[Event], at: datetime
+    def _accept_reached(
+        self, attempt: Attempt, advance: Advance, commit: Commit, ahead: CommitsAhead, events: list[Event], at: datetime
     ) -> Attempt:
-        accepted = self._accepted(reached, events, at)
-        for revision, verdict in found.hops:
+        accepted = self._build_attempt(commit, events, at)
+        for revision, verdict in advance.hops:
             for trip in verdict.trips:
-                message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.trip(trip)} (by {trip.by})"
+                message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.format_trip(trip)} (by {trip.by})"
                 facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
                 events.append(Event(at=at, type="Acknowledged", message=message, facts=facts))
         messages = [each for _, brought in ahead.merges for each in brought]
-        subjects = {each.commit: each.text.partition("\n")[0][:_SUBJECT] for each in messages}
+        subjects = {each.commit: each.text.partition("\n")[0][:_MAX_SUBJECT] for each in messages}
         return structs.replace(
             accepted,
-            met=attempt.met | found.used,
-            steps=structs.replace(found, reached=None, valid=(), candidate=None),
+            met=attempt.met | advance.used,
+            steps=structs.replace(advance, reached=None, valid=(), candidate=None),
             acknowledged=tuple(
-                Heeded(commit=revision, guard=guard, by=by)
-                for revision, verdict in found.hops
+                Acknowledgement(commit=revision, guard=guard, by=by)
+                for revision, verdict in advance.hops
                 for guard, by in dict.fromkeys((trip.guard.value, trip.by) for trip in verdict.trips)
             ),
             changed=tuple(
@@ -349,15 +355,15 @@ class Accepting:
                     reinstalled=area.reinstalled,
                     subject=subjects.get(revision, ""),
                 )
-                for revision, verdict in found.hops
+                for revision, verdict in advance.hops
                 for area in verdict.areas
             ),
         )
 
-    def _withheld(
+    def _update_withheld(
         self,
         attempt: Attempt,
-        before: Withheld | None,
+        before: WithheldBoots | None,
         newer: Sequence[Commit],
         evaluated: Revision | None,
         *,
@@ -373,7 +379,7 @@ class Accepting:
         if accepted is not None and newer and evaluated is not None:
             path = (accepted, *newer)
             if self._path is None or len(path) != len(self._path[0]) or any(map(is_not, path, self._path[0])):
-                self._path = path, withheld_by(accepted, newer, evaluated)
+                self._path = path, find_newly_withheld(accepted, newer, evaluated)
             found = self._path[1]
             now = found._replace(by=evaluated) if found is not None else None
         if before is None or before.by == evaluated or (is_gone and self._limits.allow_rewind):
@@ -384,14 +390,14 @@ class Accepting:
             is_over = is_here and evaluated is not None and self._source.is_rewind(evaluated, by)
         if is_over:
             return structs.replace(attempt, withheld=now, gone=None)
-        withheld, gone = joined(before, now), None
+        withheld, gone = merge_withheld(before, now), None
         if is_gone:
             others, machines = now.servers if now is not None else {}, accepted.machines if accepted is not None else {}
             servers = [each for each, boots in withheld.servers.items() if boots != others.get(each)]
-            gone = Gone(by, sum(each in machines for each in servers), is_here)
+            gone = MissingCommit(by, sum(each in machines for each in servers), is_here)
         return structs.replace(attempt, withheld=withheld, gone=gone)
 
-    def _is_gone(self, withheld: Withheld | None, latest: Revision) -> bool:
+    def _is_missing(self, withheld: WithheldBoots | None, latest: Revision) -> bool:
         """Return whether the branch does not have the commit by which boots are withheld, as it was fetched last.
 
         That is not known before the first fetch of a process: the clone may be of before the commit.
@@ -412,17 +418,17 @@ class Accepting:
             return False
         if attempt.candidate is not self._judged_by_records:  # or it was, and the ledger did not take what came of it
             return True
-        return any(map(is_not, self._records_read, _records_of(knowledge)))
+        return any(map(is_not, self._records_read, _list_records_read(knowledge)))
 
-    def _without_withheld(self, attempt: Attempt) -> Attempt:
+    def _set_offered(self, attempt: Attempt) -> Attempt:
         accepted, last = attempt.accepted, self._offering
         if accepted is None:
             return attempt
         if last is None or last[0] is not accepted or last[1] != attempt.withheld:
-            last = self._offering = accepted, attempt.withheld, offering(accepted, attempt.withheld)
+            last = self._offering = accepted, attempt.withheld, remove_withheld_boots(accepted, attempt.withheld)
         return structs.replace(attempt, offered=last[2])
 
-    def _searched(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
+    def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
         """Find the acknowledgements in the history of the accepted commit: none of them counts again.
 
         After a start they are looked for in all that is known to have been accepted: the ledger may come from a gitboot
@@ -433,33 +439,35 @@ class Accepting:
             return attempt  # the first fetch makes the clone; a clone that is made anew meanwhile would be in its way
         since, tips = attempt.searched or knowledge.facts.searched, {accepted}
         if not self._has_searched:
-            tips |= {*map(Revision, knowledge.unsearched), self._source.accepted(), self._published}
+            tips |= {*map(Revision, knowledge.unsearched_commits), self._source.accepted(), self._published}
         if tips - {None, since}:
             hidden = [Revision(since)] if since is not None else []
             found = self._source.acknowledging_content(hidden, sorted(filter(None, tips)))
-            attempt = structs.replace(attempt, searched=accepted, met=attempt.met | (found - knowledge.met))
+            attempt = structs.replace(
+                attempt, searched=accepted, met=attempt.met | (found - knowledge.used_acknowledgements)
+            )
         self._has_searched = accepted is not None  # until then the ledger is not told
         return attempt
 
-    def _ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> Ahead:
+    def _read_commits_ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> CommitsAhead:
         if accepted is None:  # one that cannot be compared with what was accepted may leave something out
-            before = self._accepted_before(knowledge)
+            before = self._find_accepted_before(knowledge)
             messages = [message for _, brought in self._source.merges(before, latest) for message in brought]
-            return _signed(
+            return _check_signatures(
                 self._signatures,
                 before,
-                Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published),
+                CommitsAhead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published),
             )
         if self._between is None or self._between[:2] != (accepted.revision, latest):
             between = self._source.merges(accepted.revision, latest)
             self._between = accepted.revision, latest, between, self._source.is_rewind(accepted.revision, latest)
         _, _, merges, is_rewind = self._between
-        ahead = Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if is_rewind else None)
-        return _signed(self._signatures, accepted.revision, ahead)
+        ahead = CommitsAhead(accepted=accepted, merges=merges, leaves_out=accepted.revision if is_rewind else None)
+        return _check_signatures(self._signatures, accepted.revision, ahead)
 
-    def _resumed(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
+    def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         """Return the attempt with the commit that was accepted before a start. No guard judges this commit again."""
-        if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
+        if attempt.attempted is not None or (before := self._find_accepted_before(knowledge)) is None:
             return attempt
         if attempt.retry_at is not None and at < attempt.retry_at:
             return attempt
@@ -469,38 +477,38 @@ class Accepting:
         else:
             try:
                 if kept is not None:
-                    self._evaluation.keep(kept.revision)
+                    self._evaluation.store_results(kept.revision)
                 evaluated = self._evaluation.evaluate(before, kept)
             except NotEvaluated as error:
-                attempt = _refused(_postponed(attempt, attempt.retries, at), before, error, events, at)
+                attempt = _reject(_schedule_retry(attempt, attempt.retries, at), before, error, events, at)
                 return structs.replace(attempt, attempted=None)
             except InvalidRepository as error:
-                return _refused(attempt, before, error.at(at), events, at)
+                return _reject(attempt, before, error.at(at), events, at)
             if evaluated is None:
                 return attempt
             commit = evaluated.commit
         self._kept = None
-        resumed = self._accepted(commit, events, at)
+        resumed = self._build_attempt(commit, events, at)
         return structs.replace(resumed, orders=attempt.orders, withheld=attempt.withheld, evaluated=commit.revision)
 
-    def _accepted(self, commit: Commit, events: list[Event], at: datetime) -> Attempt:
+    def _build_attempt(self, commit: Commit, events: list[Event], at: datetime) -> Attempt:
         committed_at, signer = None, None
         with suppress(SourceError):  # the commit is accepted even if its time or its signature cannot be read now
             committed_at = self._source.committed_at(commit.revision)
-            signer = self._signatures.signer(commit.revision) if self._signatures is not None else None
+            signer = self._signatures.find_signer(commit.revision) if self._signatures is not None else None
         attempt = Attempt(
             accepted=commit,
             attempted=commit.revision,
             problems=commit.decisions.problems_at(at),
-            problems_until=next_change(commit.decisions.dated, at),
+            problems_until=find_next_change(commit.decisions.dated, at),
             committed_at=committed_at,
             signer=signer,
         )
         facts = {"commit": commit.revision, **({"signer": as_facts(signer)} if signer is not None else {})}
-        events.append(Event(at=at, type="Accepted", message=accepted_message(commit, signer), facts=facts))
+        events.append(Event(at=at, type="Accepted", message=format_accepted(commit, signer), facts=facts))
         return attempt
 
-    def _accepted_before(self, knowledge: Knowledge) -> Revision | None:
+    def _find_accepted_before(self, knowledge: Knowledge) -> Revision | None:
         """Return the commit that was accepted last. The ledger knows it even if the clone was lost.
 
         If the ledger was lost too, the tree names the commit that was published, and guards compare with that one.
@@ -520,20 +528,20 @@ class Accepting:
         return accepted
 
 
-def _signed(signatures: Signatures | None, since: Revision | None, ahead: Ahead) -> Ahead:
+def _check_signatures(signatures: SignatureChecker | None, since: Revision | None, ahead: CommitsAhead) -> CommitsAhead:
     """Return the commits ahead with those that no trusted key signed, and with the signers of acknowledgements."""
     if signatures is None:
         return ahead
     merges = tuple(
-        (revision, tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages))
+        (revision, tuple(signatures.add_signer(each) if has_ack_line(each) else each for each in messages))
         for revision, messages in ahead.merges
     )
     return structs.replace(
-        ahead, merges=merges, untrusted=signatures.faults(since, [revision for revision, _ in ahead.merges])
+        ahead, merges=merges, untrusted=signatures.find_faults(since, [revision for revision, _ in ahead.merges])
     )
 
 
-def _wait(attempt: Attempt, latest: Revision) -> Wait:
+def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
     """Return which steps to the newest commit wait until all fetches are read.
 
     They wait until gitboot has published without the boots that they take back, and has read the fetch log then. They
@@ -546,13 +554,13 @@ def _wait(attempt: Attempt, latest: Revision) -> Wait:
     return Wait.ALL if attempt.read is None else Wait.OFFERED
 
 
-def _postponed(attempt: Attempt, retries: int, at: datetime) -> Attempt:
+def _schedule_retry(attempt: Attempt, retries: int, at: datetime) -> Attempt:
     """Return the attempt after one more evaluation that did not end; ``retries`` of them did not end before."""
     wait = min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY)
     return structs.replace(attempt, retry_at=at + wait, retries=retries + 1)
 
 
-def _refused(
+def _reject(
     attempt: Attempt, revision: Revision, error: InvalidRepository, events: list[Event], at: datetime
 ) -> Attempt:
     is_known = (attempt.attempted, attempt.problems, attempt.candidate) == (revision, error.problems, None)
@@ -560,23 +568,23 @@ def _refused(
     if is_known:  # one more evaluation that did not end
         return attempt
     facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
-    events.append(Event(at=at, type="Rejected", message=refused_message(attempt), facts=facts, warning=True))
+    events.append(Event(at=at, type="Rejected", message=format_rejected(attempt), facts=facts, warning=True))
     return attempt
 
 
-def _records_of(knowledge: Knowledge) -> tuple[object, ...]:
+def _list_records_read(knowledge: Knowledge) -> tuple[object, ...]:
     """Return the objects that decide whether a server is installed. A change of any replaces its object."""
-    return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unseen, knowledge.facts.gap
+    return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unobservable, knowledge.facts.gap
 
 
-def accepted_message(commit: Commit, signer: Signer | None = None) -> str:
+def format_accepted(commit: Commit, signer: Signer | None = None) -> str:
     signed = f", signed by {signer}" if signer is not None else ""
-    return f"{commit.revision[:12]} decides for {count(len(commit.decisions.servers), 'server')}{signed}"
+    return f"{commit.revision[:12]} decides for {format_count(len(commit.decisions.servers), 'server')}{signed}"
 
 
-def refused_message(attempt: Attempt) -> str:
+def format_rejected(attempt: Attempt) -> str:
     first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
-    rest = more(len(attempt.problems) - 1, "problem")
+    rest = format_rest(len(attempt.problems) - 1, "problem")
     which = attempt.attempted[:12] if attempt.attempted is not None else "the commit that was accepted before the start"
     if attempt.retry_at is None or not attempt.is_unevaluated:
         return f"{which} is invalid: {first}{rest and f' {rest}'}"
@@ -587,48 +595,48 @@ _AFTER_GAP: Final = (
     "Lines of messages do not count before the instance has come up to the newest commit: it was not alive for long, "
     "and nothing else proves that this ledger is no older copy"
 )
-_MOST_INHERITED: Final = 3  # that a message shows
+_MAX_INHERITED: Final = 3  # that a message shows
 
 
-def held_message(held: Candidate) -> str:
+def format_held(candidate: Candidate) -> str:
     """Return the message about a held commit: the numbers that hold it, and how to acknowledge it."""
-    verdict = held.verdict
-    trips = "; ".join(f"{trip.guard}: {phrases.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
+    verdict = candidate.verdict
+    trips = "; ".join(f"{trip.guard}: {phrases.format_trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
     approve = f"gitboot approve {verdict.digest} {guards} --reason … --state …"
-    if Guard.MAX_REINSTALLS in verdict.holding and held.reinstalls:
-        trips = f"{trips} ({some(held.reinstalls)})"
+    if Guard.MAX_REINSTALLS in verdict.holding and candidate.reinstalls:
+        trips = f"{trips} ({format_names(candidate.reinstalls)})"
     if Guard.MAX_REINSTALLS in verdict.holding and verdict.inherited:
-        gets = "; ".join(map(str, verdict.inherited[:_MOST_INHERITED]))
-        rest = more(len(verdict.inherited) - _MOST_INHERITED, "identity")
+        gets = "; ".join(map(str, verdict.inherited[:_MAX_INHERITED]))
+        rest = format_rest(len(verdict.inherited) - _MAX_INHERITED, "identity")
         trips = f"{trips} ({gets}{rest and f' {rest}'})"
-    message = f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
-    if not held.heeds_lines:
+    message = f"{candidate.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
+    if not candidate.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
-    if lines := _quoted(verdict, held.need):
-        needs_key = held.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding
+    if lines := _quote_lines(verdict, candidate.need):
+        needs_key = candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding
         where = "in the message of a commit that you sign" if needs_key else "in a commit's message"
-        message = (
-            f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it {where} with {lines}, or with: {approve}"
-        )
-    if held.released:
-        message = f"{message}. {count(len(held.released), 'server')} would boot by it at once: {some(held.released)}"
-    if len(held.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in held.steps):
+        message = f"{candidate.commit.revision[:12]} is held: {trips}. Acknowledge it {where} with {lines}, or with: {approve}"
+    if candidate.released:
+        message = f"{message}. {format_count(len(candidate.released), 'server')} would boot by it at once: {format_names(candidate.released)}"
+    if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
         each = "; ".join(
-            f"{revision[:12]} with {_quoted(step, held.need) or 'gitboot approve'}" for revision, step in held.steps
+            f"{revision[:12]} with {_quote_lines(step, candidate.need) or 'gitboot approve'}"
+            for revision, step in candidate.steps
         )
         message = f"{message}. Or each merge by itself: {each}"
     unheeded = tuple(
-        f"{phrases.value(each.line)!r} does not count: {phrases.value(each.why)}" for each in held.unheeded
+        f"{phrases.format_value(each.line)!r} does not count: {phrases.format_value(each.why)}"
+        for each in candidate.unheeded
     )
-    return f"{message} ({some(unheeded)})" if unheeded else message
+    return f"{message} ({format_names(unheeded)})" if unheeded else message
 
 
-def _lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
+def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
     """Return the lines that acknowledge a commit for all guards that hold it. Empty if no line does."""
-    found = tuple(text for _, text in trailers(verdict, need))
+    found = tuple(text for _, text in format_ack_lines(verdict, need))
     return found if len(found) == len(verdict.holding) else ()
 
 
-def _quoted(verdict: Verdict, need: ReinstallsNeed | None) -> str:
-    return " and ".join(map(repr, _lines(verdict, need)))
+def _quote_lines(verdict: Verdict, need: ReinstallsNeed | None) -> str:
+    return " and ".join(map(repr, _acknowledging_lines(verdict, need)))

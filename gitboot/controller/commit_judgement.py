@@ -8,29 +8,34 @@ from enum import Enum, auto
 
 from msgspec import Struct, field, structs
 
-from gitboot.bmc.credentials import Pair, pair_of
-from gitboot.controller.current_plans import changed_by
-from gitboot.controller.records.install_boots import may_be_unread, need_no_install
+from gitboot.bmc.credentials import CredentialUse, credential_use
+from gitboot.controller.current_plans import find_changed_servers
+from gitboot.controller.records.install_boots import list_already_installed, may_have_unread_fetch
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.controller.records.provisioning import inheritances, left_to_install, strangers, without_base
+from gitboot.controller.records.provisioning import (
+    compare_identities_without_base,
+    find_inheritances,
+    find_new_or_reinstalled,
+    list_servers_to_install,
+)
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
-from gitboot.evaluator.client import Evaluation
-from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.evaluator.client import EvaluatorClient
+from gitboot.evaluator.evaluation_result import Commit, EvaluationResult
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
 from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
 from gitboot.model.scalars import SystemUuid
-from gitboot.problems import Code, Problem, Severity, next_change
+from gitboot.problems import Code, Problem, Severity, find_next_change
 from gitboot.resolve.server_decision import check_acceptable
-from gitboot.review.commit_path import Hop, Leg, Way, introduced, way
-from gitboot.review.guards import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
-from gitboot.review.reinstalls import GainedIdentity, returning, still_lost
-from gitboot.status.instance_status import PassedMerge
-from gitboot.text import count
+from gitboot.review.commit_path import CommitPath, PathCommit, PathStep, find_commit_path, find_first_provisions
+from gitboot.review.guards import Acknowledgements, Guard, IgnoredLine, Limits, Verdict, judge
+from gitboot.review.reinstalls import GainedIdentity, find_returning_servers, update_lost_identities
+from gitboot.status.instance_status import PassedCommit
+from gitboot.text import format_count
 
 Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits of each say
 
 
-class Unfinished(Exception):
+class EvaluationUnfinished(Exception):
     """A commit is still being evaluated."""
 
 
@@ -42,7 +47,7 @@ class Wait(Enum):
     ALL = auto()
 
 
-class Ahead(Struct, frozen=True, kw_only=True):
+class CommitsAhead(Struct, frozen=True, kw_only=True):
     """The commits after the accepted one, up to the newest."""
 
     accepted: Commit | None  # None: there is none, or it cannot be compared with
@@ -57,8 +62,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     commit: Commit
     verdict: Verdict
     steps: tuple[tuple[Revision, Verdict], ...]  # the steps to acknowledge, if there are several
-    approvals: Acknowledged  # what it was judged with
-    unheeded: tuple[Unheeded, ...]  # acknowledgements that do not count
+    approvals: Acknowledgements  # what it was judged with
+    unheeded: tuple[IgnoredLine, ...]  # acknowledgements that do not count
     released: tuple[str, ...] = ()  # servers that would boot what the accepted commit has stopped
     need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
     heeds_lines: bool = True  # whether lines of messages count; they may have counted before
@@ -80,12 +85,12 @@ class Advance(Struct, frozen=True, kw_only=True):
     rolled_back: frozenset[SystemUuid] = frozenset()  # machines whose records show what is reached as installed
     used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, and not again
     lost: frozenset[LostIdentity] | None = None  # identities that machines had before; None: unchanged
-    let_in: frozenset[Pair] = frozenset()  # new BMCs whose credentials the guard allowed
+    let_in: frozenset[CredentialUse] = frozenset()  # new BMCs whose credentials the guard allowed
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
-    passed: tuple[PassedMerge, ...] = ()  # the results of the commits before the newest, the oldest first
+    passed: tuple[PassedCommit, ...] = ()  # the results of the commits before the newest, the oldest first
     is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
     evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted one; None: none
     awaits_records: bool = False  # whether more can perhaps be accepted once all fetches are read
@@ -98,45 +103,49 @@ class Advance(Struct, frozen=True, kw_only=True):
         return self.valid[at:]
 
 
-class _Walk(Struct, kw_only=True):
+class _CommitWalk(Struct, kw_only=True):
     commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
-    legs: list[Leg] = field(default_factory=list)
-    steps: dict[int, Evaluated] = field(default_factory=dict)  # valid commits, against the valid commit before each
+    legs: list[PathCommit] = field(default_factory=list)
+    steps: dict[int, EvaluationResult] = field(
+        default_factory=dict
+    )  # valid commits, against the valid commit before each
     lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `lost_at`; 0: of the accepted one
     orders: dict[int, Orders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit is invalid
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # see `Advance`
 
-    def evaluated(self, ahead: Ahead) -> Revision | None:
+    def find_newest_evaluated(self, ahead: CommitsAhead) -> Revision | None:
         """Return the newest commit whose evaluation ended, or the accepted one; None: there is none."""
         for position in range(len(ahead.merges), 0, -1):
             if not isinstance(self.faults.get(position), NotEvaluated):
                 return ahead.merges[position - 1][0]
         return ahead.accepted.revision if ahead.accepted is not None else None
 
-    def orders_after(self, reached: int) -> Orders | None:
+    def find_orders_after(self, reached: int) -> Orders | None:
         """Return the orders of the newest Fleet that is well formed, unless its commit is accepted."""
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
-    def come_by(self, reached: int, moved: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
+    def list_arrivals(self, reached: int, excluded: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
         """Yield the machines that each commit brought, with their provision numbers, without those that ``moved``."""
         for position, step in sorted(self.steps.items()):
             if position <= reached:
-                yield [(each.uuid, each.provision) for each in step.come if each.uuid not in moved]
+                yield [(each.uuid, each.provision) for each in step.new_servers if each.uuid not in excluded]
 
-    def lost_at(self, position: int) -> frozenset[LostIdentity]:
+    def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
         """Return the identities that machines had before a position is reached, by the way there.
 
         A position that is not reached yet is taken for reached step by step.
         """
         if position not in self.lost:
             before = max(each for each in self.commits if each < position)
-            changes = self.steps[position].changes
-            self.lost[position] = still_lost(self.lost_at(before), changes.lost, changes.gained)
+            changes = self.steps[position].extent
+            self.lost[position] = update_lost_identities(
+                self.find_lost_before(before), changes.lost_identities, changes.gained_identities
+            )
         return self.lost[position]
 
-    def moves_by(self, reached: int) -> Moves:
+    def collect_moves(self, reached: int) -> Moves:
         """Return the machines that moved between sites by then. Machines that arrived and left again have departed."""
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, step in sorted(self.steps.items()):
@@ -150,22 +159,22 @@ class _Walk(Struct, kw_only=True):
         )
 
 
-class Judging:
+class CommitJudge:
     """The judge of the commits ahead. It keeps their evaluations until other commits lie ahead."""
 
     def __init__(
         self,
-        evaluation: Evaluation,
+        evaluation: EvaluatorClient,
         limits: Limits,
-        covered: Callable[[BmcAccess], bool],
+        is_covered: Callable[[BmcAccess], bool],
         need: ReinstallsNeed | None = None,
     ) -> None:
-        self._evaluation, self._limits, self._covered, self._need = evaluation, limits, covered, need
-        self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
+        self._evaluation, self._limits, self._covered, self._need = evaluation, limits, is_covered, need
+        self._known: dict[tuple[Revision | None, Revision], EvaluationResult | InvalidRepository] = {}
 
     def judge(
         self,
-        ahead: Ahead,
+        ahead: CommitsAhead,
         knowledge: Knowledge,
         at: datetime,
         met: frozenset[str] = frozenset(),
@@ -189,59 +198,68 @@ class Judging:
             for (base, revision), found in self._known.items()
             if revision in on_way and (base is None or base in on_way)
         }
-        walk = self._walked(ahead, knowledge, at)
+        walk = self._evaluate_commits(ahead, knowledge, at)
         advance = Advance(
             invalid=walk.invalid,
             problems_until=walk.problems_until,
-            orders=walk.orders_after(0),
-            passed=tuple(_passed(ahead, walk, None)),
+            orders=walk.find_orders_after(0),
+            passed=tuple(_list_passed(ahead, walk, None)),
             is_incomplete=any(isinstance(each, NotEvaluated) for each in walk.faults.values()),
-            evaluated=walk.evaluated(ahead),
+            evaluated=walk.find_newest_evaluated(ahead),
         )
         if not walk.legs:
             return advance
-        commits, given = walk.commits, approvals(knowledge)
+        commits, given = walk.commits, list_approvals(knowledge)
         shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
         known = ahead.accepted.machines if ahead.accepted is not None else {}
-        walk.lost[0] = knowledge.lost
+        walk.lost[0] = knowledge.lost_identities
 
-        def judged(old: int, new: int) -> Verdict:
-            evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
-            assert isinstance(evaluated, Evaluated)  # noqa: S101 - a valid commit is, beside whichever
-            base, by_policy = commits[old], evaluated.changes.by_policy
+        def judge_step(old: int, new: int) -> Verdict:
+            evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
+            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a valid commit is, beside whichever
+            base, by_policy = commits[old], evaluated.extent.by_policy
             # The step would reinstall these machines by the two commits, and does not by their records.
-            shown[old, new] = need_no_install(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
-            installed = evaluated.commit.called(shown[old, new]) if reads_records else frozenset()
-            come = introduced(known, walk.come_by(old, ()))
-            verdict = self._verdict(ahead, commits[old], evaluated, knowledge, walk.lost_at(old), come, installed)
+            shown[old, new] = (
+                list_already_installed(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
+            )
+            installed = evaluated.commit.select_server_names(shown[old, new]) if reads_records else frozenset()
+            come = find_first_provisions(known, walk.list_arrivals(old, ()))
+            verdict = self._judge_changes(
+                ahead, commits[old], evaluated, knowledge, walk.find_lost_before(old), come, installed
+            )
             if reads_records or wait is Wait.NONE or ahead.accepted is None or not shown[old, new]:
                 return verdict
-            is_unread = may_be_unread(ahead.accepted, evaluated.commit, shown[old, new], knowledge)
+            is_unread = may_have_unread_fetch(ahead.accepted, evaluated.commit, shown[old, new], knowledge)
             return structs.replace(verdict, waits=True) if wait is Wait.ALL or is_unread else verdict
 
-        def arrived(old: int, new: int) -> None:
-            evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
-            assert isinstance(evaluated, Evaluated)  # noqa: S101 - it was judged
-            gains, lost = _identities(commits[old], evaluated, walk.lost_at(old), knowledge)
-            walk.lost[new] = still_lost(lost, evaluated.changes.lost, gains)
+        def note_identities(old: int, new: int) -> None:
+            evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
+            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - it was judged
+            gains, lost = _list_identities(commits[old], evaluated, walk.find_lost_before(old), knowledge)
+            walk.lost[new] = update_lost_identities(lost, evaluated.extent.lost_identities, gains)
 
-        def named(hop: Hop) -> tuple[Revision, Verdict]:
+        def name_step(hop: PathStep) -> tuple[Revision, Verdict]:
             return ahead.merges[hop.new - 1][0], hop.verdict
 
-        found, candidate = way(walk.legs, judged, given, self._need, knowledge.met | met, arrived), None
+        found, candidate = (
+            find_commit_path(
+                walk.legs, judge_step, given, self._need, knowledge.used_acknowledgements | met, note_identities
+            ),
+            None,
+        )
         by_fetches = {pair for pair, machines in shown.items() if machines and not reads_records}
-        if found.held is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
-            step, verdict = (found.held.old, found.held.new), found.held.verdict
-            evaluated = self._evaluated(newest.revision, commits[found.held.old])
-            assert isinstance(evaluated, Evaluated)  # noqa: S101 - a guard judges valid commits only
-            names, installed = evaluated.changes.by_policy, evaluated.commit.called(shown[step])
+        if found.held_step is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
+            step, verdict = (found.held_step.old, found.held_step.new), found.held_step.verdict
+            evaluated = self._evaluate(newest.revision, commits[found.held_step.old])
+            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a guard judges valid commits only
+            names, installed = evaluated.extent.by_policy, evaluated.commit.select_server_names(shown[step])
             open_trips = [each for each in verdict.trips if not each.acknowledged]
             candidate = Candidate(
                 commit=newest,
                 verdict=verdict,
-                steps=tuple(map(named, found.steps)),
+                steps=tuple(map(name_step, found.unacknowledged_steps)),
                 approvals=given,
-                unheeded=found.unheeded,
+                unheeded=found.ignored_lines,
                 need=self._need,
                 heeds_lines=heeds_lines,
                 by_records=bool(names),
@@ -252,52 +270,56 @@ class Judging:
                 ),
                 reinstalls=tuple(each for each in names if each not in installed),
             )
-        moves = walk.moves_by(found.reached)
+        moves = walk.collect_moves(found.reached)
         reached = commits[found.reached] if found.reached else None
         return structs.replace(
             advance,
             reached=reached,
-            lost=walk.lost_at(found.reached) if reached is not None else None,
-            let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
-            hops=tuple(map(named, found.hops)),
+            lost=walk.find_lost_before(found.reached) if reached is not None else None,
+            let_in=self._find_uncovered_bmcs(ahead.accepted, reached, knowledge)
+            if reached is not None
+            else frozenset(),
+            hops=tuple(map(name_step, found.accepted_steps)),
             valid=tuple(each for at, each in sorted(commits.items()) if at and each is not None),
-            rolled_back=frozenset(uuid for hop in found.hops for uuid in shown[hop.old, hop.new]),
-            used=found.used,
-            introduced=introduced(known, walk.come_by(found.reached, moves.machines)),
+            rolled_back=frozenset(uuid for hop in found.accepted_steps for uuid in shown[hop.old, hop.new]),
+            used=found.used_line_ids,
+            introduced=find_first_provisions(known, walk.list_arrivals(found.reached, moves.machines)),
             moves=moves,
             candidate=candidate,
-            orders=walk.orders_after(found.reached),
-            passed=tuple(_passed(ahead, walk, found, waits=found.waits)),
-            awaits_records=found.held is not None and any(old == found.reached for old, _ in by_fetches),
+            orders=walk.find_orders_after(found.reached),
+            passed=tuple(_list_passed(ahead, walk, found, waits=found.waits)),
+            awaits_records=found.held_step is not None and any(old == found.reached for old, _ in by_fetches),
             waits=found.waits,
         )
 
-    def forget_unevaluated(self) -> None:
+    def forget_unevaluated_commits(self) -> None:
         self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
 
-    def _walked(self, ahead: Ahead, knowledge: Knowledge, at: datetime) -> _Walk:
+    def _evaluate_commits(self, ahead: CommitsAhead, knowledge: Knowledge, at: datetime) -> _CommitWalk:
         changes: list[datetime] = []
-        walk = _Walk(commits={0: ahead.accepted})
+        walk = _CommitWalk(commits={0: ahead.accepted})
         about = knowledge.facts
         has_begun = ahead.accepted is not None or about.accepted is not None or about.lapsed is not None
         for position, (revision, messages) in enumerate(ahead.merges, 1):
             if (fault := ahead.untrusted.get(revision)) is not None:  # gitboot does not read the commit
-                found: Evaluated | InvalidRepository = InvalidRepository([fault])
+                found: EvaluationResult | InvalidRepository = InvalidRepository([fault])
             else:
-                found = self._evaluated(revision, walk.commits[max(walk.commits)])
-                dated = found.commit.decisions.dated if isinstance(found, Evaluated) else found.dated
-                changes += filter(None, [next_change(dated, at)])
+                found = self._evaluate(revision, walk.commits[max(walk.commits)])
+                dated = found.commit.decisions.dated if isinstance(found, EvaluationResult) else found.dated
+                changes += filter(None, [find_next_change(dated, at)])
                 try:
-                    if isinstance(found, Evaluated):
+                    if isinstance(found, EvaluationResult):
                         check_acceptable(found.commit.decisions, found.commit.fleet, at)
                     else:
                         found = found.at(at)
                 except InvalidRepository as error:
                     found = error
-            if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # a misspelt site
+            if isinstance(found, EvaluationResult) and found.no_site is not None and not has_begun:  # a misspelt site
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
-            walk.legs.append(Leg(revision=revision, valid=isinstance(found, Evaluated), messages=tuple(messages)))
-            if isinstance(found, Evaluated):
+            walk.legs.append(
+                PathCommit(revision=revision, valid=isinstance(found, EvaluationResult), messages=tuple(messages))
+            )
+            if isinstance(found, EvaluationResult):
                 walk.commits[position], walk.invalid = found.commit, None
                 walk.steps[position], walk.orders[position] = found, found.commit.orders
             else:
@@ -309,7 +331,7 @@ class Judging:
         walk.problems_until = min(changes, default=None)
         return walk
 
-    def _evaluated(self, revision: Revision, base: Commit | None) -> Evaluated | InvalidRepository:
+    def _evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | InvalidRepository:
         key = base.revision if base is not None else None, revision
         if key not in self._known:
             try:
@@ -318,29 +340,36 @@ class Judging:
                 self._known[key] = error
             else:
                 if found is None:
-                    raise Unfinished
+                    raise EvaluationUnfinished
                 self._known[key] = found
         return self._known[key]
 
-    def _uncovered(self, base: Commit | None, commit: Commit, knowledge: Knowledge) -> frozenset[Pair]:
+    def _find_uncovered_bmcs(
+        self, base: Commit | None, commit: Commit, knowledge: Knowledge
+    ) -> frozenset[CredentialUse]:
         """Return the BMCs that a commit brings, and whose credentials only an approval allows."""
         machines: Iterable[Machine] = commit.machines.values()
         if base is not None:
-            changed = [(each, base.machines.get(each.uuid)) for each in commit.named(changed_by(base, commit))]
+            changed = [
+                (each, base.machines.get(each.uuid))
+                for each in commit.select_machines(find_changed_servers(base, commit))
+            ]
             machines = [each for each, before in changed if before is None or before.bmc != each.bmc]
         bmcs = (each.bmc for each in machines if each.bmc is not None)
-        brought = [each for each in bmcs if pair_of(each) not in knowledge.known_pairs]
+        brought = [each for each in bmcs if credential_use(each) not in knowledge.known_pairs]
         if not brought:
             return frozenset()
         known = base.machines.values() if base is not None else ()
-        before = {pair_of(each.bmc) for each in known if each.bmc is not None}
-        return frozenset(pair_of(each) for each in brought if pair_of(each) not in before and not self._covered(each))
+        before = {credential_use(each.bmc) for each in known if each.bmc is not None}
+        return frozenset(
+            credential_use(each) for each in brought if credential_use(each) not in before and not self._covered(each)
+        )
 
-    def _verdict(
+    def _judge_changes(
         self,
-        ahead: Ahead,
+        ahead: CommitsAhead,
         base: Commit | None,
-        evaluated: Evaluated,
+        evaluated: EvaluationResult,
         knowledge: Knowledge,
         lost: frozenset[LostIdentity],
         introduced: Mapping[SystemUuid, int],
@@ -352,85 +381,87 @@ class Judging:
         machines that came since the accepted commit. Records show that the servers ``installed`` have what the commit
         wants, of those that it would reinstall.
         """
-        commit, changes, come = evaluated.commit, evaluated.changes, evaluated.come
-        limits = self._limits.tightened_by(commit.fleet.guards)
+        commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_servers
+        limits = self._limits.tighten(commit.fleet.guards)
         if base is not None:  # a commit that loosens the fleet's guards is judged by the old ones
-            limits = limits.tightened_by(base.fleet.guards)
+            limits = limits.tighten(base.fleet.guards)
         else:
-            come = strangers(knowledge, come)
+            arrivals = find_new_or_reinstalled(knowledge, arrivals)
         changes = changes.without_reinstalls(installed)
-        gains, lost = _identities(base, evaluated, lost, knowledge)
+        gains, lost = _list_identities(base, evaluated, lost, knowledge)
         # No two commits show which machines come back: beside the older commit they look new.
-        back = returning(come, knowledge.records, knowledge.machines, changes.unknown_claims)
-        inherited = inheritances(
+        back = find_returning_servers(arrivals, knowledge.records, knowledge.machines, changes.unknown_claims)
+        inherited = find_inheritances(
             [each for each in gains if not each.is_counted and each.server not in back],
             lost,
             commit,
             knowledge,
             introduced,
         )
-        changes = changes.inheriting(inherited)
+        changes = changes.with_inheritances(inherited)
         identity = knowledge.facts.identity
         if ahead.leaves_out is not None:
-            changes = changes.taking_back(ahead.leaves_out, commit.revision)
+            changes = changes.with_rewind(ahead.leaves_out, commit.revision)
         return judge(
             changes,
             limits,
-            pending=len(left_to_install(knowledge, commit.decisions)) if base is None else None,
+            pending=len(list_servers_to_install(knowledge, commit.decisions)) if base is None else None,
             returning=len(back),
-            inherited=inherited,
+            inheritances=inherited,
             rewound=ahead.leaves_out is not None,
             takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
-            bmcs=len(self._uncovered(base, commit, knowledge)),
+            bmcs=len(self._find_uncovered_bmcs(base, commit, knowledge)),
         )
 
 
-def _identities(
-    base: Commit | None, evaluated: Evaluated, lost: frozenset[LostIdentity], knowledge: Knowledge
+def _list_identities(
+    base: Commit | None, evaluated: EvaluationResult, lost: frozenset[LostIdentity], knowledge: Knowledge
 ) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
     """Return the identities that a step gains, and those that machines had before it, of which ``lost`` are known."""
     if base is None:
-        return without_base(evaluated.commit, knowledge)
-    return evaluated.changes.gained, lost
+        return compare_identities_without_base(evaluated.commit, knowledge)
+    return evaluated.extent.gained_identities, lost
 
 
-def _passed(ahead: Ahead, walk: _Walk, found: Way | None, *, waits: bool = False) -> Iterator[PassedMerge]:
-    steps = {step.new: step.verdict for step in found.steps} if found is not None else {}
-    accepted = {hop.new: hop.verdict.trips for hop in found.hops} if found is not None else {}
+def _list_passed(
+    ahead: CommitsAhead, walk: _CommitWalk, path: CommitPath | None, *, waits: bool = False
+) -> Iterator[PassedCommit]:
+    steps = {step.new: step.verdict for step in path.unacknowledged_steps} if path is not None else {}
+    accepted = {hop.new: hop.verdict.trips for hop in path.accepted_steps} if path is not None else {}
     first = ahead.merges[min(steps) - 1][0][:12] if steps else None
     for position, (revision, _) in enumerate(ahead.merges[:-1], 1):
         if (fault := walk.faults.get(position)) is not None:
-            says = invalid_words(fault.problems)
-        elif found is not None and position <= found.reached:
-            says = accepted_words(trip.by for trip in accepted.get(position, ()))
+            says = describe_invalid(fault.problems)
+        elif path is not None and position <= path.reached:
+            says = describe_accepted(trip.by for trip in accepted.get(position, ()))
         elif waits:
             continue
         elif position in steps:
-            says = held_words(steps[position].holding)
+            says = describe_held(steps[position].holding)
         else:
             says = f"held behind {first}" if first is not None else "held with those after it"
-        yield PassedMerge(commit=revision, says=says)
+        yield PassedCommit(commit=revision, says=says)
 
 
-def accepted_words(by: Iterable[str]) -> str:
+def describe_accepted(by: Iterable[str]) -> str:
     """Return a few words for an accepted commit, with who acknowledged it."""
     leave = "; ".join(dict.fromkeys(by))
     return f"accepted, acknowledged by {leave}" if leave else "accepted"
 
 
-def held_words(guards: Iterable[str]) -> str:
+def describe_held(guards: Iterable[str]) -> str:
     """Return a few words for a held commit."""
     return f"held by {', '.join(map(str, guards))}"
 
 
-def invalid_words(problems: Iterable[Problem]) -> str:
+def describe_invalid(problems: Iterable[Problem]) -> str:
     """Return a few words for an invalid commit."""
     problems = tuple(problems)
     if any(each.code is Code.UNTRUSTED for each in problems):
         return "invalid: signed by no key that is trusted here"
-    return f"invalid: {count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
+    return f"invalid: {format_count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
 
 
-def approvals(knowledge: Knowledge) -> Acknowledged:
+def list_approvals(knowledge: Knowledge) -> Acknowledgements:
     """Return the approvals of operators, by digest and guard."""
     return {(digest, guard): by for digest, guards in knowledge.approvals.items() for guard, by in guards.items()}

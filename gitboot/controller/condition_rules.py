@@ -10,27 +10,27 @@ from typing import Any, Final
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, is_withheld
-from gitboot.controller.commit_acceptance import accepted_message, held_message, refused_message
+from gitboot.controller.commit_acceptance import format_accepted, format_held, format_rejected
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.operator_requests import stopped_by_fleet
+from gitboot.controller.operator_requests import find_fleet_stop
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.controller.records.ledger_trust import behind, doubt_of, unkept
+from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock, find_unverified_reason
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog import log_entries
-from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, described
+from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, describe_secret
 from gitboot.jsonio import format_instant
-from gitboot.model.fleet import NOBODY
+from gitboot.model.fleet import NO_LEDGER
 from gitboot.problems import Code
-from gitboot.resolve.boot_limits import Halt
+from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import (
     Cause,
     InstallState,
 )
-from gitboot.status.conditions import Condition, Event, condition_type, remedy
-from gitboot.system_clock import Keeping
-from gitboot.text import count, more, some
+from gitboot.status.conditions import Condition, Event, find_condition_type, find_remedy
+from gitboot.system_clock import ClockState
+from gitboot.text import format_count, format_names, format_rest
 
 _BEGIN: Final = "say it once: gitboot records begin"
 _HINTS: Final = {
@@ -46,10 +46,10 @@ _DOUBTS: Final = {
     "DamagedLedger": "the ledger was damaged, and a new one cannot know what is installed",
 }
 _KEPT: Final = {
-    Keeping.SYNCHRONISED: "a time service keeps it right",
-    Keeping.UNSYNCHRONISED: "a person has accepted it as it is",
-    Keeping.UNKEPT: "nobody keeps it, as the kernel knows",
-    Keeping.UNKNOWN: "the kernel does not say who keeps it",
+    ClockState.SYNCHRONISED: "a time service keeps it right",
+    ClockState.UNSYNCHRONISED: "a person has accepted it as it is",
+    ClockState.UNKEPT: "nobody keeps it, as the kernel knows",
+    ClockState.UNKNOWN: "the kernel does not say who keeps it",
 }
 _PERHAPS_SERVED: Final = "boot was perhaps served, and its outcome is unknown"
 _UNPROVEN: Final = {  # the worst first
@@ -108,9 +108,9 @@ def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
         values |= {"DIGEST": held.digest, "GUARDS": [word for guard in held.guards for word in ("--guard", guard)]}
     if claims := state.knowledge.claims:
         values |= {"CLAIMS": [claim.file for claim in claims], "FETCHLOG": claims[0].fetch_log}
-    if proxies := log_entries.proxies_to_name(state.unnamed_proxies):
+    if proxies := log_entries.list_proxies_to_name(state.unnamed_proxies):
         values["PROXIES"] = proxies
-    if refusals := {each.server for each in log_entries.telling(state.refused)}:
+    if refusals := {each.server for each in log_entries.select_reportable(state.refused)}:
         values["SERVER"] = min(refusals)
     return values
 
@@ -121,18 +121,18 @@ def _remedy(
     named: Collection[str] = ()
     match condition.type:
         case "PowerWavesRunning":
-            values = {**values, "SERVER": min(min(who) for who in state.schedule.stopped.values())}
+            values = {**values, "SERVER": min(min(who) for who in state.schedule.stopped_maintenances.values())}
         case "InstallsCompleted":
             named = {name for servers in _unproven(state, at).values() for name in servers}
         case "RecordsVerified":
             named = state.plans.unknown
         case "SecretsPrivate":
-            named = _unexpected_fetches(state)
+            named = _check_unexpected_fetches(state)
         case "LedgerNamed" if (accepted := state.attempt.accepted) is not None and accepted.site is not None:
             return f"ledger: {values['LEDGER']}  # of the site {accepted.site}, in the spec of the Fleet"
     if named:
         values = {**values, "SERVERS": nsmallest(_MOST_NAMED, named)}
-    found, commit = remedy(condition.type, condition.reason, values), state.commit
+    found, commit = find_remedy(condition.type, condition.reason, values), state.commit
     if found is not None and condition.reason == "UnverifiedServers" and commit is not None:
         found += "; or: take-over FILE, from another site" if commit.fleet.has_instances_by_site else ""
     return found
@@ -158,19 +158,19 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
             if each.type == "CommitAccepted" and each.status:
                 yield each.type, each.status, each.reason, each.message
     elif attempt.candidate is not None:
-        yield "CommitAccepted", False, "GuardTripped", held_message(attempt.candidate)
+        yield "CommitAccepted", False, "GuardTripped", format_held(attempt.candidate)
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
-        yield "CommitAccepted", True, "Valid", accepted_message(attempt.accepted, attempt.signer)
+        yield "CommitAccepted", True, "Valid", format_accepted(attempt.accepted, attempt.signer)
     elif attempt.attempted is not None or attempt.retry_at is not None:
         is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
         yield (
             "CommitAccepted",
             False,
             "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
-            refused_message(attempt),
+            format_rejected(attempt),
         )
     if (gone := attempt.gone) is not None and gone.servers:
-        servers = count(gone.servers, "server")
+        servers = format_count(gone.servers, "server")
         newer = "you push a newer commit" if gone.is_here else "the branch has that commit again"
         message = (
             f"the branch does not have {gone.commit[:12]}, which takes the install boots of {servers} back: gitboot "
@@ -189,7 +189,7 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     if accepted is None:
         return
     if state.commit is None:
-        whose = f"the ledger {accepted.ledger}" if accepted.ledger != NOBODY else f"no ledger for {accepted.site}"
+        whose = f"the ledger {accepted.ledger}" if accepted.ledger != NO_LEDGER else f"no ledger for {accepted.site}"
         message = (
             f"the Fleet names {whose} as the one that publishes and sets, and "
             f"this instance has {identity}: nothing is published or set"
@@ -198,9 +198,9 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
             message += ". By the newest Fleet it acts, once that is accepted"
         yield "LedgerNamed", False, "AnotherLedger", message
         return
-    if not state.acts:
+    if not state.may_act:
         acts_next = orders is not None and orders.ledger in (None, identity)
-        is_orphaned = accepted.ledger == NOBODY if acts_next else state.is_orphaned
+        is_orphaned = accepted.ledger == NO_LEDGER if acts_next else state.is_orphaned
         who = f"no ledger for {accepted.site}" if is_orphaned else "another ledger"
         message = (
             f"the Fleet names {who}, and this instance has {identity}: nothing is set "
@@ -222,16 +222,16 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
         yield "RecordsVerified", False, "UnverifiedServers", message
     else:
         yield "RecordsVerified", True, "Verified", "the ledger knows every server"
-    if knowledge.settled is not None:
+    if knowledge.recorded_commit is not None:
         yield _of_the_evidence(state.plans, accepted)
 
 
 def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] | None:
     """Return why the ledger is not trusted, as a reason and a message with what to do. None: it is trusted."""
-    if (doubt := doubt_of(knowledge.facts, decisions)) is None:
+    if (doubt := find_unverified_reason(knowledge.facts, decisions)) is None:
         return None
     wanting = sum(decision.provision > 0 for decision in decisions.servers.values())
-    servers = f"{count(wanting, 'server')} {'wants' if wanting == 1 else 'want'}"
+    servers = f"{format_count(wanting, 'server')} {'wants' if wanting == 1 else 'want'}"
     new = f"{servers} provision 1 or more, and a new ledger cannot know whether that is installed"
     return doubt, f"{_DOUBTS.get(doubt, new)}: {_HINTS.get(doubt, _HINTS['NewLedger'])}"
 
@@ -252,24 +252,24 @@ def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
 
 def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
     facts, claims = state.knowledge.facts, state.knowledge.claims
-    by_fleet = stopped_by_fleet(state.attempt.accepted, state.attempt.orders)
+    by_fleet = find_fleet_stop(state.attempt.accepted, state.attempt.orders)
     if facts.stoppage is not None:
         yield "InstallsAllowed", False, "Stopped", str(facts.stoppage)
     elif by_fleet is not None:
-        yield "InstallsAllowed", False, "StoppedByFleet", f"{Halt.WRITING} are stopped by the Fleet: {by_fleet}"
+        yield "InstallsAllowed", False, "StoppedByFleet", f"{StopScope.WRITING} are stopped by the Fleet: {by_fleet}"
     elif claims:
         files = " and ".join(claim.file for claim in claims)
         message = (
-            f"{Halt.WRITING} are withheld: {'; '.join(map(str, claims))}, and this instance may not know all of them. "
+            f"{StopScope.WRITING} are withheld: {'; '.join(map(str, claims))}, and this instance may not know all of them. "
             f"Stop gitboot serve on that host, copy the files *.jsonl of its --spool to {claims[0].fetch_log} with "
             f"rsync, then delete {files}"
         )
         yield "InstallsAllowed", False, "SoleClaim", message
     else:
         yield "InstallsAllowed", True, "Allowed", "no boot is stopped"
-    if (wrong := behind(facts, at)) is not None:
+    if (wrong := describe_clock_lag(facts, at)) is not None:
         yield "ClockTrusted", False, "Behind", f"nothing is set at BMCs: {wrong}"
-    elif (wrong := unkept(facts, state.keeping)) is not None:
+    elif (wrong := describe_unkept_clock(facts, state.keeping)) is not None:
         yield "ClockTrusted", False, "Unsynchronised", f"nothing is set at BMCs: {wrong}"
     else:
         yield "ClockTrusted", True, str(state.keeping), _KEPT[state.keeping]
@@ -281,18 +281,18 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
     # An earlier version accepted placeholders.
     if found := [each for each in warnings if each.code == Code.PLACEHOLDER_IDENTITY]:
         first = f"{found[0].path}:{found[0].line}: {found[0].message}"
-        others = f" {more(len(found) - 1, 'identity')}".rstrip()
+        others = f" {format_rest(len(found) - 1, 'identity')}".rstrip()
         message = f"{first}; gitboot does not look for the server by it, and accepts no commit that has it{others}"
         yield "IdentitiesUnique", False, "Placeholder", message
     if commit is None:
         return
     if publication.failure is not None:
         yield "Published", False, *publication.failure
-    elif publication.stands_for(commit):
-        yield "Published", True, "Published", f"what {count(len(plans.servers), 'server')} boot stands"
+    elif publication.holds_plans_of(commit):
+        yield "Published", True, "Published", f"what {format_count(len(plans.servers), 'server')} boot stands"
     yield _of_the_boots(state, at)
     yield from _of_the_artifacts(state)
-    overdue = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in state.overdue_runs(at).items()}
+    overdue = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in state.find_overdue_runs(at).items()}
     if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
         message = f"a maintenance's {_PERHAPS_SERVED}: {_each(unknown)}; look at them first"
         yield "MaintenanceRunsStarted", False, "OutcomeUnknown", message
@@ -310,7 +310,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
         return
     if withheld := _withheld(state):
         boots = [
-            f"BootImage/{image} for {count(servers, 'server') if servers else 'unknown machines'} "
+            f"BootImage/{image} for {format_count(servers, 'server') if servers else 'unknown machines'} "
             f"({file.url}: {sightings[file].message if file in sightings else 'it was not looked at yet'})"
             for (image, file), servers in withheld.items()
         ]
@@ -327,7 +327,7 @@ def _withheld(state: InstanceState) -> dict[ImageFile, int]:
     commit, sightings = state.commit, state.knowledge.sightings
     boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
     by_unknown = {
-        ImageFile(boot.image, file): 0 for boot in boots for file in boot.fetched if is_withheld(file, sightings)
+        ImageFile(boot.image, file): 0 for boot in boots for file in boot.fetched_files if is_withheld(file, sightings)
     }
     return {**by_unknown, **state.plans.withheld}
 
@@ -350,7 +350,7 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
         "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),
         "NeedsOperator": dict.fromkeys(plans.consumed | plans.lost, ""),
         "Failed": {name: str(attempt.failed) for name, attempt in plans.begun.items() if attempt.failed is not None},
-        "Overdue": {name: f"{each.step.lower()}: {each.last_seen}" for name, each in state.overdue(at).items()},
+        "Overdue": {name: f"{each.step.lower()}: {each.last_seen}" for name, each in state.find_overdue(at).items()},
     }
     return {reason: servers for reason, servers in found.items() if servers}
 
@@ -372,39 +372,39 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
             f"{schedule.failures} BMCs in a row have failed, {schedule.last_failure}; nothing is set until one answers"
         )
         yield "BmcsReachable", False, "FailuresInARow", message
-    elif schedule.has_asked:
+    elif schedule.has_results:
         yield "BmcsReachable", True, "Reachable", "BMCs answer, as far as any is asked"
-    if schedule.left_to_dhcp:
+    if schedule.uri_not_taken:
         by_cause: dict[str, list[str]] = {}
-        for each in (schedule.bmcs[uuid] for uuid in schedule.left_to_dhcp):
-            by_cause.setdefault(each.left_to_dhcp or "", []).append(each.name)
+        for each in (schedule.bmcs[uuid] for uuid in schedule.uri_not_taken):
+            by_cause.setdefault(each.dhcp_reason or "", []).append(each.name)
         servers = "; ".join(f"{_some(names)}, whose BMC {why}" for why, names in sorted(by_cause.items()))
         yield "HttpBoot", True, "HttpBootByDhcp", f"plans name a URI, and DHCP names the loader all the same: {servers}"
     for uuid in schedule.failing:
         each = schedule.bmcs[uuid]
         yield f"Bmc/{each.name}", False, each.reason(at), each.message
-    if commit is not None and state.acts and (names := commit.called(schedule.unnamed)):
+    if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
             f"the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of "
             f"{_some(names)} until it names this one's, {state.knowledge.facts.identity}"
         )
         yield "BmcsSet", False, "LedgerNotNamed", message
-    if schedule.stopped:
+    if schedule.stopped_maintenances:
         minutes = state.longest_step // timedelta(minutes=1)
-        message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped.items())
+        message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped_maintenances.items())
         message = f"not back {minutes} minutes after they were switched, and nobody follows: {message}; look at them"
         yield "PowerWavesRunning", False, "Stopped", message
     elif schedule.power:
-        message = f"{count(len(schedule.power), 'server')} whose power a plan may switch; whoever was is awaited"
+        message = f"{format_count(len(schedule.power), 'server')} whose power a plan may switch; whoever was is awaited"
         yield "PowerWavesRunning", True, "Running", message
 
 
 def _of_processes(state: InstanceState) -> Iterator[_Found]:
     if (serving := state.serving) is not None:
-        is_whole = serving.alive == serving.wanted
-        restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
+        is_whole = serving.alive == serving.expected
+        restarts = f", {format_count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
         hung = f", {serving.hung} not responding" if serving.hung else ""
-        message = f"{serving.alive} of {count(serving.wanted, 'endpoint')} running{hung}{restarts}"
+        message = f"{serving.alive} of {format_count(serving.expected, 'endpoint')} running{hung}{restarts}"
         yield "Serving", is_whole, "Running" if is_whole else "NotResponding" if serving.hung else "Restarting", message
         if serving.unread:
             message = f"{'; '.join(serving.unread)}: what needs them is refused until they can be read"
@@ -415,7 +415,7 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
     if (telling := state.telling) is not None and telling.failure is not None:
         yield "CommitStatusReported", False, *telling.failure
     elif telling is not None:
-        told = f"{telling.commit[:12]}: {telling.says}" if telling.commit is not None else "nothing yet"
+        told = f"{telling.commit[:12]}: {telling.report}" if telling.commit is not None else "nothing yet"
         yield "CommitStatusReported", True, "Reported", f"the forge was told: {told}"
     if state.unsent is not None:
         yield "NotificationsSent", False, *state.unsent
@@ -438,7 +438,7 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if overdue:
         first = min(overdue, key=lambda each: (each.overdue_since or at, each.name))
         why = f": {first.failure[1]}" if first.failure is not None else ""
-        others = f"; and {count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
+        others = f"; and {format_count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
         message = (
             f"{first.name} has not been brought up since {format_instant(first.overdue_since or at)}, so machines that "
             f"boot from there may boot what a window that has ended offered{why}{others}"
@@ -447,13 +447,13 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
     elif failing:
         reason, message = failing[0].failure or ("", "")
         since = f"; behind since {format_instant(failing[0].behind_since)}" if failing[0].behind_since else ""
-        others = f"; and {count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
+        others = f"; and {format_count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
         yield "TargetsCurrent", False, reason, f"{message}{since}{others}"
     elif late:
         message = ", ".join(f"{each.name} since {format_instant(each.behind_since or at)}" for each in late)
         yield "TargetsCurrent", False, "Behind", f"not all that is published is there: {message}"
     else:
-        message = f"{count(len(following), 'target')} hold what is published, or take it over just now"
+        message = f"{format_count(len(following), 'target')} hold what is published, or take it over just now"
         yield "TargetsCurrent", True, "Current", message
 
 
@@ -485,14 +485,14 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     lacking = [each for each in state.following if each.withheld]
     if names:
         message = (
-            f"an upgrade took the one-time boots of {count(len(names), 'server')} out of OUTPUT, because no copy "
-            f"records a fetch: {some(names, _MOST_NAMED)}; name an endpoint in the Fleet, or let copies serve them by "
+            f"an upgrade took the one-time boots of {format_count(len(names), 'server')} out of OUTPUT, because no copy "
+            f"records a fetch: {format_names(names, _MOST_NAMED)}; name an endpoint in the Fleet, or let copies serve them by "
             f"spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:
         message = (
-            f"{lacking[0].name} has no one-time boots, for {count(lacking[0].withheld, 'server')}: it cannot record a "
+            f"{lacking[0].name} has no one-time boots, for {format_count(lacking[0].withheld, 'server')}: it cannot record a "
             f"fetch, and the Fleet names no endpoint. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message
@@ -504,32 +504,34 @@ def _of_requests(state: InstanceState) -> Iterator[_Found]:
     if state.unread is not None:
         message = f"{state.unread}: what machines fetch and report is not noticed until it is"
         yield "FetchLogReadable", False, "Unreadable", message
-    if (found := log_entries.first_of(state.refused)) is not None:
+    if (found := log_entries.summarise_denials(state.refused)) is not None:
         reason, message = found
         yield "BootsServed", False, reason, message
     if named := state.unnamed_proxies:
-        yield "ProxiesTrusted", False, "Unnamed", log_entries.unnamed_message(named)
+        yield "ProxiesTrusted", False, "Unnamed", log_entries.build_unnamed_proxy_message(named)
 
 
 def _of_secrets(state: InstanceState) -> Iterator[_Found]:
-    if not (found := _unexpected_fetches(state)):
+    if not (found := _check_unexpected_fetches(state)):
         return
     worst: dict[str, tuple[str, SecretFetches]] = {
-        name: max(each.fetched.items(), key=lambda item: (item[1].is_unexpected, *item[1].seen, item[0]))
+        name: max(each.secret_fetches.items(), key=lambda item: (item[1].is_unexpected, *item[1].totals, item[0]))
         for name, each in found.items()
     }
-    is_second = any(each.seen[0] > each.confirmed[0] for _, each in worst.values())
+    is_second = any(each.totals[0] > each.confirmed[0] for _, each in worst.values())
     messages = []
     for name, (secret, each) in sorted(worst.items())[:_MOST_SECRETS]:
-        addresses, times = each.seen
+        addresses, times = each.totals
         names = ", ".join(sorted(each.addresses)[:_MOST_SECRETS])
-        unnamed = f" {more(addresses - _MOST_SECRETS, 'address')}".rstrip()
-        messages.append(f"{name}: {described(secret)} was fetched {count(times, 'time')} by {names}{unnamed}")
-    message = f"{'; '.join(messages)} {more(len(worst) - _MOST_SECRETS, 'server')}".rstrip()
+        unnamed = f" {format_rest(addresses - _MOST_SECRETS, 'address')}".rstrip()
+        messages.append(
+            f"{name}: {describe_secret(secret)} was fetched {format_count(times, 'time')} by {names}{unnamed}"
+        )
+    message = f"{'; '.join(messages)} {format_rest(len(worst) - _MOST_SECRETS, 'server')}".rstrip()
     yield "SecretsPrivate", False, "SecondAddress" if is_second else "ManyFetches", message
 
 
-def _unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
+def _check_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
     machines = state.attempt.accepted.machines if state.attempt.accepted is not None else {}
     fetches = state.knowledge.secret_fetches.items()
     return {machines[uuid].name: each for uuid, each in fetches if each.is_unexpected and uuid in machines}
@@ -537,11 +539,11 @@ def _unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
 
 def _each(found: Mapping[str, str], most: int = 3) -> str:
     first = (f"{name} ({found[name]})" if found[name] else name for name in nsmallest(most, found))
-    return f"{', '.join(first)} {more(len(found) - most)}".rstrip()
+    return f"{', '.join(first)} {format_rest(len(found) - most)}".rstrip()
 
 
 def _some(names: Collection[str], most: int = 3) -> str:
-    return f"{', '.join(nsmallest(most, names))} {more(len(names) - most)}".rstrip()
+    return f"{', '.join(nsmallest(most, names))} {format_rest(len(names) - most)}".rstrip()
 
 
 def announcements(
@@ -552,9 +554,9 @@ def announcements(
     for each in now:
         if each.status or each == known.get(each.type):
             continue
-        if (declared := condition_type(each.type)) is None:
+        if (declared := find_condition_type(each.type)) is None:
             continue
-        if (type := declared.announcement(known.get(each.type), each)) is not None:
+        if (type := declared.find_event_type(known.get(each.type), each)) is not None:
             server = each.type.removeprefix("Bmc/")
             message = each.message if server == each.type else f"{server}: {each.message}"
             yield Event(at=at, type=type, message=message, facts=_facts(each, state, at), warning=True)
@@ -566,10 +568,10 @@ def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str
         case "ArtifactsPresent":
             return {"artifacts": sorted({each.file.url for each in _withheld(state)})}
         case "PowerWavesRunning":
-            return {"servers": sorted({each for who in state.schedule.stopped.values() for each in who})}
+            return {"servers": sorted({each for who in state.schedule.stopped_maintenances.values() for each in who})}
         case "MaintenanceRunsStarted":
             unknown = _unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME)
-            return {"servers": sorted(unknown or state.overdue_runs(at))}
+            return {"servers": sorted(unknown or state.find_overdue_runs(at))}
         case "CommitAccepted" if held is not None:
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
         case "InstallsCompleted":
@@ -577,7 +579,7 @@ def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str
         case "HistoryComplete" if (gone := state.attempt.gone) is not None:
             return {"commit": gone.commit}
         case "SecretsPrivate":
-            return {"servers": sorted(_unexpected_fetches(state))}
+            return {"servers": sorted(_check_unexpected_fetches(state))}
         case type if type.startswith("Bmc/"):
             return {"server": type.removeprefix("Bmc/")}
     return {}

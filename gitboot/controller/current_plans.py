@@ -11,19 +11,19 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from msgspec import Struct, field, structs
 
 from gitboot.artifacts.availability import Sighting, is_withheld
-from gitboot.bmc.override_state import State
+from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import PublishError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fleet.layered_dict import differing, replaced
+from gitboot.fleet.layered_dict import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
-from gitboot.render.server_files import About, ServerState, planned
+from gitboot.render.server_files import ServerDetails, ServerState, plan_server
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_limits import Halt
-from gitboot.resolve.install_attempts import attempt_of, begun_run, is_overwritten, step_of
-from gitboot.resolve.provisioning_record import InstallAttempt, Run, drift
-from gitboot.resolve.server_decision import BootFile, Decisions, idle
+from gitboot.resolve.boot_limits import StopScope
+from gitboot.resolve.install_attempts import find_open_attempt, find_unstarted_run, install_step, is_overwritten
+from gitboot.resolve.provisioning_record import InstallAttempt, Run, find_drift
+from gitboot.resolve.server_decision import BootFile, Decisions, list_idle_macs
 from gitboot.resolve.server_plan import (
     UNKNOWN_OUTCOMES,
     Cause,
@@ -31,8 +31,8 @@ from gitboot.resolve.server_plan import (
     Phase,
 )
 from gitboot.status.conditions import Event
-from gitboot.status.work_progress import Told, counted, unheard
-from gitboot.text import count
+from gitboot.status.work_progress import ReportProgress, ignore_progress, iterate_with_progress
+from gitboot.text import format_count
 
 
 class ImageFile(NamedTuple):
@@ -51,14 +51,14 @@ class Agenda(Struct, Generic[Key], frozen=True):
     instants: Mapping[Key, datetime] = field(default_factory=dict)
     _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
-    def moved(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
+    def reschedule(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
         """Return the agenda with these keys due at other instants. None: not due any more."""
         changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
         if not changed:
             return self
         due = {key: at for key, at in changed.items() if at is not None}
-        instants = replaced(self.instants, due, changed.keys() - due.keys())
-        if len(changed) * _FEW > len(instants):
+        instants = apply_changes(self.instants, due, changed.keys() - due.keys())
+        if len(changed) * _RESORT_SHARE > len(instants):
             return Agenda(instants, sorted((at, key) for key, at in instants.items()))
         queue = list(self._queue)
         for key in changed:
@@ -68,12 +68,12 @@ class Agenda(Struct, Generic[Key], frozen=True):
             insort(queue, (at, key))
         return Agenda(instants, queue)
 
-    def due(self, at: datetime) -> frozenset[Key]:
+    def due_keys(self, at: datetime) -> frozenset[Key]:
         end = bisect_right(self._queue, at, key=lambda each: each[0])
         return frozenset(key for _, key in self._queue[:end])
 
     @property
-    def next(self) -> datetime | None:
+    def next_due(self) -> datetime | None:
         return self._queue[0][0] if self._queue else None
 
 
@@ -81,7 +81,7 @@ class Plans(Struct, frozen=True, kw_only=True):
     """The current plans of all servers, with counts and lists of servers."""
 
     commit: Commit | None = None  # of the plans
-    stop: Halt = Halt.NONE  # the boots that are stopped
+    stop: StopScope = StopScope.NONE  # the boots that are stopped
     left: datetime | None = None  # the newest instant that the ledger has seen, if the clock was set back
     servers: Mapping[str, ServerState] = field(default_factory=dict)
     transitions: Agenda[str] = field(default_factory=Agenda)  # when the plan of a server changes by itself
@@ -103,14 +103,14 @@ class Plans(Struct, frozen=True, kw_only=True):
 
     def is_due(self, at: datetime) -> bool:
         """Return whether the clock alone changes a plan, or nothing was planned yet."""
-        due = self.transitions.next
+        due = self.transitions.next_due
         return self.planned_at is None or (due is not None and due <= at)
 
-    def counted(self, of: str) -> dict[str, int]:
+    def count_servers(self, wanted_kind: str) -> dict[str, int]:
         """Return how many servers there are of a kind, such as phases, records, drift."""
-        return {which: count for (kind, which), count in self.counts.items() if kind == of}
+        return {which: count for (kind, which), count in self.counts.items() if kind == wanted_kind}
 
-    def below_minimum(self) -> dict[str, int]:
+    def count_below_minimum(self) -> dict[str, int]:
         """Return how many servers boot a version below the minimum of their stream, by stream."""
         minimum = self.commit.minimum_versions if self.commit is not None else {}
         found = dict.fromkeys((each.stream for each in minimum.values()), 0)
@@ -127,26 +127,28 @@ class Plans(Struct, frozen=True, kw_only=True):
         return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
 
 
-def replanned(
+def replan(
     before: Plans,
     commit: Commit,
     knowledge: Knowledge,
     changed: Collection[str],
     at: datetime,
-    stop: Halt = Halt.NONE,
+    stop: StopScope = StopScope.NONE,
     keys: TokenKeys = NO_KEYS,
-    told: Told = unheard,
+    report_progress: ReportProgress = ignore_progress,
 ) -> tuple[Plans, frozenset[str]]:
     """Return the plans at ``at``, and the servers whose files may differ from before.
 
     ``changed`` are the servers whose commit or records changed since they were planned. If the clock is behind what the
     ledger has seen, no window opens that had ended by then.
     """
-    names, beat = {*changed, *before.transitions.due(at)}, knowledge.facts.heartbeat
+    names, beat = {*changed, *before.transitions.due_keys(at)}, knowledge.facts.heartbeat
     left = beat.at if beat is not None and at < beat.at else None
     old, new = before.commit.decisions if before.commit is not None else None, commit.decisions
     if old is not None:
-        names |= _seen_otherwise(before, old, knowledge.sightings) | differing(old.servers, new.servers)
+        names |= _find_artifact_changes(before, old, knowledge.sightings) | find_differing_keys(
+            old.servers, new.servers
+        )
     set_back = before.planned_at is not None and at < before.planned_at  # what was planned for later is void
     anew = (
         set_back
@@ -161,18 +163,22 @@ def replanned(
         return structs.replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), frozenset()
     states: dict[str, ServerState] = {}
     different = set[str]()
-    for name in counted(names, told):
+    for name in iterate_with_progress(names, report_progress):
         was, decision = before.servers.get(name), new.servers.get(name)
         if decision is None:
             different.add(name)
             continue
-        record, absent, said = knowledge.record(decision.uuid), knowledge.absent(decision), about(commit, name)
-        if not anew and was is not None and was.holds(decision, record, at, said, absent=absent):
+        record, absent, said = (
+            knowledge.record(decision.uuid),
+            knowledge.find_missing_files(decision),
+            describe_server(commit, name),
+        )
+        if not anew and was is not None and was.is_current(decision, record, at, said, absent=absent):
             # The decision is an equal one; the older one is not held any longer.
             states[name] = was if was.decision is decision else structs.replace(was, decision=decision)
         else:
             different.add(name)
-            states[name] = planned(decision, record, at, said, stop, left, keys, absent)
+            states[name] = plan_server(decision, record, at, said, stop, left, keys, absent)
     plans = _with_states(before, knowledge, names, states)
     plans = structs.replace(plans, commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings)
     return plans, frozenset(different)
@@ -185,12 +191,12 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         for state, by in ((before.servers.get(name), -1), (states.get(name), 1)):
             if state is None:
                 continue
-            for kind in _kinds(state):
+            for kind in _list_counts(state):
                 counts[kind] += by
             policy = state.decision.policy
             if policy is not None and policy.boot is not None:
                 versions[policy.boot.profile, policy.boot.version] += by
-            for file in {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched}:
+            for file in {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched_files}:
                 needs[file] += by
     unknown, unseen, consumed, lost, unknown_outcomes = (
         set(each - names)
@@ -201,12 +207,12 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
     installing = {name: each for name, each in before.installing.items() if name not in names}
     for name, state in states.items():
         decision, plan, uuid = state.decision, state.plan, state.decision.uuid
-        recorded = knowledge.recorded(uuid)
+        recorded = knowledge.stored_record(uuid)
         if recorded is None or is_overwritten(recorded, decision.provision):  # nobody knows what is installed
             unknown.add(name)
-        if uuid in knowledge.unseen:
+        if uuid in knowledge.unobservable:
             unseen.add(name)
-        if (attempt := attempt_of(decision, state.record)) is not None:
+        if (attempt := find_open_attempt(decision, state.record)) is not None:
             begun[name] = attempt
         if (progress := state.progress) is not None:
             installing[name] = progress
@@ -217,16 +223,16 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         if plan.cause in UNKNOWN_OUTCOMES:
             unknown_outcomes.add(name)
         if attempt is None and plan.phase is Phase.NETWORK:
-            overrides = knowledge.overrides_of(uuid)
-            if any(each.reason == plan.key and each.state is State.LOST for each in overrides):
+            overrides = knowledge.list_overrides(uuid)
+            if any(each.reason == plan.key and each.state is OverrideState.LOST for each in overrides):
                 lost.add(name)
-        run = begun_run(decision, plan.maintenance, state.record)
+        run = find_unstarted_run(decision, plan.maintenance, state.record)
         if plan.maintenance is not None and run is not None:
             given[name] = plan.maintenance, run
     changed = {name: state for name, state in states.items() if state is not before.servers.get(name)}
     return Plans(
-        servers=replaced(before.servers, changed, names - states.keys()),
-        transitions=before.transitions.moved(
+        servers=apply_changes(before.servers, changed, names - states.keys()),
+        transitions=before.transitions.reschedule(
             {name: states[name].transition if name in states else None for name in names}
         ),
         counts=dict(+counts),
@@ -243,7 +249,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
     )
 
 
-def _seen_otherwise(
+def _find_artifact_changes(
     before: Plans, decisions: Decisions, sightings: Mapping[BootFile, Sighting] | None
 ) -> frozenset[str]:
     """Return the servers with a boot that needs a file which is withheld now and was not, or was and is not."""
@@ -253,11 +259,13 @@ def _seen_otherwise(
     files = {file for file in needed if is_withheld(file, before.sightings) != is_withheld(file, sightings)}
     servers = decisions.servers
     return (
-        frozenset(name for name in before.servers if servers[name].absent(files.__contains__)) if files else frozenset()
+        frozenset(name for name in before.servers if servers[name].find_withheld_files(files.__contains__))
+        if files
+        else frozenset()
     )
 
 
-def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
+def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
     """Return the servers that a commit describes otherwise than the one before, or does not have.
 
     A server of which other boots are withheld is one of them.
@@ -285,52 +293,52 @@ def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
         )
     uuids = before.withheld.keys() | now.withheld.keys()
     others = [uuid for uuid in uuids if before.withheld.get(uuid) != now.withheld.get(uuid)]
-    return found | before.called(others) | now.called(others) if others else found
+    return found | before.select_server_names(others) | now.select_server_names(others) if others else found
 
 
-def left_by(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
+def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
     """Return the machines that a commit does not have any more. None: the commit before is not known."""
     if before is None:
         return None
-    were = (machine.uuid for machine in before.named(changed_by(before, now)))
+    were = (machine.uuid for machine in before.select_machines(find_changed_servers(before, now)))
     return frozenset(uuid for uuid in were if uuid not in now.machines)
 
 
-def about(commit: Commit, name: str) -> About:
+def describe_server(commit: Commit, name: str) -> ServerDetails:
     """Return what a commit says of a server besides its decision."""
     host = commit.decisions.networks[name]
-    return About(
+    return ServerDetails(
         site=commit.sites.get(name),
         labels=commit.labels[name],
         addresses=tuple(sorted(address for nic in host.nics for address in nic.addresses)),
-        idle=idle(host),
+        idle=list_idle_macs(host),
         machine=commit.machines.get(commit.decisions.servers[name].uuid),
-        written=commit.written.get(name),
+        source=commit.written.get(name),
     )
 
 
 _RUN_STEPS: Final = {
-    Cause.MAINTENANCE_GIVEN: "Attempted",
+    Cause.MAINTENANCE_SERVED: "Attempted",
     Cause.MAINTENANCE_OUTCOME: "OutcomeUnknown",
     Cause.MAINTENANCE_STARTED: "Started",
     Cause.MAINTENANCE_DONE: "Made",
 }
 
 
-def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
+def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
     """Yield the counts that a server belongs to, by what it boots and by what is known of it."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
-    yield "records", step_of(state.decision, state.record)
+    yield "records", install_step(state.decision, state.record)
     if (since := state.installs_at) is not None:
         yield "installs", "Now" if since == state.at else "Later"
     if state.plan is not None and (step := _RUN_STEPS.get(state.plan.cause)) is not None:
         yield "runs", step
     if (progress := state.progress) is not None:
         yield "installing", f"{progress.state}/{progress.step}"
-    yield from (("drift", each) for each in drift(state.decision, state.record))
+    yield from (("drift", each) for each in find_drift(state.decision, state.record))
 
 
-_FEW: Final = 16  # if more than one key in so many has moved, all are sorted again
+_RESORT_SHARE: Final = 16  # if more than one key in so many has moved, all are sorted again
 _RETRY: Final = timedelta(seconds=5)
 
 
@@ -342,7 +350,7 @@ class WindowWatch:
         self._failure = ""
         self.next_end: datetime | None = None  # when to call `end` next; None: no window is known to end
 
-    def end(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
+    def end_windows(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
         """End the windows that are over at ``at``. Return the servers whose files changed, and events to report.
 
         If ending windows fails, call again at `next_end`. A failure that repeats is reported once.
@@ -358,5 +366,5 @@ class WindowWatch:
         self._failure = ""
         if not servers:
             return frozenset(), ()
-        message = f"ended the maintenance of {count(len(servers), 'server')} in OUTPUT, whose windows are over"
+        message = f"ended the maintenance of {format_count(len(servers), 'server')} in OUTPUT, whose windows are over"
         return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)

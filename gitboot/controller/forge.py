@@ -18,24 +18,24 @@ from urllib.parse import quote, quote_plus, urlsplit
 from msgspec import Struct, structs
 
 from gitboot.background_threads import FIRST_RETRY_S, RetryingSender
-from gitboot.controller.commit_judgement import accepted_words, held_words, invalid_words
+from gitboot.controller.commit_judgement import describe_accepted, describe_held, describe_invalid
 from gitboot.controller.instance.settings import Settings
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError, UsageError
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
-from gitboot.http_client import HttpClient, WebAnswer, check_credentials, host_of
-from gitboot.ledger.instance_tables import status_key
+from gitboot.http_client import HttpClient, WebAnswer, check_credentials, format_host
+from gitboot.ledger.instance_tables import ensure_status_key
 from gitboot.ledger.store import Store
 from gitboot.problems import Severity
-from gitboot.status.instance_status import Status, Telling
+from gitboot.status.instance_status import ForgeReport, Status
 
-_LONGEST: Final = 140  # of a description: GitHub's; GitLab and Gitea take 255
+_MAX_DESCRIPTION: Final = 140  # of a description: GitHub's; GitLab and Gitea take 255
 _WITNESS: Final = re.compile(
     r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
     r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
 )
-_MOST_PAGES: Final = 10  # of the statuses of one commit; GitHub takes 1000 of one name
-_AGAIN: Final = frozenset({408, 409, 423, 425, 429})
+_MAX_PAGES: Final = 10  # of the statuses of one commit; GitHub takes 1000 of one name
+_RETRY_STATUSES: Final = frozenset({408, 409, 423, 425, 429})
 
 
 class ForgeKind(StrEnum):
@@ -107,28 +107,28 @@ class CommitVerdict:
     change: int  # how far that had come
     proof: str = field(default="", compare=False)  # that the ledger's own instance wrote it; see `proven`
 
-    def proven(self, key: bytes) -> CommitVerdict:
+    def with_proof(self, key: bytes) -> CommitVerdict:
         """Return the verdict with a proof that only who has the ledger's key can make."""
         stated = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
         proof = base64.urlsafe_b64encode(hmac.digest(key, stated.encode(), "sha256")[:_PROOF_BYTES])
         return replace(self, proof=proof.decode())
 
     def is_proven(self, key: bytes) -> bool:
-        return hmac.compare_digest(self.proof, self.proven(key).proof)
+        return hmac.compare_digest(self.proof, self.with_proof(key).proof)
 
     @property
     def description(self) -> str:
         """As people read it, and as it is found again: the words give way to the witness."""
         proof = f", proof {self.proof}" if self.proof else ""
         witness = f" (ledger {self.ledger}, change {self.change}{proof})"
-        room = _LONGEST - len(witness)
+        room = _MAX_DESCRIPTION - len(witness)
         return (self.says if len(self.says) <= room else f"{self.says[: room - 1]}…") + witness
 
 
 _PROOF_BYTES: Final = 12  # of an HMAC-SHA-256: a description has room for few more
 
 
-class Witnessed(NamedTuple):
+class KnownChanges(NamedTuple):
     """How far a ledger had come, by the commit statuses of a forge."""
 
     proven: int | None = None  # by statuses that the ledger's own instance wrote; None: there is none
@@ -151,10 +151,10 @@ class Project(Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"--forge {text}: expected {', '.join(ForgeKind)}, then = and the URL of the project's page"
             )
-        host, parts = host_of(url), urlsplit(url)
+        host, parts = format_host(url), urlsplit(url)
         check_credentials(url, "the token of --forge", allow_token_over_http=allow_token_over_http)
         page = parts.path.strip("/").removesuffix(".git")
-        path = page.removeprefix(_below(api, parts.scheme, host)) if api is not None else page
+        path = page.removeprefix(_pages_prefix(api, parts.scheme, host)) if api is not None else page
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
             raise UsageError(f"--forge {text}: expected the URL of a project's page, which ends in OWNER/NAME")
         root = f"{parts.scheme}://{host}"
@@ -209,22 +209,22 @@ class Forge:
             "description": verdict.description,
             "target_url": self._link or self._project.links()["commit"].format(commit=verdict.commit),
         }
-        self._asked(self._project.api_url(self._api.post, verdict.commit, self._name), body)
+        self._send_request(self._project.api_url(self._api.post, verdict.commit, self._name), body)
 
-    def latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
+    def find_latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
         """What was written last of the first of these commits that has a verdict; None where none has.
 
         Given the first-parent line, the newest first, that is the newest known verdict; with a ``ledger`` the newest of
         its instance. Raises as `write` does.
         """
         for commit in commits:
-            _, found = self._page(commit)
+            _, found = self._read_page(commit)
             for verdict in found:
                 if ledger in (None, verdict.ledger):
                     return verdict
         return None
 
-    def witnessed(self, commits: Iterable[str], ledger: str, key: bytes) -> Witnessed:
+    def find_known_changes(self, commits: Iterable[str], ledger: str, key: bytes) -> KnownChanges:
         """Return how far a ledger had come at least, by the first of these commits that has a proven status of it.
 
         All statuses of a commit count, and not only the newest: anyone who may write statuses can repeat an old one.
@@ -233,29 +233,29 @@ class Forge:
         claimed: int | None = None
         for commit in commits:
             own: list[CommitVerdict] = []
-            for page in range(1, _MOST_PAGES + 1):
-                count, verdicts = self._page(commit, page)
+            for page in range(1, _MAX_PAGES + 1):
+                count, verdicts = self._read_page(commit, page)
                 own += (each for each in verdicts if each.ledger == ledger)
                 if count < self._api.page_size:
                     break
             proven = [each.change for each in own if each.is_proven(key)]
             claimed = max((each.change for each in own if not each.is_proven(key)), default=claimed)
             if proven:
-                return Witnessed(max(proven), claimed)
-        return Witnessed(None, claimed)
+                return KnownChanges(max(proven), claimed)
+        return KnownChanges(None, claimed)
 
-    def _page(self, commit: str, page: int = 1) -> tuple[int, list[CommitVerdict]]:
+    def _read_page(self, commit: str, page: int = 1) -> tuple[int, list[CommitVerdict]]:
         """Return how many statuses a page has, and the verdicts among them, the newest first."""
         url = self._project.api_url(self._api.listing, commit, self._name)
-        listed = self._asked(f"{url}&page={page}" if page > 1 else url).json
+        listed = self._send_request(f"{url}&page={page}" if page > 1 else url).json
         statuses: list[Any] = listed if isinstance(listed, list) else []
         whole = (each for each in statuses if isinstance(each, dict) and isinstance(each.get("id"), int))
         named = (each for each in whole if self._name in (each.get("context"), each.get("name")))
         own = sorted(named, key=lambda each: int(each["id"]), reverse=True)
-        verdicts = (_read(commit, each.get("description")) for each in own)
+        verdicts = (_parse_description(commit, each.get("description")) for each in own)
         return len(statuses), [each for each in verdicts if each is not None]
 
-    def _asked(self, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
+    def _send_request(self, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
         try:
             token = self._token.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -263,23 +263,25 @@ class Forge:
         if not token or not token.isprintable():
             raise ForgeRefused(f"{self._token}: expected a token on one line")
         header, prefix = self._api.credentials
-        answer = self._client.ask(url, headers=self._api.headers, credentials={header: prefix + token}, body=body)
+        answer = self._client.request_json(
+            url, headers=self._api.headers, credentials={header: prefix + token}, body=body
+        )
         if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return answer
-        message = f"{host_of(url)} answered {answer.status} {answer.detail}".rstrip()
+        message = f"{format_host(url)} answered {answer.status} {answer.detail}".rstrip()
         limited = answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None  # GitHub's second limit
-        if answer.status >= 500 or answer.status in _AGAIN or limited:
+        if answer.status >= 500 or answer.status in _RETRY_STATUSES or limited:
             raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
         raise ForgeRefused(message)
 
 
-def _read(commit: str, description: object) -> CommitVerdict | None:
+def _parse_description(commit: str, description: object) -> CommitVerdict | None:
     """What a description says, if an instance wrote it."""
     found = _WITNESS.fullmatch(description) if isinstance(description, str) else None
     if found is None:
         return None
     try:
-        judgement = judgement_in(found["says"])
+        judgement = parse_judgement(found["says"])
     except ValueError:
         return None
     return CommitVerdict(
@@ -292,25 +294,25 @@ def _read(commit: str, description: object) -> CommitVerdict | None:
     )
 
 
-def judgement_in(says: str) -> Judgement:
+def parse_judgement(says: str) -> Judgement:
     """The judgement that words begin with; ValueError where they begin with none."""
     return Judgement(re.split(r"\W", says, maxsplit=1)[0])
 
 
-def _below(api: str, scheme: str, host: str) -> str:
+def _pages_prefix(api: str, scheme: str, host: str) -> str:
     """What the paths of a forge's pages begin with, by where its API is; raises `UsageError`."""
     parts = urlsplit(api)
-    if host_of(api) != host or parts.scheme != scheme:
+    if format_host(api) != host or parts.scheme != scheme:
         raise UsageError(f"forge-api {api}: expected a URL at {scheme}://{host}, where the project's page is")
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
 
 
-_QUIET_S: Final = 300.0  # for which a ledger has come no further before it is told how far that is
-_MOST_QUIETS: Final = 12  # after so many of them it is told in any case
-_MOST: Final = 20  # commits whose verdict waits; those before them are told no more
+_PROGRESS_PAUSE_S: Final = 300.0  # for which a ledger has come no further before it is told how far that is
+_MAX_PAUSES: Final = 12  # after so many of them it is told in any case
+_MAX_VERDICTS: Final = 20  # commits whose verdict waits; those before them are told no more
 
 
-def verdicts_of(status: Status, change: int) -> list[CommitVerdict]:
+def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
     """What an instance makes of the newest commits, the oldest first; nothing while it stands back.
 
     The newest has none while it has come to nothing.
@@ -318,21 +320,21 @@ def verdicts_of(status: Status, change: int) -> list[CommitVerdict]:
     stands_back = any(each.type == "LedgerNamed" and not each.status for each in status.conditions)
     if status.attempted is None or status.ledger is None or stands_back:
         return []
-    said = [(each.commit, each.says) for each in status.passed[-_MOST:]]
+    said = [(each.commit, each.says) for each in status.passed_commits[-_MAX_VERDICTS:]]
     if status.held is not None:
-        said.append((status.attempted, held_words(status.held.guards)))
+        said.append((status.attempted, describe_held(status.held.guards)))
     elif status.accepted == status.attempted:
         by = [each.by for each in status.acknowledged if each.commit == status.attempted]
-        said.append((status.attempted, accepted_words(by)))
+        said.append((status.attempted, describe_accepted(by)))
     elif any(each.severity is Severity.ERROR for each in status.problems):
-        said.append((status.attempted, invalid_words(status.problems)))
+        said.append((status.attempted, describe_invalid(status.problems)))
     return [
-        CommitVerdict(commit=commit, judgement=judgement_in(says), says=says, ledger=status.ledger, change=change)
+        CommitVerdict(commit=commit, judgement=parse_judgement(says), says=says, ledger=status.ledger, change=change)
         for commit, says in said
     ]
 
 
-class Verdicts(RetryingSender):
+class VerdictSender(RetryingSender):
     """What there is to tell a forge, and a thread that does; `note` never waits for it.
 
     How far the ledger has come is told as well: at once with a new verdict, else when it has come no further for a
@@ -345,29 +347,31 @@ class Verdicts(RetryingSender):
         wake: Callable[[], None],
         *,
         first_retry_s: float = FIRST_RETRY_S,
-        quiet_s: float = _QUIET_S,
+        quiet_s: float = _PROGRESS_PAUSE_S,
         asks: bool = False,
     ) -> None:
         super().__init__("forge", wake, first_retry_s=first_retry_s)
         self._forge, self._quiet_s = forge, quiet_s
         self._waiting: dict[str, CommitVerdict] = {}  # by commit, in the order of their coming
         self._noted: dict[str, CommitVerdict] = {}  # by commit, the last that was noted
-        self._newest: CommitVerdict | None = None  # of them
-        self._further: tuple[float, float] | None = None  # when the ledger came further than was told: first, last
+        self._last_noted: CommitVerdict | None = None  # of them
+        self._progress_times: tuple[float, float] | None = (
+            None  # when the ledger came further than was told: first, last
+        )
         self._key = b""  # of the ledger, once `ask` was called
-        self._telling = Telling(asked=not asks)
+        self._telling = ForgeReport(has_asked=not asks)
         self._may_tell = not asks
         self.start()
 
     @property
-    def telling(self) -> Telling:
+    def telling(self) -> ForgeReport:
         return structs.replace(self._telling, failure=self.failure)
 
     @property
     def is_done(self) -> bool:
         return not self._waiting or not self._may_tell
 
-    def ask(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
+    def read_known_changes(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
         """Ask what the forge knows of a ledger, by the newest of these commits of which it does; once that is known, no
         more. Only statuses with a proof by the ledger's ``key`` count, and all that is told from now on has one.
 
@@ -377,57 +381,57 @@ class Verdicts(RetryingSender):
         if self._may_tell:
             return
         try:
-            found = self._forge.witnessed(commits, ledger, key) if commits else Witnessed()
+            found = self._forge.find_known_changes(commits, ledger, key) if commits else KnownChanges()
         except (HostUnreachable, ForgeRefused) as error:
-            self._turn(asked=True)
+            self._update_telling(asked=True)
             self.note_failure(type(error).__name__, str(error))
             return
         with self.changed:
             self._key, self._may_tell = key, bool(commits)
-            self._turn(asked=True, known=found.proven, claimed=found.claimed)
+            self._update_telling(asked=True, known=found.proven, claimed=found.claimed)
         self.note_failure(None)
 
     def note(self, verdicts: Iterable[CommitVerdict]) -> None:
         """Have each told, if it says anything new."""
         with self.changed:
             for verdict in verdicts:
-                before, newest = self._noted.pop(verdict.commit, None), self._newest
-                self._noted[verdict.commit] = self._newest = verdict
+                before, newest = self._noted.pop(verdict.commit, None), self._last_noted
+                self._noted[verdict.commit] = self._last_noted = verdict
                 if before is None or replace(verdict, change=before.change) != before:
-                    self._have_told(verdict)
+                    self._enqueue(verdict)
                 elif newest is not None and verdict.change != newest.change:
                     now = time.monotonic()
-                    self._further = (self._further[0] if self._further is not None else now, now)
-            while len(self._noted) > 2 * _MOST:
+                    self._progress_times = (self._progress_times[0] if self._progress_times is not None else now, now)
+            while len(self._noted) > 2 * _MAX_VERDICTS:
                 del self._noted[next(iter(self._noted))]
             self.changed.notify_all()
 
     def close(self, *, patience_s: float = 0) -> None:
         """End; what waits is told before that, if it takes no longer than so many seconds."""
         with self.changed:
-            self._have_told_how_far(at_once=True)
+            self._enqueue_progress(at_once=True)
             self.changed.notify_all()
         super().close(patience_s=patience_s)
 
-    def _have_told(self, verdict: CommitVerdict) -> None:
-        self._further = None
+    def _enqueue(self, verdict: CommitVerdict) -> None:
+        self._progress_times = None
         self._waiting.pop(verdict.commit, None)
         self._waiting[verdict.commit] = verdict
-        while len(self._waiting) > _MOST:
+        while len(self._waiting) > _MAX_VERDICTS:
             del self._waiting[next(iter(self._waiting))]
 
-    def _have_told_how_far(self, *, at_once: bool = False) -> float | None:
+    def _enqueue_progress(self, *, at_once: bool = False) -> float | None:
         """Have it told how far the ledger has come, if that is due; return after how many seconds it will be."""
-        if self._further is None or self._newest is None:
+        if self._progress_times is None or self._last_noted is None:
             return None
-        first, last = self._further
-        due_s = min(last + self._quiet_s, first + _MOST_QUIETS * self._quiet_s) - time.monotonic()
+        first, last = self._progress_times
+        due_s = min(last + self._quiet_s, first + _MAX_PAUSES * self._quiet_s) - time.monotonic()
         if due_s > 0 and not at_once:
             return due_s
-        self._have_told(self._newest)
+        self._enqueue(self._last_noted)
         return None
 
-    def _turn(self, **changed: Any) -> None:
+    def _update_telling(self, **changed: Any) -> None:
         with self.changed:
             before, self._telling = self._telling, structs.replace(self._telling, **changed)
         if self._telling != before:
@@ -435,60 +439,60 @@ class Verdicts(RetryingSender):
 
     def send_next(self) -> None:
         with self.changed:
-            wait_s = self._have_told_how_far()
+            wait_s = self._enqueue_progress()
             while self.is_done:
                 if self.is_ending:
                     return
                 self.changed.wait(wait_s if self._may_tell else None)
-                wait_s = self._have_told_how_far()
+                wait_s = self._enqueue_progress()
             verdict = next(iter(self._waiting.values()))
         self._write(verdict)
         with self.changed:
             if self._waiting.get(verdict.commit) == verdict:
                 del self._waiting[verdict.commit]
-        self._turn(commit=verdict.commit, says=verdict.says)
+        self._update_telling(commit=verdict.commit, says=verdict.says)
 
     def _write(self, verdict: CommitVerdict) -> None:
         """Write what does not stand there already, as it does after a restart.
 
         GitHub takes 1000 for a commit. Where it takes no more that only say how far the ledger has come, it knows less.
         """
-        verdict = verdict.proven(self._key)
-        known = self._forge.latest([verdict.commit], verdict.ledger)
+        verdict = verdict.with_proof(self._key)
+        known = self._forge.find_latest([verdict.commit], verdict.ledger)
         try:
             if known is None or known.description != verdict.description:
                 self._forge.write(verdict)
         except ForgeRefused:
             if known is None or not known.is_proven(self._key):
                 raise
-            if replace(known, change=verdict.change).proven(self._key).description != verdict.description:
+            if replace(known, change=verdict.change).with_proof(self._key).description != verdict.description:
                 raise
 
 
-class Witness:
+class ForgeReader:
     """A forge that is asked how far the ledger of an instance had come, before the instance tells it anything."""
 
-    def __init__(self, verdicts: Verdicts, source: Source, ledger: str, key: bytes) -> None:
+    def __init__(self, verdicts: VerdictSender, source: Source, ledger: str, key: bytes) -> None:
         self._verdicts, self._source, self._ledger, self._key = verdicts, source, ledger, key
 
     @property
-    def telling(self) -> Telling:
+    def telling(self) -> ForgeReport:
         return self._verdicts.telling
 
-    def ask(self, *, fetched: bool) -> None:
+    def read_known_changes(self, *, has_fetched: bool) -> None:
         """Ask it by the newest commits that there are, until it has answered."""
         commits: tuple[Revision, ...] = ()
         with suppress(SourceError):
-            commits = line_of(self._source) if fetched else ()
-        self._verdicts.ask(commits, self._ledger, self._key)
+            commits = list_first_parents(self._source) if has_fetched else ()
+        self._verdicts.read_known_changes(commits, self._ledger, self._key)
 
 
-def witness_of(verdicts: Verdicts, source: Source, store: Store) -> Witness:
+def build_forge_reader(verdicts: VerdictSender, source: Source, store: Store) -> ForgeReader:
     """Return the witness of the ledger of an instance that acts."""
-    return Witness(verdicts, source, store.progress[0], status_key(store))
+    return ForgeReader(verdicts, source, store.progress[0], ensure_status_key(store))
 
 
-def line_of(source: Source) -> tuple[Revision, ...]:
+def list_first_parents(source: Source) -> tuple[Revision, ...]:
     """The first-parent line from the newest commit that was fetched to the accepted one, the newest first."""
     latest, accepted = source.latest(), source.accepted()
     if latest is None:
@@ -497,7 +501,7 @@ def line_of(source: Source) -> tuple[Revision, ...]:
     return between if accepted is None or accepted in between else (*between, accepted)
 
 
-def project_of(settings: Settings) -> Project | None:
+def find_project(settings: Settings) -> Project | None:
     """Return the project that --forge names; raises `UsageError`."""
     if (told := settings.forge) is None:
         return None
@@ -505,9 +509,11 @@ def project_of(settings: Settings) -> Project | None:
 
 
 @contextmanager
-def telling(settings: Settings, wake: Callable[[], None], *, patience_s: float = 0) -> Iterator[Verdicts | None]:
+def send_verdicts(
+    settings: Settings, wake: Callable[[], None], *, patience_s: float = 0
+) -> Iterator[VerdictSender | None]:
     """Whoever tells the forge, as long as the block runs, and so many seconds longer for what waits then."""
-    told, project = settings.forge, project_of(settings)
+    told, project = settings.forge, find_project(settings)
     if told is None or project is None:
         yield None
         return
@@ -519,7 +525,7 @@ def telling(settings: Settings, wake: Callable[[], None], *, patience_s: float =
         ca_bundle=settings.git.ca_bundle,
         allow_token_over_http=told.allow_token_over_http,
     )
-    verdicts = Verdicts(forge, wake, asks=True)
+    verdicts = VerdictSender(forge, wake, asks=True)
     try:
         yield verdicts
     finally:

@@ -15,32 +15,32 @@ from msgspec import Struct, structs
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import Plans
-from gitboot.controller.operator_requests import is_named
+from gitboot.controller.operator_requests import may_instance_act
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fetchlog.log_entries import NotGiven, UnnamedProxy
-from gitboot.fleet.layered_dict import replaced
+from gitboot.fetchlog.log_entries import Denial, UnnamedProxy
+from gitboot.fleet.layered_dict import apply_changes
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
-from gitboot.model.fleet import NOBODY, Evidence
+from gitboot.model.fleet import NO_LEDGER, Evidence
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.endpoint_files import Terms
+from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_limits import Halt
-from gitboot.resolve.install_attempts import has_shown_all
+from gitboot.resolve.boot_limits import StopScope
+from gitboot.resolve.install_attempts import has_all_evidence
 from gitboot.resolve.provisioning_record import InstallAttempt, Run
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import (
     Endpoints,
-    Following,
+    ForgeReport,
     SignedListState,
     Status,
-    Telling,
+    TargetStatus,
     ThreadFailure,
     WithheldServer,
 )
-from gitboot.system_clock import Keeping
+from gitboot.system_clock import ClockState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class LimitedFiles(NamedTuple):
 
     noted: frozenset[Digest]  # the offers that the ledger has
     until: datetime | None  # when these files are out of date by themselves; None: never
-    stop: Halt  # the stop with which they were made
+    stop: StopScope  # the stop with which they were made
 
 
 class TargetState(Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class TargetState(Struct, frozen=True, kw_only=True):
     plans: Plans = msgspec.field(default_factory=Plans)  # the plans of its files
     in_doubt: bool = False  # whether its records may be those from before the ledger was in doubt
     recorded: Members | None = None  # the machines whose records it has; None: all in ``plans``
-    terms: Terms | None = None  # the terms on which endpoints serve one-time boots
+    terms: ServingTerms | None = None  # the terms on which endpoints serve one-time boots
     owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
     limited: Mapping[str, LimitedFiles] = msgspec.field(
         default_factory=dict
@@ -84,11 +84,11 @@ class TargetState(Struct, frozen=True, kw_only=True):
     unwritable: str | None = None  # why the ledger could not note the offers
     events: tuple[Event, ...] = ()  # events of the last publication
 
-    def stands_for(self, commit: Commit) -> bool:
+    def holds_plans_of(self, commit: Commit) -> bool:
         """Return whether the target holds everything that was planned from a commit."""
         return self.complete and not self.owed and self.failure is None and self.applied == commit.revision
 
-    def owing(self, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
+    def with_changed_files(self, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
         """Return the target after the files of these servers changed.
 
         The next publication has these files even if the plans stay the same.
@@ -96,7 +96,7 @@ class TargetState(Struct, frozen=True, kw_only=True):
         return structs.replace(
             self,
             owed=self.owed | servers,
-            versions=replaced(self.versions, {}, servers & self.versions.keys()),
+            versions=apply_changes(self.versions, {}, servers & self.versions.keys()),
             events=(*self.events, *events),
         )
 
@@ -114,22 +114,22 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     fetched: Fetched | None = None  # None: no fetch has ended yet
     longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look
     serving: Endpoints | None = None  # None: the instance starts no endpoints
-    telling: Telling | None = None  # None: there is no forge
+    telling: ForgeReport | None = None  # None: there is no forge
     unsent: tuple[str, str] | None = None  # why a notice could not be sent: reason, message
     died: tuple[ThreadFailure, ...] = ()  # threads of this process that died, and start again
-    following: tuple[Following, ...] = ()  # the targets that follow OUTPUT
+    following: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
     signed_list: SignedListState | None = None  # None: nothing was published since the start
     opened: int | None = None  # changes of the ledger when it was opened; None: not compared any more
     was_left: bool = False  # whether the ledger was unused for long before that
     is_output_open: bool = False  # whether everybody on this host may read what is published
     is_upgraded: bool = False  # whether the ledger is of a version that left one-time boots in OUTPUT
-    keeping: Keeping = Keeping.UNKNOWN  # the quality of the clock
+    keeping: ClockState = ClockState.UNKNOWN  # the quality of the clock
     unwritable: str | None = None  # why the ledger could not be written
     next_window_end: datetime | None = None  # in OUTPUT, while nothing was published since the start
     waits_since: datetime | None = None  # since when the first publication is missing; None: it is done
     before_resume: InstanceState | None = None  # the state of the start, while the ledger cannot be written
     unread: str | None = None  # why the spool could not be read
-    refused: tuple[NotGiven, ...] = ()  # boots that endpoints did not serve within the last hour
+    refused: tuple[Denial, ...] = ()  # boots that endpoints did not serve within the last hour
     unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # proxies without a name that endpoints met within the last hour
     conditions: tuple[Condition, ...] = ()
 
@@ -140,19 +140,19 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         None if the Fleet names another ledger, and this instance never acted.
         """
         accepted = self.attempt.accepted
-        if accepted is None or not goes_by(self.knowledge, accepted):
+        if accepted is None or not plans_by(self.knowledge, accepted):
             return None
         return self.attempt.offered or accepted
 
     @property
-    def acts(self) -> bool:
-        return is_named(self.knowledge, self.attempt.accepted, self.attempt.orders)
+    def may_act(self) -> bool:
+        return may_instance_act(self.knowledge, self.attempt.accepted, self.attempt.orders)
 
     @property
     def is_orphaned(self) -> bool:
         """Whether the newest Fleet does not have the site of this instance any more, or names no ledger for it."""
         orders = self.attempt.orders or (self.attempt.accepted.orders if self.attempt.accepted is not None else None)
-        return orders is not None and orders.ledger == NOBODY
+        return orders is not None and orders.ledger == NO_LEDGER
 
     def status(self) -> Status:
         """Return a summary of the instance.
@@ -165,15 +165,15 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         fetches = (
             (machines[uuid].name, each) for uuid, each in self.knowledge.secret_fetches.items() if uuid in machines
         )
-        shown = nlargest(_MOST_SHOWN, fetches, key=lambda item: (item[1].is_unexpected, item[1].last, item[0]))
-        oldest = nsmallest(_MOST_SHOWN, plans.installing.items(), key=lambda item: (item[1].at, item[0]))
+        shown = nlargest(_MAX_SHOWN, fetches, key=lambda item: (item[1].is_unexpected, item[1].last, item[0]))
+        oldest = nsmallest(_MAX_SHOWN, plans.installing.items(), key=lambda item: (item[1].at, item[0]))
         return Status(
             ledger=self.knowledge.facts.identity,
             attempted=attempt.attempted,
             problems=attempt.problems,
             held=attempt.held,
-            withheld=tuple(self._withheld()),
-            passed=attempt.passed,
+            withheld=tuple(self._list_withheld()),
+            passed_commits=attempt.passed,
             accepted=accepted.revision if accepted is not None else None,
             committed_at=attempt.committed_at,
             signer=attempt.signer,
@@ -183,23 +183,23 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             fetch_began=self.fetched.began if self.fetched is not None else None,
             fetched=self.fetched.commit if self.fetched is not None else None,
             planned_at=self.publication.at,
-            next_transition=plans.transitions.next,
-            phases=plans.counted("phases"),
-            records=plans.counted("records"),
-            installs=plans.counted("installs"),
-            runs=plans.counted("runs"),
-            installing=plans.counted("installing"),
+            next_transition=plans.transitions.next_due,
+            phases=plans.count_servers("phases"),
+            records=plans.count_servers("records"),
+            installs=plans.count_servers("installs"),
+            runs=plans.count_servers("runs"),
+            installing=plans.count_servers("installing"),
             installations=tuple({"server": name, **progress.facts()} for name, progress in oldest),
-            drift=plans.counted("drift"),
+            drift=plans.count_servers("drift"),
             bmcs=self.schedule.outcomes,
-            below_minimum_version=plans.below_minimum(),
+            below_minimum_version=plans.count_below_minimum(),
             secret_fetches=tuple(
                 {"server": name, **facts} for name, each in sorted(shown, key=itemgetter(0)) for facts in each.facts()
             ),
             conditions=self.conditions,
         )
 
-    def _withheld(self) -> Iterator[WithheldServer]:
+    def _list_withheld(self) -> Iterator[WithheldServer]:
         """Yield each server of which install boots are withheld, and what it boots instead, by name."""
         commit = self.plans.commit
         found = commit.withheld if commit is not None else {}
@@ -215,7 +215,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
                     why=str(state.plan.cause),
                 )
 
-    def overdue(self, at: datetime) -> dict[str, InstallAttempt]:
+    def find_overdue(self, at: datetime) -> dict[str, InstallAttempt]:
         """Return the installations of which nothing was seen for too long, by server.
 
         An installation whose end only Git declares is not overdue once it has shown all of its other steps.
@@ -228,13 +228,13 @@ class InstanceState(Struct, frozen=True, kw_only=True):
                 continue
             boots, shows_start = policy.boot.boots, policy.boot.shows_its_start
             is_declared = commit.decisions.evidence is Evidence.DECLARED
-            if is_declared and has_shown_all(attempt, boots=boots, shows_start=shows_start):
+            if is_declared and has_all_evidence(attempt, boots=boots, shows_start=shows_start):
                 continue
             if attempt.last_seen.at + self.longest_step <= at:
                 found[name] = attempt
         return found
 
-    def overdue_runs(self, at: datetime) -> dict[str, tuple[str, Run]]:
+    def find_overdue_runs(self, at: datetime) -> dict[str, tuple[str, Run]]:
         """Return the maintenances whose boot was served too long ago and has not started, by server."""
         return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
 
@@ -247,7 +247,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         is_suspended = any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
         suspension = self.knowledge.facts.suspension if is_suspended else None
         dues = (
-            self.plans.transitions.next if self.commit is not None else None,
+            self.plans.transitions.next_due if self.commit is not None else None,
             self.next_window_end,
             self.schedule.next_due,
             suspension.until if suspension is not None else None,
@@ -264,10 +264,10 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
 
-_MOST_SHOWN: Final = 50  # servers in a status that is written at each reconcile: some 50 KB
+_MAX_SHOWN: Final = 50  # servers in a status that is written at each reconcile: some 50 KB
 
 
-def goes_by(knowledge: Knowledge, commit: Commit) -> bool:
+def plans_by(knowledge: Knowledge, commit: Commit) -> bool:
     """Return whether the instance with this ledger plans and publishes a commit.
 
     An instance whose place another one has taken goes on: it ends its windows, and withdraws what it has set.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import watchfiles
 
-from gitboot.background_threads import BackgroundThread, SignalQueue, failures, listening
+from gitboot.background_threads import BackgroundThread, SignalQueue, list_failures, notify_on_death
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile import Reconciler
 from gitboot.errors import OperatorError, TryAgain
@@ -24,10 +24,10 @@ from gitboot.jsonio import format_instant
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, ThreadFailure
 from gitboot.status.work_progress import Stage
-from gitboot.system_clock import Keeping
+from gitboot.system_clock import ClockState
 
 if TYPE_CHECKING:
-    from gitboot.controller.forge import Witness
+    from gitboot.controller.forge import ForgeReader
     from gitboot.controller.notifications import Notices
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
@@ -37,30 +37,30 @@ _LOOK_EVERY_S: Final = 10.0  # whether one does
 _EVALUATION_S: Final = 2.0  # nearly every commit is evaluated by then, and whatever else happens rings
 
 
-class Ring(Enum):
+class WakeCause(Enum):
     """The cause of a ring."""
 
     ANYTHING = auto()
     COMMIT = auto()  # there may be a new commit, or it was fetched; nothing else has happened
 
 
-class Bell:
+class WakeSignal:
     """A bell that any thread or signal handler rings. Rings that nobody has waited for yet count as one."""
 
     def __init__(self) -> None:
-        self._rung: SignalQueue[Ring] = SignalQueue()
-        self.is_over = False  # whether `end` was called
+        self._rung: SignalQueue[WakeCause] = SignalQueue()
+        self.is_stopped = False  # whether `end` was called
 
-    def ring(self, why: Ring = Ring.ANYTHING) -> None:
-        self._rung.put(why)
+    def wake(self, cause: WakeCause = WakeCause.ANYTHING) -> None:
+        self._rung.put(cause)
 
-    def end(self) -> None:
-        self.is_over = True
-        self.ring()
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.wake()
 
-    def wait(self, timeout_s: float) -> frozenset[Ring]:
+    def wait(self, timeout_s: float) -> frozenset[WakeCause]:
         """Wait until somebody rings, or for so long. Return the causes of all rings so far."""
-        heard = set[Ring]()
+        heard = set[WakeCause]()
         while (ring := self._rung.get(0 if heard else timeout_s)) is not None:
             heard.add(ring)
         return frozenset(heard)
@@ -77,15 +77,15 @@ class Loop:
         poll_s: float,
         clock: Callable[[], datetime],
         tell: Callable[[Event], None],
-        bell: Bell | None = None,
-        keeping: Callable[[], Keeping] = lambda: Keeping.UNKNOWN,
-        forge: Witness | None = None,  # that knows how far the ledger has come
+        bell: WakeSignal | None = None,
+        keeping: Callable[[], ClockState] = lambda: ClockState.UNKNOWN,
+        forge: ForgeReader | None = None,  # that knows how far the ledger has come
         notices: Notices | None = None,
     ) -> None:
         self._reconciler, self._source, self._forge, self._notices = reconciler, source, forge, notices
         self._poll_s, self._clock, self._tell, self._keeping = poll_s, clock, tell, keeping
-        self._wakes = bell or Bell()  # the next reconcile is due now
-        self._fetches = Bell()  # the next fetch is due now
+        self._wakes = bell or WakeSignal()  # the next reconcile is due now
+        self._fetches = WakeSignal()  # the next fetch is due now
         self._stopping = False
         self._stopped = threading.Event()  # for those who watch; set once the last reconcile has ended
         self._fetched: Fetched | None = None
@@ -93,42 +93,42 @@ class Loop:
 
     def wake(self) -> None:
         """Ask for a reconcile now. Any thread or signal handler may call this."""
-        self._wakes.ring()
+        self._wakes.wake()
 
     def fetch_now(self) -> None:
         """Ask for a fetch now, and for a reconcile after it. Any thread or signal handler may call this."""
-        self._fetches.ring()
+        self._fetches.wake()
 
     def stop(self) -> None:
         """End `run` after the reconcile that is under way. Any thread or signal handler may call this."""
         self._stopping = True
-        self._wakes.ring()
-        self._fetches.ring()
+        self._wakes.wake()
+        self._fetches.wake()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until `run` has ended, or for so long. Return whether it has ended."""
         return self._stopped.wait(timeout_s)
 
-    def once(self) -> None:
+    def run_once(self) -> None:
         """Fetch, reconcile, and wait for the jobs at BMCs."""
         self._fetch_once()
         self._reconcile(wait=True)
         for _ in range(2):  # to learn of the fetches up to now, and to judge by the records
-            if self._reconciler.standing.attempt.awaits_records:
+            if self._reconciler.state.attempt.awaits_records:
                 self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
         """Reconcile again and again, until `stop` or the end of the bell. ``serving`` returns how endpoints fare."""
         threads = [
-            BackgroundThread(self._keep_fetching, name="fetch", on_death=self._note_death),
+            BackgroundThread(self._fetch_repeatedly, name="fetch", on_death=self._note_death),
             BackgroundThread(self._watch_stages, name="stages"),
         ]
         for thread in threads:
             thread.start()
         # Events only wake, the poll is the guarantee.
-        fetch = partial(self._fetches.ring, Ring.COMMIT)
-        with listening(self.wake), watched(*self._source.watch_paths(), wake=fetch):
-            while not self._stopping and not self._wakes.is_over:
+        fetch = partial(self._fetches.wake, WakeCause.COMMIT)
+        with notify_on_death(self.wake), watch_folders(*self._source.watch_paths(), wake=fetch):
+            while not self._stopping and not self._wakes.is_stopped:
                 self._wait_for(self._reconcile(serving=serving() if serving is not None else None))
         self.stop()
         self._stopped.set()
@@ -142,10 +142,10 @@ class Loop:
         could do for it. One that takes its time is in the status meanwhile. With a longer poll, the status is written
         at its own interval all the same, by which readers notice one that is stale.
         """
-        heard = self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
-        has_come = heard == {Ring.COMMIT} and not self._stopping
-        if has_come and self._reconciler.has_asked(self._last_fetch(), self._clock()):
-            self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
+        heard = self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
+        has_come = heard == {WakeCause.COMMIT} and not self._stopping
+        if has_come and self._reconciler.start_evaluation(self._last_fetch(), self._clock()):
+            self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
 
     def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
         fetched, telling = self._last_fetch(), self._forge.telling if self._forge is not None else None
@@ -156,7 +156,7 @@ class Loop:
             telling=telling,
             unsent=self._notices.failure if self._notices is not None else None,
             keeping=self._keeping(),
-            died=tuple(ThreadFailure(*each) for each in failures()),
+            died=tuple(ThreadFailure(*each) for each in list_failures()),
             wait=wait,
         )
         if self._notices is not None:
@@ -182,16 +182,16 @@ class Loop:
             was_slow, self._slow_since = self._slow_since is not None, None
         lap(Stage.FETCH)
         if self._forge is not None:
-            self._forge.ask(fetched=error is None)
-        fetched = Fetched(began=began, commit=commit, elsewhere=self._source.elsewhere)
+            self._forge.read_known_changes(has_fetched=error is None)
+        fetched = Fetched(began=began, commit=commit, elsewhere=self._source.branch_mismatch)
         if error is not None:
             fetched = replace(fetched, reason=type(error).__name__, message=str(error), failed=True)
         self._fetched = fetched
         if before is None or (fetched.commit, fetched.message) != (before.commit, before.message):
             self._report(fetched)
-            self._wakes.ring(Ring.ANYTHING if fetched.failed else Ring.COMMIT)
+            self._wakes.wake(WakeCause.ANYTHING if fetched.failed else WakeCause.COMMIT)
         elif was_slow or fetched.elsewhere != before.elsewhere:
-            self._wakes.ring()
+            self._wakes.wake()
 
     def _report(self, fetched: Fetched) -> None:
         at, commit = self._clock(), fetched.commit
@@ -202,7 +202,7 @@ class Loop:
 
     def _note_slow(self, began: datetime) -> None:
         self._slow_since = began
-        self._wakes.ring()
+        self._wakes.wake()
 
     def _last_fetch(self) -> Fetched | None:
         """Return how the last fetch ended, unless another one has been under way for too long."""
@@ -218,14 +218,14 @@ class Loop:
         message = f"the thread that fetches died: {message}"
         self._fetched = Fetched(reason="SourceError", message=message, failed=True, commit=commit)
 
-    def _keep_fetching(self) -> None:
+    def _fetch_repeatedly(self) -> None:
         asked = False
         while not self._stopping:
             self._fetch_once()
             if asked:
                 self.wake()
             jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
-            asked = Ring.ANYTHING in self._fetches.wait(self._poll_s * jitter)
+            asked = WakeCause.ANYTHING in self._fetches.wait(self._poll_s * jitter)
             if asked and not self._stopping:
                 self._reconciler.retry_targets()
 
@@ -233,18 +233,18 @@ class Loop:
         """Report a stage of a reconcile that hangs, once; the next reconcile that ends reports that it does not."""
         reported: Stage | None = None
         while not self._stopped.wait(_LOOK_EVERY_S):
-            stalled = self._reconciler.laps.stalled(STALLED_S)
+            stalled = self._reconciler.laps.find_stalled_stage(STALLED_S)
             if stalled is not None and stalled is not reported:
                 self._reconciler.report_stalled(stalled, STALLED_S, self._clock())
             reported = stalled
 
 
-def _left_s(due: datetime | None, now: datetime, most_s: float) -> float:
+def _seconds_until(due: datetime | None, now: datetime, most_s: float) -> float:
     return most_s if due is None else min(most_s, max((due - now) / timedelta(seconds=1), 0))
 
 
 @contextmanager
-def watched(*folders: Path | None, wake: Callable[[], None], below: bool = True) -> Iterator[None]:
+def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bool = True) -> Iterator[None]:
     """Call ``wake``, from a thread, when a file in these folders changes, until the block ends. None: no folder.
 
     ``below``: also in the folders below them. Some changes bring no event, so a poll is needed besides.
@@ -257,7 +257,13 @@ def watched(*folders: Path | None, wake: Callable[[], None], below: bool = True)
     def keep_waking() -> None:
         # watchfiles' default filter leaves out whatever lies in a .git.
         changes = watchfiles.watch(
-            *paths, watch_filter=None, stop_event=ended, debounce=50, step=10, raise_interrupt=False, recursive=below
+            *paths,
+            watch_filter=None,
+            stop_event=ended,
+            debounce=50,
+            step=10,
+            raise_interrupt=False,
+            recursive=recursive,
         )
         for _ in changes:
             wake()

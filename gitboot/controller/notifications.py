@@ -30,10 +30,10 @@ from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.files import read_private
 from gitboot.http_client import HttpClient
-from gitboot.jsonio import canonical
+from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables
 from gitboot.publish.tree_reader import read_state
-from gitboot.text import count, did_you_mean, more, one_line, printable, some
+from gitboot.text import did_you_mean, format_count, format_names, format_rest, one_line, printable
 
 _LOOK_S: Final = 30.0  # what rings is quicker
 _MOST_READ: Final = 500  # events at a time
@@ -65,7 +65,7 @@ class Bookmarks:
             self._places[receiver] = place
             content = {"ledger": self._ledger, "places": dict(sorted(self._places.items()))}
             with suppress(OSError):  # then it is told again after a restart
-                files.write_whole(self._file, json.dumps(content).encode() + b"\n")
+                files.write_atomically(self._file, json.dumps(content).encode() + b"\n")
 
 
 class _Pile(Struct):
@@ -185,12 +185,12 @@ def notifying(
         yield None
         return
     file = settings.state / LEDGER
-    places = Bookmarks(settings.state / NOTIFIED, ledger, instance_tables.last(file))
+    places = Bookmarks(settings.state / NOTIFIED, ledger, instance_tables.read_last_event_number(file))
     read = partial(_read_events, file, settings.output)
     messengers = [
         Messenger(
             each,
-            Rereading(partial(read_receiver, settings.notify, each.name), settings.git.ca_bundle),
+            RereadingSender(partial(read_receiver, settings.notify, each.name), settings.git.ca_bundle),
             places,
             ledger=ledger,
             read=read,
@@ -210,7 +210,7 @@ def notifying(
 
 def _read_events(ledger: Path, output: Path, place: int) -> list[NotedEvent]:
     found = []
-    for sequence, event in instance_tables.after(ledger, place, _MOST_READ):
+    for sequence, event in instance_tables.read_events_after(ledger, place, _MOST_READ):
         site, server, servers, commit = None, event.get("server"), event.get("servers"), event.get("commit")
         with suppress(ValueError, OSError):
             state = read_state(output, server) if isinstance(server, str) else None
@@ -262,8 +262,8 @@ class Notice(Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         servers = sorted({server for each in self.events for server in each.servers})
-        times = f" ({count(self.number, 'time')})" if self.number > 1 else ""
-        return printable(f"gitboot: {self.type}{f': {some(servers, 3)}' if servers else ''}{times}")
+        times = f" ({format_count(self.number, 'time')})" if self.number > 1 else ""
+        return printable(f"gitboot: {self.type}{f': {format_names(servers, 3)}' if servers else ''}{times}")
 
     @property
     def text(self) -> str:
@@ -271,7 +271,7 @@ class Notice(Struct, frozen=True, kw_only=True):
         for each in self.events:
             flat = one_line(each.message)
             lines.append(f"{each.at} {flat if len(flat) <= _LONGEST else f'{flat[: _LONGEST - 1]}…'}")
-        return "\n".join(filter(None, (*lines, more(self.number - len(self.events)))))
+        return "\n".join(filter(None, (*lines, format_rest(self.number - len(self.events)))))
 
 
 _LONGEST: Final = 500  # characters of a message in words
@@ -316,12 +316,12 @@ class NotedEvent(Struct, frozen=True, kw_only=True):
 Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` where it did not arrive
 
 
-def sender_of(receiver: Receiver, ca_bundle: Path | None) -> Send:
+def build_sender(receiver: Receiver, ca_bundle: Path | None) -> Send:
     """What sends to a receiver; raises `UsageError` where it cannot be used."""
     return _Webhook(receiver, ca_bundle) if receiver.secret is not None else _ByApprise(receiver)
 
 
-class Rereading:
+class RereadingSender:
     """Sends each notice by what ``read`` returns of the receiver then: its URL and secret may be replaced.
 
     ``read`` raises `UsageError` if the file cannot be used.
@@ -330,12 +330,12 @@ class Rereading:
     def __init__(self, read: Callable[[], Receiver], ca_bundle: Path | None) -> None:
         self._read, self._ca_bundle = read, ca_bundle
         self._receiver = read()
-        self._send = sender_of(self._receiver, ca_bundle)
+        self._send = build_sender(self._receiver, ca_bundle)
 
     def __call__(self, notice: Notice, at: datetime) -> None:
         receiver = self._read()
         if receiver != self._receiver:
-            self._receiver, self._send = receiver, sender_of(receiver, self._ca_bundle)
+            self._receiver, self._send = receiver, build_sender(receiver, self._ca_bundle)
         self._send(notice, at)
 
 
@@ -344,7 +344,7 @@ class _Webhook:
         self._receiver, self._client = receiver, HttpClient(ca_bundle=ca_bundle)
 
     def __call__(self, notice: Notice, at: datetime) -> None:
-        body, timestamp = canonical(notice.facts()), str(int(at.timestamp()))
+        body, timestamp = encode_canonical(notice.facts()), str(int(at.timestamp()))
         signature = hmac.digest(self._receiver.secret or b"", timestamp.encode() + b"." + body, "sha256").hex()
         headers = {
             "Content-Type": "application/json",
@@ -451,7 +451,7 @@ class _Table(Struct, frozen=True):
             raise self._wrong("expected webhook or apprise, or one of them as -file")
         if apprise is not None and "secret-file" in self.given:
             raise self._wrong("secret-file signs a webhook; apprise has its secrets in its URL")
-        secret = self._secret_of(webhook) if webhook is not None else None
+        secret = self._read_secret(webhook) if webhook is not None else None
         level = self.given.get("level", Level.WARNING.word)
         levels = {each.word: each for each in Level}
         if not isinstance(level, str) or level not in levels:
@@ -487,7 +487,7 @@ class _Table(Struct, frozen=True):
             raise self._wrong(f"{key}: expected the name of a file")
         return read_private(self.file.parent / name)
 
-    def _secret_of(self, url: str) -> bytes:
+    def _read_secret(self, url: str) -> bytes:
         """Return the secret of a webhook at this URL, which others must not be able to read or to guess."""
         if "secret-file" not in self.given:
             raise self._wrong("a webhook needs secret-file, by which it is signed")

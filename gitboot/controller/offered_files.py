@@ -11,13 +11,13 @@ from typing import Final, NamedTuple, Protocol
 from msgspec import structs
 
 from gitboot.artifacts.availability import is_withheld
-from gitboot.controller.current_plans import Plans, changed_by
+from gitboot.controller.current_plans import Plans, find_changed_servers
 from gitboot.controller.instance_state import LimitedFiles, TargetState
-from gitboot.controller.records.install_boots import offer_of, offers_of
+from gitboot.controller.records.install_boots import build_offer, list_offers
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import LedgerError, PublishError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fleet.layered_dict import replaced
+from gitboot.fleet.layered_dict import apply_changes
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Facts
@@ -25,22 +25,22 @@ from gitboot.ledger.store import Store
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.publish.publisher import Published
-from gitboot.render.boot_files import is_of_hosts, shared_files
-from gitboot.render.endpoint_files import Terms, render_terms
-from gitboot.render.page_shards import page_files
+from gitboot.publish.publisher import PublicationResult
+from gitboot.render.boot_files import lists_interfaces, render_fleet_files
+from gitboot.render.endpoint_files import ServingTerms, render_terms
+from gitboot.render.page_shards import render_page_files
 from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import (
-    AS_IT_WAS,
+    NO_UPDATES,
+    FileUpdates,
     Members,
-    PartFiles,
-    changed_members,
-    members_of,
-    record_files,
+    group_by_shard,
+    render_record_files,
+    update_members,
 )
-from gitboot.render.server_files import RenderedState, ServerState, halted, limited_to, rendered
+from gitboot.render.server_files import RenderedState, ServerState, halt_server, limit_server, render_server
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_limits import Halt
+from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import (
@@ -60,8 +60,8 @@ class Target(Protocol):
         complete: bool,
         commit: str,
         at: datetime,
-        parts: PartFiles,
-    ) -> Published:
+        parts: FileUpdates,
+    ) -> PublicationResult:
         """Publish these files of servers and these shared files. None: the server has no files any more.
 
         The items are read once, and are what is published. Single servers may be read before.
@@ -69,14 +69,14 @@ class Target(Protocol):
         ``parts`` does not have. Raises `PublishError`.
         """
 
-    def dated(self, path: str, file: File, at: datetime) -> int:
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:
         """Return the date of ``path``, in seconds since 1970, if ``file`` is published there ``at`` that instant."""
 
-    def holds(self, files: Files) -> bool:
+    def has_files(self, files: Files) -> bool:
         """Return whether the target has exactly these files."""
 
 
-class Dated(NamedTuple):
+class DatedPath(NamedTuple):
     """A path of a server, with its plan or report, and its date once it is published."""
 
     path: str
@@ -84,39 +84,43 @@ class Dated(NamedTuple):
     plan: Digest
 
 
-class Noting(Protocol):
+class OfferRecorder(Protocol):
     """A ledger that notes which boots are offered, before a machine can fetch them."""
 
-    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+    def record_offers(
+        self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
+    ) -> Collection[str]:
         """Note what these servers are offered, and return the servers to halt, which boot their disks.
 
         Raises `LedgerError`.
         """
 
-    def note_published(self) -> None:
+    def record_publication(self) -> None:
         """Note that a tree is published."""
 
 
-class LedgerNotes:
+class LedgerOfferRecorder:
     """The notes of offers in the ledger, under the number of the newest decision."""
 
     def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
         """``unwritable`` is why this pass found the ledger unwritable. Then a note fails without another attempt."""
         self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
-    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+    def record_offers(
+        self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
+    ) -> Collection[str]:
         number = self._facts.sequence
-        numbered = [structs.replace(each, number=number) for state in states.values() for each in offers_of(state)]
+        numbered = [structs.replace(each, number=number) for state in states.values() for each in list_offers(state)]
         versions = [each for some in dates.values() for each in some]
         if numbered or versions:
             if self._unwritable is not None:
                 raise LedgerError(self._unwritable)
             with self._store.writing() as tx:
                 server_tables.offer_evidence(tx, numbered, self._at)
-                server_tables.note_versions(tx, versions, number)
+                server_tables.write_versions(tx, versions, number)
         return ()
 
-    def note_published(self) -> None:
+    def record_publication(self) -> None:
         if self._unwritable is None:
             with self._store.writing() as tx:
                 instance_tables.write_facts(tx, published=True)
@@ -124,17 +128,17 @@ class LedgerNotes:
             raise LedgerError(self._unwritable)
 
 
-def published(
+def publish_plans(
     before: TargetState,
     plans: Plans,
     commit: Commit,
     different: Collection[str],
     knowledge: Knowledge,
     target: Target,
-    noting: Noting,
+    recorder: OfferRecorder,
     at: datetime,
     *,
-    terms: Terms,
+    terms: ServingTerms,
     keys: TokenKeys,
 ) -> TargetState:
     """Publish the plans, and return the state of the target. ``different`` are servers whose files may differ.
@@ -146,29 +150,31 @@ def published(
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
     attempt = structs.replace(before, owed=owed, failure=None, unwritable=None, at=at)
-    offered = _Offered(
+    offered = _OfferedFiles(
         names=sorted(owed),
         before=before,
         plans=plans,
         decisions=commit.decisions,
         token_keys=keys,
         target=target,
-        noting=noting,
+        recorder=recorder,
         at=at,
     )
-    recorded, changed = _recorded(before, plans, commit, knowledge, owed)
-    parts = _parts(before, plans, commit, knowledge, recorded, changed, owed)
+    recorded, changed = _select_records(before, plans, commit, knowledge, owed)
+    parts = _render_parts(before, plans, commit, knowledge, recorded, changed, owed)
     try:
         done = target.publish(
             offered if not before.complete else dict(offered.items()),
-            shared(plans, commit, terms) if _shares_other(before, plans, commit) or before.terms != terms else None,
+            render_shared_files(plans, commit, terms)
+            if _have_shared_files_changed(before, plans, commit) or before.terms != terms
+            else None,
             complete=not before.complete,
             commit=commit.revision,
             at=at,
             parts=parts,
         )
         if before.applied is None:
-            noting.note_published()
+            recorder.record_publication()
     except (PublishError, LedgerError) as error:
         unwritable = str(error) if isinstance(error, LedgerError) else None
         # The target may have begun with it: what it is brought to next is given again, even if that is what it held.
@@ -177,7 +183,7 @@ def published(
             terms=None,
             in_doubt=before.in_doubt or parts.is_whole,
             recorded=None,
-            versions=replaced(before.versions, {}, owed & before.versions.keys()),
+            versions=apply_changes(before.versions, {}, owed & before.versions.keys()),
             failure=(type(error).__name__, str(error)),
             unwritable=unwritable,
         )
@@ -193,50 +199,50 @@ def published(
         complete=True,
         plans=plans,
         terms=terms,
-        in_doubt=knowledge.settled is None,
+        in_doubt=knowledge.recorded_commit is None,
         recorded=recorded,
         owed=frozenset(limited),
         limited=dict(sorted(limited.items())),
         failure=("LedgerError", offered.unwritable) if limited and offered.unwritable is not None else None,
         unwritable=offered.unwritable,
-        versions=replaced(before.versions, offered.versions, owed - offered.versions.keys()),
+        versions=apply_changes(before.versions, offered.versions, owed - offered.versions.keys()),
         events=events,
     )
 
 
-def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
+def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Files:
     """Return the files of the whole fleet, without those in parts."""
-    decisions = structs.replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
-    return {**shared_files(decisions, terms.monitors), **render_terms(terms)}
+    decisions = structs.replace(commit.decisions, unknown=_unknown_machine_boots(plans, commit.decisions))
+    return {**render_fleet_files(decisions, terms.monitors), **render_terms(terms)}
 
 
-def _recorded(
+def _select_records(
     before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
     """Return the machines whose records to publish, and those whose records changed. None: all records.
 
     While the ledger is in doubt, they stay as they were published.
     """
-    in_doubt = knowledge.settled is None
+    in_doubt = knowledge.recorded_commit is None
     if in_doubt:
         same = before.complete and before.in_doubt and before.recorded is not None
-        return members_of(knowledge.published), frozenset() if same else None
+        return group_by_shard(knowledge.published_records), frozenset() if same else None
 
     def has_record(uuid: SystemUuid) -> bool:
         return uuid in commit.machines and knowledge.record(uuid) is not None
 
     if not before.complete or before.in_doubt:
-        return members_of(filter(has_record, commit.machines)), None
+        return group_by_shard(filter(has_record, commit.machines)), None
     if before.recorded is None:  # it may hold others than were planned, of whoever is in question
         states = [[each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in owed]
         found = frozenset(each.decision.uuid for pair in states for each in pair)
-        return members_of(filter(has_record, commit.machines)), found if all(states) else None  # whose was it?
-    pairs = [[_known(each.servers.get(name)) for each in (before.plans, plans)] for name in owed]
+        return group_by_shard(filter(has_record, commit.machines)), found if all(states) else None  # whose was it?
+    pairs = [[_machine_and_record(each.servers.get(name)) for each in (before.plans, plans)] for name in owed]
     changed = frozenset(each[0] for pair in pairs if pair[0] != pair[1] for each in pair if each is not None)
-    return changed_members(before.recorded, changed, has_record), changed
+    return update_members(before.recorded, changed, has_record), changed
 
 
-def _parts(
+def _render_parts(
     before: TargetState,
     plans: Plans,
     commit: Commit,
@@ -244,66 +250,71 @@ def _parts(
     recorded: Members,
     changed: Collection[SystemUuid] | None,
     owed: Collection[str],
-) -> PartFiles:
+) -> FileUpdates:
     held = before.plans.commit if before.complete else None
     has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, held))
     is_whole = held is None or changed is None or has_page != had_page
-    page, record = AS_IT_WAS, knowledge.record if knowledge.settled is not None else knowledge.published.get
+    page, record = (
+        NO_UPDATES,
+        knowledge.record if knowledge.recorded_commit is not None else knowledge.published_records.get,
+    )
     if has_page:
-        page = page_files(
+        page = render_page_files(
             *(plans.servers, commit.revision, commit.shown, commit.locations, None if is_whole else owed),
-            published=held.locations if held is not None else None,
+            published_locations=held.locations if held is not None else None,
         )
-    records = record_files(recorded, record, None if is_whole else changed)
-    return PartFiles(files={**page.files, **records.files}, gone=page.gone | records.gone, is_whole=is_whole)
+    records = render_record_files(recorded, record, None if is_whole else changed)
+    return FileUpdates(files={**page.files, **records.files}, removed=page.removed | records.removed, is_whole=is_whole)
 
 
-def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
+def _unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
     """Return what unknown machines boot, if it is offered. None: their disks."""
-    if decisions.unknown is None or plans.stop is Halt.ALL:
+    if decisions.unknown is None or plans.stop is StopScope.ALL:
         return None
     if plans.sightings is None:
         return decisions.unknown or None  # nobody checks artifacts
     boots = decisions.unknown.items()
-    absent = {file for _, boot in boots for file in boot.fetched if is_withheld(file, plans.sightings)}
+    absent = {file for _, boot in boots for file in boot.fetched_files if is_withheld(file, plans.sightings)}
     return {each: boot for each, boot in boots if not boot.lacks(absent)} or None
 
 
-def _shares_other(before: TargetState, plans: Plans, commit: Commit) -> bool:
+def _have_shared_files_changed(before: TargetState, plans: Plans, commit: Commit) -> bool:
     """Return whether the files of the whole fleet may differ from those that the target holds."""
     held = before.plans
     if held.commit is None or held.stop is not plans.stop or not before.complete:
         return True
     old, new = held.commit.decisions, commit.decisions
     return (
-        _fleetwide(old) != _fleetwide(new)
-        or _unknown(held, old) != _unknown(plans, new)
+        _without_servers(old) != _without_servers(new)
+        or _unknown_machine_boots(held, old) != _unknown_machine_boots(plans, new)
         or (
-            is_of_hosts(new.outputs)
-            and any(old.networks.get(name) != new.networks.get(name) for name in changed_by(held.commit, commit))
+            lists_interfaces(new.outputs)
+            and any(
+                old.networks.get(name) != new.networks.get(name) for name in find_changed_servers(held.commit, commit)
+            )
         )
     )
 
 
-def _fleetwide(decisions: Decisions) -> Decisions:
+def _without_servers(decisions: Decisions) -> Decisions:
     return structs.replace(decisions, revision="", servers={}, networks={}, warnings=(), dated=())
 
 
-def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
+def _machine_and_record(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
     return (state.decision.uuid, state.record) if state is not None and state.record is not None else None
 
 
-def _versions(state: RenderedState) -> dict[str, Digest]:
-    if not (offers := {offer.plan for offer in offers_of(state)}):
+def _offered_versions(state: RenderedState) -> dict[str, Digest]:
+    if not (offers := {offer.plan for offer in list_offers(state)}):
         return {}
-    return {path: digest for path, digest in state.entries.items() if digest in offers}
+    return {path: digest for path, digest in state.evidence_digests.items() if digest in offers}
 
 
 _BATCH: Final = 500  # servers whose offers are noted at once, and whose files are held together
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class _Offered(Mapping[str, Files | None]):
+class _OfferedFiles(Mapping[str, Files | None]):
     """The files of servers by name, rendered on demand. `items` notes what they offer before it returns them.
 
     So it is before a machine can fetch it. An access log is read later, perhaps much later, and has only the date of
@@ -316,7 +327,7 @@ class _Offered(Mapping[str, Files | None]):
     decisions: Decisions
     token_keys: TokenKeys
     target: Target
-    noting: Noting
+    recorder: OfferRecorder
     at: datetime
     versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)  # of those that were asked for, and are
     # Servers without the boots that the ledger could not note.
@@ -332,33 +343,33 @@ class _Offered(Mapping[str, Files | None]):
     def __getitem__(self, name: str) -> Files | None:
         """Return the files of a server without noting what they offer."""
         state = self.plans.servers.get(name)
-        return self._rendered(state).files if state is not None else None
+        return self._render(state).files if state is not None else None
 
     def items(self) -> ItemsView[str, Files | None]:
-        return _InBatches(self)
+        return _BatchedItems(self)
 
-    def some(self, names: Iterable[str]) -> dict[str, Files | None]:
+    def render_batch(self, names: Iterable[str]) -> dict[str, Files | None]:
         """Note what these servers are offered, and return their files. None: the server does not exist any more."""
         plans = {name: self.plans.servers.get(name) for name in names}
-        states = {name: self._rendered(state) for name, state in plans.items() if state is not None}
-        versions: dict[str, Mapping[str, Digest]] = {name: _versions(state) for name, state in states.items()}
-        dates = {name: self._dates(name, state.files, versions[name]) for name, state in states.items()}
+        states = {name: self._render(state) for name, state in plans.items() if state is not None}
+        versions: dict[str, Mapping[str, Digest]] = {name: _offered_versions(state) for name, state in states.items()}
+        dates = {name: self._date_changed_paths(name, state.files, versions[name]) for name, state in states.items()}
         halts: Collection[str] = ()
         if self.unwritable is None:  # once that failed, nothing more is noted
             try:
-                halts = self.noting.note(states, dates)
+                halts = self.recorder.record_offers(states, dates)
             except LedgerError as error:
                 self.unwritable = str(error)
         for name in halts:
-            states[name] = self._rendered(halted(states[name], self.token_keys))
+            states[name] = self._render(halt_server(states[name], self.token_keys))
         left = set[str]()
         if self.unwritable is not None:
             for name in states:
                 noted = self._offers_in_ledger(name, states[name].record)
-                if not dates[name] and all(each.plan in noted for each in offers_of(states[name])):
+                if not dates[name] and all(each.plan in noted for each in list_offers(states[name])):
                     continue  # the ledger has all of it
-                if not self.before.complete and self.target.holds(states[name].files):
-                    offers = frozenset(each.plan for each in offers_of(states[name]))  # an earlier process noted them
+                if not self.before.complete and self.target.has_files(states[name].files):
+                    offers = frozenset(each.plan for each in list_offers(states[name]))  # an earlier process noted them
                     self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
                     continue
                 stands = self._stands(name)
@@ -368,14 +379,14 @@ class _Offered(Mapping[str, Files | None]):
                     versions[name] = self.before.versions.get(name, {})
                     self.limited[name] = stands._replace(noted=noted)
                     continue
-                states[name] = self._limited(states[name], noted)
-                versions[name] = _versions(states[name])
+                states[name] = self._limit(states[name], noted)
+                versions[name] = _offered_versions(states[name])
                 self.limited[name] = LimitedFiles(noted, states[name].transition, self.plans.stop)
         self.versions.update(versions)
         return {name: states[name].files if name in states else None for name in plans if name not in left}
 
-    def _rendered(self, state: ServerState) -> RenderedState:
-        return rendered(state, self.decisions, self.token_keys)
+    def _render(self, state: ServerState) -> RenderedState:
+        return render_server(state, self.decisions, self.token_keys)
 
     def _stands(self, name: str) -> LimitedFiles | None:
         """Return the published files of a server. None: they are not known."""
@@ -394,40 +405,40 @@ class _Offered(Mapping[str, Files | None]):
             return frozenset()
         if name in self.before.owed:
             return self.before.limited[name].noted if name in self.before.limited else frozenset()
-        return frozenset(each.plan for each in offers_of(was))
+        return frozenset(each.plan for each in list_offers(was))
 
-    def _limited(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
+    def _limit(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
         """Return a server without the boots that the ledger has not noted; if that is not enough, as it is halted."""
 
         def is_noted(plan: BootPlan) -> bool:
-            offer = offer_of(state.decision, plan, state.record)
+            offer = build_offer(state.decision, plan, state.record)
             return offer is None or offer.plan in noted
 
         was = self.before.plans.servers.get(state.decision.server)
         tokens = was.tokens if was is not None else frozenset[Digest]()
-        now = limited_to(state, is_noted, tokens)
-        for limited in (now, limited_to(now, lambda plan: is_noted(plan) and plan is not now.plan, tokens)):
-            found = self._rendered(limited)
-            if not self._dates(state.decision.server, found.files, _versions(found)):
+        now = limit_server(state, is_noted, tokens)
+        for limited in (now, limit_server(now, lambda plan: is_noted(plan) and plan is not now.plan, tokens)):
+            found = self._render(limited)
+            if not self._date_changed_paths(state.decision.server, found.files, _offered_versions(found)):
                 return found
-        return self._rendered(halted(state, self.token_keys))
+        return self._render(halt_server(state, self.token_keys))
 
-    def _dates(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[Dated, ...]:
+    def _date_changed_paths(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[DatedPath, ...]:
         """Return the paths of a server whose plan differs from the published one, with their dates."""
         known = self.before.versions.get(name, {}) if self.before.complete else {}
         return tuple(
-            Dated(path, self.target.dated(path, files[path], self.at), plan)
+            DatedPath(path, self.target.predict_mtime(path, files[path], self.at), plan)
             for path, plan in versions.items()
             if known.get(path) != plan
         )
 
 
-class _InBatches(ItemsView[str, Files | None]):
+class _BatchedItems(ItemsView[str, Files | None]):
     """The items of `_Offered`, in batches, so that memory has the files of one batch only."""
 
-    _mapping: _Offered
+    _mapping: _OfferedFiles
 
     def __iter__(self) -> Iterator[tuple[str, Files | None]]:
         names = iter(self._mapping)
         while batch := tuple(islice(names, _BATCH)):
-            yield from self._mapping.some(batch).items()
+            yield from self._mapping.render_batch(batch).items()

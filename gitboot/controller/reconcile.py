@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import structs
 
-from gitboot.child_processes import uncollected
+from gitboot.child_processes import pause_garbage_collection
 from gitboot.controller.instance_state import Fetched, InstanceState
 from gitboot.controller.reconcile_pass import Components, Pass
 from gitboot.controller.stages.accept import accept, resume
@@ -20,10 +20,10 @@ from gitboot.controller.stages.report import report
 from gitboot.controller.stages.take_in import take_in
 from gitboot.controller.stages.write import write
 from gitboot.errors import LedgerError
-from gitboot.status.conditions import Condition, Event, remedy
-from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
-from gitboot.status.work_progress import Lap, Laps, Stage
-from gitboot.system_clock import Keeping
+from gitboot.status.conditions import Condition, Event, find_remedy
+from gitboot.status.instance_status import Endpoints, ForgeReport, Status, ThreadFailure
+from gitboot.status.work_progress import Stage, StageTimes, Stopwatch
+from gitboot.system_clock import ClockState
 
 # One pass
 
@@ -52,27 +52,27 @@ class Reconciler:
     """
 
     def __init__(self, standing: InstanceState, components: Components) -> None:
-        self.standing = standing
+        self.state = standing
         self._components = components
 
     @property
     def status(self) -> Status:
-        return self.standing.status()
+        return self.state.status()
 
     @property
-    def laps(self) -> Laps:
+    def laps(self) -> StageTimes:
         return self._components.laps
 
-    @uncollected()  # objects of a pass stay in memory, or go without the collector
+    @pause_garbage_collection()  # objects of a pass stay in memory, or go without the collector
     def reconcile(
         self,
         at: datetime,
         *,
         fetched: Fetched | None = None,
         serving: Endpoints | None = None,
-        telling: Telling | None = None,
+        telling: ForgeReport | None = None,
         unsent: tuple[str, str] | None = None,
-        keeping: Keeping = Keeping.UNKNOWN,
+        keeping: ClockState = ClockState.UNKNOWN,
         died: tuple[ThreadFailure, ...] = (),
         wait: bool = False,
     ) -> datetime | None:
@@ -87,14 +87,14 @@ class Reconciler:
         began = components.clock()
         this = Pass(
             components=components,
-            before=self.standing,
+            before=self.state,
             at=at,
             wait=wait,
             time=lambda: at + max(components.clock() - began, timedelta()),
         )
         before = structs.replace(
-            self.standing,
-            fetched=fetched or self.standing.fetched,
+            self.state,
+            fetched=fetched or self.state.fetched,
             serving=serving,
             telling=telling,
             unsent=unsent,
@@ -105,25 +105,25 @@ class Reconciler:
         components.collect_results()
         try:
             components.store.probe()
-            with components.inbox.held():
+            with components.inbox.hold():
                 state = _run(_TO_LEDGER, before, this, lap)
         except LedgerError as error:
             state = resume(structs.replace(before, unwritable=str(error)), this)
             lap(Stage.WRITE)
         state = structs.replace(state, knowledge=structs.replace(state.knowledge, claims=components.inbox.claims))
-        self.standing = _run(_FROM_LEDGER, state, this, lap)
+        self.state = _run(_FROM_LEDGER, state, this, lap)
         lap.end(Stage.RECONCILE)
         return this.due
 
-    def has_asked(self, fetched: Fetched | None, at: datetime) -> bool:
+    def start_evaluation(self, fetched: Fetched | None, at: datetime) -> bool:
         """Start to evaluate a new commit, and return whether a pass has nothing to report until the evaluation ends.
 
         A pass reports ``fetched`` if the result of the last fetch was another one.
         """
-        before = self.standing
+        before = self.state
         if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
             return False
-        return self._components.accepting.has_asked(before.attempt, before.knowledge, at)
+        return self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
 
     def retry_targets(self) -> None:
         """Let each target retry now after a failure. Any thread may call this."""
@@ -138,7 +138,7 @@ class Reconciler:
         event = Event(at=at, type="StageHangs", message=message, facts={"stage": str(stage)}, warning=True)
         self._components.unwritten.append(event)
         self._components.tell(event)  # before the condition, which is written to a disk that may hang
-        hint = remedy("Reconciling", "StageHangs")
+        hint = find_remedy("Reconciling", "StageHangs")
         self._components.report_stalled(
             Condition(
                 type="Reconciling",
@@ -151,7 +151,7 @@ class Reconciler:
         )
 
 
-def _run(stages: _Stages, state: InstanceState, this: Pass, lap: Lap) -> InstanceState:
+def _run(stages: _Stages, state: InstanceState, this: Pass, lap: Stopwatch) -> InstanceState:
     for name, stage in stages:
         state = stage(state, this)
         lap(name)

@@ -17,34 +17,34 @@ from gitboot import files
 from gitboot.artifacts.availability import ArtifactWatch, Sighting
 from gitboot.bmc.override_session import TaskResult
 from gitboot.bmc.override_state import OverrideRecord
-from gitboot.bmc.override_steps import Withdrawal
-from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.endpoint.served_files import PublishedTree, without_document
+from gitboot.bmc.override_steps import UnrecordedClearing
+from gitboot.bmc.power_steps import PowerRecord
+from gitboot.endpoint.served_files import PublishedTree, match_documents
 from gitboot.errors import LedgerError, LockedByAnother, UsageError
 from gitboot.fetchlog import spool
-from gitboot.fetchlog.log_entries import Observation, Report, read_reports
-from gitboot.fetchlog.one_time_boots import claims_in
-from gitboot.fetchlog.spool import Taken
+from gitboot.fetchlog.log_entries import EndpointReport, Observation, read_reports
+from gitboot.fetchlog.one_time_boots import read_claims
+from gitboot.fetchlog.spool import ReadResult
 from gitboot.fetchlog.unknown_machines import (
     UnknownMachine,
     UnknownMachines,
     parse_unknown,
+    read_unknown_files,
     render_unknown,
-    unknown_left,
 )
-from gitboot.fleet.layered_dict import replaced
-from gitboot.jsonio import canonical
+from gitboot.fleet.layered_dict import apply_changes
+from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.tree_reader import Words
-from gitboot.resolve.boot_limits import SoleClaim, Stoppage
+from gitboot.publish.tree_reader import StopReader
+from gitboot.resolve.boot_limits import SoleClaim, StopOrder
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Event
-from gitboot.system_clock import Uptime, uptime
+from gitboot.system_clock import Uptime, read_uptime
 
 _logger = logging.getLogger(__name__)
 
@@ -56,12 +56,12 @@ class Intake(Struct, frozen=True, kw_only=True):
     spool: Mapping[str, int]  # how far each file of it was read
     up: Uptime  # how long the kernel runs
     results: tuple[TaskResult, ...]
-    written: tuple[tuple[SystemUuid, OverrideRecord | SwitchRecord], ...]
+    written: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...]
     requests: tuple[Request, ...]
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
-    stoppage: Stoppage | None = None  # what a person has stopped where endpoints read it
+    stoppage: StopOrder | None = None  # what a person has stopped where endpoints read it
     sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: nobody looks
-    noted: tuple[Withdrawal, ...] = ()  # what jobs withdraw, and the ledger does not have
+    noted: tuple[UnrecordedClearing, ...] = ()  # what jobs withdraw, and the ledger does not have
     given: tuple[Observation, ...] = ()  # of what was spooled, boots that the ledger never offered
 
 
@@ -77,7 +77,7 @@ class NotedWithdrawals:
         self._path, self._ledger, self._lock = path, ledger, Lock()
         self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
 
-    def __iter__(self) -> Iterator[Withdrawal]:
+    def __iter__(self) -> Iterator[UnrecordedClearing]:
         with self._lock:
             return iter([*self._notes.values()])
 
@@ -85,19 +85,19 @@ class NotedWithdrawals:
         """Keep a record, durably if the disk takes it, in place of an older one for the same reason."""
         with self._lock:
             self._notes.pop((uuid, record.reason), None)
-            self._notes[uuid, record.reason] = Withdrawal(uuid, record)
-            self._keep()
+            self._notes[uuid, record.reason] = UnrecordedClearing(uuid, record)
+            self._write()
 
-    def forget(self, stored: Iterable[Withdrawal]) -> None:
+    def forget(self, withdrawals: Iterable[UnrecordedClearing]) -> None:
         """Drop the notes that the ledger has, or that are of another setting of the override than it knows."""
         with self._lock:
-            stored = [each for each in stored if self._notes.get((each.uuid, each.record.reason)) == each]
-            for each in stored:
+            withdrawals = [each for each in withdrawals if self._notes.get((each.uuid, each.record.reason)) == each]
+            for each in withdrawals:
                 del self._notes[each.uuid, each.record.reason]
-            if stored:
-                self._keep()
+            if withdrawals:
+                self._write()
 
-    def over(
+    def apply_to(
         self, overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> Mapping[SystemUuid, Mapping[str, OverrideRecord]]:
         """Return the overrides of a ledger as they are with what is noted here."""
@@ -106,9 +106,9 @@ class NotedWithdrawals:
             known = found.get(uuid, overrides.get(uuid, {}))
             if record.reason in known and known[record.reason].is_ended_by(record):
                 found[uuid] = {**known, record.reason: record}
-        return replaced(overrides, found) if found else overrides
+        return apply_changes(overrides, found) if found else overrides
 
-    def _keep(self) -> None:
+    def _write(self) -> None:
         if self._path is None:
             return
         try:
@@ -116,22 +116,28 @@ class NotedWithdrawals:
                 self._path.unlink(missing_ok=True)
                 return
             found = [
-                {"uuid": uuid, "record": server_tables.of_override(record)} for uuid, record, _ in self._notes.values()
+                {"uuid": uuid, "record": server_tables.override_to_row(record)}
+                for uuid, record, _ in self._notes.values()
             ]
-            files.write_whole(self._path, canonical({"ledger": self._ledger, "withdrawals": found}) + b"\n")
+            files.write_atomically(self._path, encode_canonical({"ledger": self._ledger, "withdrawals": found}) + b"\n")
         except OSError as error:
             _logger.error("%s: withdrawals are noted in memory alone (%s)", self._path, error.strerror)
 
-    def _read(self) -> list[Withdrawal]:
+    def _read(self) -> list[UnrecordedClearing]:
         """Return the notes of an earlier process; those of another ledger are none of this one."""
         if self._path is None or not self._path.exists():
             return []
         try:
             found = json.loads(self._path.read_bytes())
             notes = [
-                (SystemUuid(each["uuid"]), server_tables.override(each["record"])) for each in found["withdrawals"]
+                (SystemUuid(each["uuid"]), server_tables.override_from_row(each["record"]))
+                for each in found["withdrawals"]
             ]
-            return [Withdrawal(*each, is_left=True) for each in notes if found["ledger"] == self._ledger]
+            return [
+                UnrecordedClearing(*each, is_from_earlier_process=True)
+                for each in notes
+                if found["ledger"] == self._ledger
+            ]
         except (OSError, ValueError, TypeError, KeyError) as error:
             _logger.error("%s: withdrawals cannot be read (%s)", self._path, error)
             return []
@@ -145,23 +151,25 @@ class Inbox:
         store: Store,
         folder: Path | None = None,
         witness: Path | None = None,
-        words: Words | None = None,
-        uptime: Callable[[], Uptime] = uptime,
+        words: StopReader | None = None,
+        uptime: Callable[[], Uptime] = read_uptime,
         artifacts: ArtifactWatch | None = None,
-        spool: SharedSpool | None = None,
+        spool: SharedFetchLog | None = None,
         former: Path | None = None,  # another folder where an earlier version may have left claims
         withdrawals: NotedWithdrawals | None = None,
         clock: Callable[[], datetime] | None = None,  # without one, everything needs the ledger
     ) -> None:
         self.withdrawals, self._clock = withdrawals or NotedWithdrawals(), clock
-        self._store, self._folder, self._witness, self._words = store, folder, witness, words or Words()
-        self._spool: FolderSpool | SharedSpool | None = spool or (FolderSpool(folder) if folder is not None else None)
+        self._store, self._folder, self._witness, self._words = store, folder, witness, words or StopReader()
+        self._spool: FolderFetchLog | SharedFetchLog | None = spool or (
+            FolderFetchLog(folder) if folder is not None else None
+        )
         self._claimed = [each for each in (folder, former) if each is not None]
         self._uptime = uptime
         self.artifacts = artifacts  # None: nobody looks at them
         self._lock = RLock()
         self._results: dict[SystemUuid, TaskResult] = {}
-        self._written: list[tuple[SystemUuid, OverrideRecord | SwitchRecord]] = []
+        self._written: list[tuple[SystemUuid, OverrideRecord | PowerRecord]] = []
         self._forgotten = 0  # how often something of the spool will have been dropped, as it was read last
         self._failed = 0  # records that could not be written down
         self.unread: str | None = None  # why the spool could not be read the last time
@@ -174,20 +182,20 @@ class Inbox:
         return None
 
     @property
-    def stoppage(self) -> Stoppage | None:
-        stopped = self._words.now
+    def stoppage(self) -> StopOrder | None:
+        stopped = self._words.current
         return stopped.stoppage if stopped is not None else None
 
     @property
     def claims(self) -> tuple[SoleClaim, ...]:
         """Claims of 2fefe59: other hosts may have served boots that this instance never learned of."""
-        return claims_in(self._claimed, self._folder) if self._folder is not None else ()
+        return read_claims(self._claimed, self._folder) if self._folder is not None else ()
 
-    def reported(self, at: datetime) -> Report:
+    def read_reports(self, at: datetime) -> EndpointReport:
         """Return what the endpoints that write to the spool have met within the last hour."""
-        return read_reports(self._folder, at) if self._folder is not None else Report()
+        return read_reports(self._folder, at) if self._folder is not None else EndpointReport()
 
-    def record(self, uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
+    def record(self, uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
         """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`.
 
         A record that only ends something is noted beside the ledger, and the next reconcile writes it: the job waits
@@ -205,7 +213,7 @@ class Inbox:
                 raise LedgerError(f"{self._store.database.name}: the ledger cannot be written (it failed before)")
             try:
                 with self._store.writing() as tx:
-                    if isinstance(record, SwitchRecord):
+                    if isinstance(record, PowerRecord):
                         server_tables.write_switches(tx, [(uuid, record)])
                     else:
                         server_tables.write_overrides(tx, [(uuid, record)])
@@ -218,26 +226,26 @@ class Inbox:
         self._results |= results
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Hold back what BMC tasks record until the block ends, so that what is taken in stays the newest."""
         with self._lock:
             yield
 
-    def take(self, taken: Mapping[str, int], at: datetime) -> Intake:
+    def take(self, offsets: Mapping[str, int], at: datetime) -> Intake:
         """Return all inputs that wait, at ``at``. ``taken`` is how far the spool was taken in before."""
-        found = Taken([], dict(taken), 0)
+        found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
             try:
-                found, self.unread = self._spool.take(taken), None
+                found, self.unread = self._spool.take(offsets), None
             except LedgerError as error:
                 self.unread = str(error)
             except OSError as error:
                 self.unread = f"{self._spool.name} cannot be read: {error.strerror}"
-            if found.strays:
-                _logger.error("%s: %d lines are no observations", self._spool.name, found.strays)
+            if found.invalid_lines:
+                _logger.error("%s: %d lines are no observations", self._spool.name, found.invalid_lines)
         up = self._uptime()
         return Intake(
-            spooled=tuple(each.by(at, up) for each in found.observations),
+            spooled=tuple(each.adjust_clock(at, up) for each in found.observations),
             spool=found.offsets,
             up=up,
             results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
@@ -245,19 +253,19 @@ class Inbox:
             requests=instance_tables.read_requests(self._store),
             witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
             stoppage=self.stoppage,
-            sightings=self.artifacts.seen() if self.artifacts is not None else None,
+            sightings=self.artifacts.get_sightings() if self.artifacts is not None else None,
             noted=tuple(self.withdrawals),
         )
 
-    def forget(self, taken: Intake) -> None:
+    def forget(self, intake: Intake) -> None:
         """Drop what the ledger has now. The spool keeps its own until `forget_spool`."""
-        del self._written[: len(taken.written)]
-        self.withdrawals.forget(taken.noted)
-        for result in taken.results:
+        del self._written[: len(intake.written)]
+        self.withdrawals.forget(intake.noted)
+        for result in intake.results:
             self._results.pop(result.uuid, None)
 
-    def overrides_over(
-        self, known: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
+    def overrides_with_pending(
+        self, ledger_overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> tuple[Mapping[SystemUuid, Mapping[str, OverrideRecord]], frozenset[SystemUuid]]:
         """Return the known overrides with what jobs have recorded since, and whose that is.
 
@@ -267,25 +275,25 @@ class Inbox:
             found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
             for uuid, record in self._written:
                 if isinstance(record, OverrideRecord):
-                    found[uuid] = {**found.get(uuid, known.get(uuid, {})), record.reason: record}
-            overrides = self.withdrawals.over(replaced(known, found) if found else known)
+                    found[uuid] = {**found.get(uuid, ledger_overrides.get(uuid, {})), record.reason: record}
+            overrides = self.withdrawals.apply_to(apply_changes(ledger_overrides, found) if found else ledger_overrides)
             return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
 
-    def forgotten_next(self, taken: Mapping[str, int]) -> int:
+    def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
         """Return how often the spool will have been cut, which the next tree has to state."""
         if self._spool is None:
             return 0
         with suppress(OSError, LedgerError):
             if not self._store.is_failing:
-                self._forgotten = self._spool.forgotten_next(taken)
+                self._forgotten = self._spool.count_deletions_after(offsets)
         return self._forgotten
 
-    def forget_spool(self, taken: Mapping[str, int], times: int) -> None:
+    def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
         """Cut what a published tree has from the spool. The tree states how often that was done, ``times``."""
         if self._spool is None:
             return
         try:
-            self._spool.forget(taken, times)
+            self._spool.forget(offsets, times)
         except (OSError, LedgerError) as error:
             _logger.error(
                 "what was taken from %s stays there: %s",
@@ -294,7 +302,7 @@ class Inbox:
             )
 
 
-class FolderSpool:
+class FolderFetchLog:
     """The fetch log of the endpoints on this host: a folder. Its methods raise OSError if it cannot be read."""
 
     def __init__(self, folder: Path) -> None:
@@ -302,19 +310,19 @@ class FolderSpool:
 
     @property
     def giver(self) -> str | None:
-        return spool.identity(self._folder)
+        return spool.read_or_create_identity(self._folder)
 
-    def take(self, taken: Mapping[str, int]) -> Taken:
-        return spool.take(self._folder, taken)
+    def take(self, offsets: Mapping[str, int]) -> ReadResult:
+        return spool.read_new(self._folder, offsets)
 
-    def forgotten_next(self, taken: Mapping[str, int]) -> int:
-        return spool.forgotten_next(self._folder, taken)
+    def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
+        return spool.count_deletions_after(self._folder, offsets)
 
-    def forget(self, taken: Mapping[str, int], times: int) -> None:
-        spool.forget(self._folder, taken, times)
+    def forget(self, offsets: Mapping[str, int], times: int) -> None:
+        spool.delete_read_files(self._folder, offsets, times)
 
 
-class SharedSpool:
+class SharedFetchLog:
     """The fetches that the hosts of a shared ledger have recorded, for the host with the lease.
 
     Its methods raise `LedgerError` if the database cannot be read.
@@ -328,34 +336,34 @@ class SharedSpool:
     def giver(self) -> str | None:
         return str(self._lease)
 
-    def take(self, taken: Mapping[str, int]) -> Taken:
-        return self._fetches.read(taken)
+    def take(self, offsets: Mapping[str, int]) -> ReadResult:
+        return self._fetches.read(offsets)
 
-    def forgotten_next(self, taken: Mapping[str, int]) -> int:
-        return self._fetches.forgotten_next(taken)
+    def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
+        return self._fetches.count_deletions_after(offsets)
 
-    def forget(self, taken: Mapping[str, int], times: int) -> None:
-        self._fetches.forget(taken, times, self._lease)
+    def forget(self, offsets: Mapping[str, int], times: int) -> None:
+        self._fetches.delete_read(offsets, times, self._lease)
 
 
 UNKNOWN: Final = "unknown.json"
 _LOCK: Final = "unknown.lock"
-_MOST_TOLD: Final = 5
+_MAX_REPORTED: Final = 5
 
 
-class KeptUnknown:
+class UnknownMachineFile:
     """The table of unknown machines, from the notes of endpoints and mirrors, without machines that have a document."""
 
     def __init__(self, state: Path, spool: Path | None, output: Path, clock: Callable[[], datetime]) -> None:
         self._state, self._spool, self._output, self._clock = state, spool, output, clock
         self._applied: str | None = None  # the commit by which machines were looked for last
 
-    def take_in(self, applied: str | None, at: datetime) -> tuple[bytes, tuple[Event, ...]] | None:
+    def update(self, commit: str | None, at: datetime) -> tuple[bytes, tuple[Event, ...]] | None:
         """Return the new table and its events. None: it is unchanged. If it cannot be written, the notes stay."""
-        left = list(unknown_left(self._spool)) if self._spool is not None else []
-        if not left and (applied == self._applied or not (self._state / UNKNOWN).exists()):
+        left = list(read_unknown_files(self._spool)) if self._spool is not None else []
+        if not left and (commit == self._applied or not (self._state / UNKNOWN).exists()):
             return None
-        with suppress(OSError, LockedByAnother), files.locked(self._state / _LOCK, f"{self._state} is in use"):
+        with suppress(OSError, LockedByAnother), files.hold_lock(self._state / _LOCK, f"{self._state} is in use"):
             table = read_unknown(self._state)
             for machine in (each for one in left for each in one.table.machines):
                 table.add(machine)
@@ -363,24 +371,26 @@ class KeptUnknown:
             table.expire(at)
             known = {name for each in read_unknown(self._state).machines for name in each.identities}
             tree = PublishedTree(self._output, self._clock)
-            kept = [found for each in table.machines if (found := without_document(tree, each)) is not None]
+            kept = [found for each in table.machines if (found := match_documents(tree, each)) is not None]
             content = render_unknown(UnknownMachines(kept, table.unkept))
-            files.write_whole(self._state / UNKNOWN, content)
+            files.write_atomically(self._state / UNKNOWN, content)
             for one in left:
                 one.path.unlink(missing_ok=True)
-            self._applied = applied
-            return content, tuple(_told([each for each in kept if known.isdisjoint(each.identities)], at))
+            self._applied = commit
+            return content, tuple(
+                _report_new_machines([each for each in kept if known.isdisjoint(each.identities)], at)
+            )
         return None
 
 
-def _told(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
-    for each in new[:_MOST_TOLD]:
+def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
+    for each in new[:_MAX_REPORTED]:
         message = f"{', '.join(each.identities)} asked for a boot from {each.client}, and no document describes it"
         yield Event(at=at, type="UnknownMachine", message=message, facts=structs.replace(each, inventory=None).facts())
-    if len(new) > _MOST_TOLD:
-        more = len(new) - _MOST_TOLD
+    if len(new) > _MAX_REPORTED:
+        more = len(new) - _MAX_REPORTED
         message = f"{more} more asked for a boot, and no document describes them: gitboot unknown-machines"
-        yield Event(at=at, type="UnknownMachine", message=message, facts={"more": len(new) - _MOST_TOLD})
+        yield Event(at=at, type="UnknownMachine", message=message, facts={"more": len(new) - _MAX_REPORTED})
 
 
 def read_unknown(state: Path) -> UnknownMachines:
@@ -396,7 +406,7 @@ def read_unknown(state: Path) -> UnknownMachines:
 def forget_unknown(state: Path) -> None:
     """Empty the table. Raises `UsageError`."""
     try:
-        with files.locked(state / _LOCK, f"{state} is in use"):
-            files.write_whole(state / UNKNOWN, render_unknown(UnknownMachines()))
+        with files.hold_lock(state / _LOCK, f"{state} is in use"):
+            files.write_atomically(state / UNKNOWN, render_unknown(UnknownMachines()))
     except OSError as error:
         raise UsageError(f"{state / UNKNOWN} cannot be written: {error.strerror}") from None

@@ -8,16 +8,16 @@ from datetime import datetime
 
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.checkpoint import Checkpoint
-from gitboot.controller.commit_acceptance import Accepting, Attempt
+from gitboot.controller.commit_acceptance import Attempt, CommitAcceptor
 from gitboot.controller.current_plans import WindowWatch
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_inputs import Inbox, Intake
-from gitboot.controller.records.ledger_changes import Learnt
-from gitboot.controller.target_followers import Followed
+from gitboot.controller.records.ledger_changes import BatchResult
+from gitboot.controller.target_followers import FollowedTarget
 from gitboot.ledger.store import Store
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status
-from gitboot.status.work_progress import Laps, Stage, WorkListener
+from gitboot.status.work_progress import Stage, StageTimes, WorkListener
 
 
 def ignore(*_: object) -> None:
@@ -28,17 +28,17 @@ def ignore(*_: object) -> None:
 class Components:
     """The components of an instance, and the receivers of events, status, durations and progress."""
 
-    accepting: Accepting
+    accepting: CommitAcceptor
     inbox: Inbox
     store: Store
-    target: Followed
+    target: FollowedTarget
     bmcs: BmcPool
     clock: Callable[[], datetime]  # by which a pass measures how long it takes
     checkpoint: Checkpoint | None = None
     tell: Callable[[Event], None] = ignore
     report: Callable[[Status, datetime], None] = ignore
     report_stalled: Callable[[Condition], None] = ignore
-    laps: Laps = field(default_factory=Laps)
+    laps: StageTimes = field(default_factory=StageTimes)
     listener: WorkListener = field(default_factory=WorkListener)
     windows: WindowWatch = field(init=False)
     unwritten: list[Event] = field(default_factory=list)  # events that the ledger does not have, because a write failed
@@ -48,7 +48,7 @@ class Components:
 
     def collect_results(self, *, wait_all: bool = False) -> None:
         """Hand the results of BMC tasks that have ended to the inbox. With ``wait_all``, wait for all tasks first."""
-        results = self.bmcs.finished(wait_all=wait_all)
+        results = self.bmcs.take_results(wait_all=wait_all)
         for result in results.values():
             if result.took_s is not None:
                 self.laps.add(Stage.BMC, result.took_s)
@@ -66,10 +66,10 @@ class Pass:
     time: Callable[[], datetime]  # the instant at which the pass began, plus the time since
     taken: Intake = field(init=False)  # what came in
     is_approval_left: bool = False  # whether an approval waits for the next pass
-    requested: Learnt = field(init=False)  # what is known after the operator requests
+    requested: BatchResult = field(init=False)  # what is known after the operator requests
     attempt: Attempt = field(init=False)  # the result of judging the newest commit
     events: tuple[Event, ...] = ()  # of the attempt
     ready: Intake = field(init=False)  # the part of ``taken`` that the ledger learns now
-    learnt: Learnt = field(init=False)  # what is known after the attempt and ``ready``
+    learnt: BatchResult = field(init=False)  # what is known after the attempt and ``ready``
     different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
     due: datetime | None = None  # when the next pass is due; None: at the next event

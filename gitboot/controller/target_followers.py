@@ -13,40 +13,40 @@ from gitboot.bmc.credentials import read_credentials
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.offered_files import Target
 from gitboot.errors import PublishError, UsageError
-from gitboot.git.branch_writer import OwnedBranch, authorship_of
+from gitboot.git.branch_writer import OwnedBranch, read_authorship
 from gitboot.git.clone import Source
-from gitboot.git.remote import HEAD, Password, Remote, SshKey, address
+from gitboot.git.remote import HEAD, Password, Remote, SshKey, parse_git_url
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
-from gitboot.publish.manifest import digest_of
-from gitboot.publish.publisher import Published
+from gitboot.publish.manifest import compute_digest
+from gitboot.publish.publisher import PublicationResult
 from gitboot.publish.signed_list import ListKeys, read_list_keys
 from gitboot.publish.targets import folder as folder_target
 from gitboot.publish.targets.folder import folder_opener
 from gitboot.publish.targets.follower import (
     BranchAddress,
     FolderAddress,
-    FollowedBy,
     Follower,
     Followers,
     RsyncAddress,
     TargetAddress,
+    TargetStore,
 )
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.paths import File, Files
-from gitboot.render.plan_and_record_files import PartFiles
-from gitboot.status.instance_status import Following, SignedListState
+from gitboot.render.plan_and_record_files import FileUpdates
+from gitboot.status.instance_status import SignedListState, TargetStatus
 
-PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is
+TARGET_WAIT_S: Final = 60.0  # with targets, where one reconcile is all there is
 
 
 class ListedTarget(Target, Protocol):
     """A target whose files have a signed list, and that can end windows by itself."""
 
     @property
-    def is_as_left(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether the target still is what was published last: nobody has put anything else in its place."""
 
     def end_windows(self, at: datetime) -> EndedWindows:
@@ -59,7 +59,7 @@ class ListedTarget(Target, Protocol):
         """
 
 
-class Followed:
+class FollowedTarget:
     """A target that others follow: `publish` has them brought up to it, and does not wait for them."""
 
     def __init__(self, target: ListedTarget, followers: Followers, list_keys: Path | None = None) -> None:
@@ -70,8 +70,8 @@ class Followed:
         self._has_published = False  # by this process
 
     @property
-    def is_as_left(self) -> bool:
-        return self._target.is_as_left
+    def is_unchanged(self) -> bool:
+        return self._target.is_unchanged
 
     def publish(
         self,
@@ -81,8 +81,8 @@ class Followed:
         complete: bool,
         commit: str,
         at: datetime,
-        parts: PartFiles,
-    ) -> Published:
+        parts: FileUpdates,
+    ) -> PublicationResult:
         """As the target does; the signed list is written before others follow."""
         done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
         self._update_list(at)
@@ -115,18 +115,18 @@ class Followed:
             failure=failure,
         )
 
-    def dated(self, path: str, file: File, at: datetime) -> int:
-        return self._target.dated(path, file, at)
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:
+        return self._target.predict_mtime(path, file, at)
 
-    def holds(self, files: Files) -> bool:
-        return self._target.holds(files)
+    def has_files(self, files: Files) -> bool:
+        return self._target.has_files(files)
 
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows of the target that are over. Followers stay: they may be newer than the target."""
         return self._target.end_windows(at)
 
 
-def followers_of(
+def build_followers(
     settings: Settings, store: Store, source: Source, clock: Callable[[], datetime], wake: Callable[[], None]
 ) -> Followers:
     """Whoever follows the directory that settings name; raises `UsageError` where one cannot be meant."""
@@ -136,9 +136,9 @@ def followers_of(
     return Followers(
         [
             Follower(
-                _target(each, settings, store, source, clock),
+                _build_target(each, settings, store, source, clock),
                 FollowedTree(settings.output),
-                following=Following(name=each.name, serves=each.serves, behind_since=clock()),
+                following=TargetStatus(name=each.name, base_url=each.serves, behind_since=clock()),
                 clock=clock,
                 wake=wake,
             )
@@ -147,88 +147,88 @@ def followers_of(
     )
 
 
-def _target(
-    where: TargetAddress,
+def _build_target(
+    target_address: TargetAddress,
     settings: Settings,
     store: Store,
     source: Source,
     clock: Callable[[], datetime],
-) -> FollowedBy:
-    if isinstance(where, BranchAddress):
-        return _branch(where, settings, store, source, clock)
+) -> TargetStore:
+    if isinstance(target_address, BranchAddress):
+        return _build_branch_target(target_address, settings, store, source, clock)
     target = partial(
         StoreTarget,
-        where.name,
-        ledger=instance_tables.read(store).identity,
-        heir_of=lambda: instance_tables.read(store).heir_of,
+        target_address.name,
+        ledger=instance_tables.read_facts(store).identity,
+        heir_of=lambda: instance_tables.read_facts(store).heir_of,
         writer=secrets.token_hex(8),
     )
-    if isinstance(where, FolderAddress):
-        folder = where.folder.resolve()
+    if isinstance(target_address, FolderAddress):
+        folder = target_address.folder.resolve()
         for name, other in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
             if folder.is_relative_to(other) or other.is_relative_to(folder):
-                raise UsageError(f"--target {where.name}: {other} is {name}: name a folder outside of it")
-        return target(folder_opener(where.folder))
-    if isinstance(where, RsyncAddress):
-        folder = settings.state / "targets" / digest_of(where.name.encode())[:16]
-        return target(folder_target.rsync_opener(where, folder, _keys), most=folder_target.MOST)
+                raise UsageError(f"--target {target_address.name}: {other} is {name}: name a folder outside of it")
+        return target(folder_opener(target_address.folder))
+    if isinstance(target_address, RsyncAddress):
+        folder = settings.state / "targets" / compute_digest(target_address.name.encode())[:16]
+        return target(folder_target.rsync_opener(target_address, folder, _read_keys), most=folder_target.MOST)
     from gitboot.publish.targets.s3 import bucket_opener  # obstore is an extra
 
-    return target(bucket_opener(where, _keys))
+    return target(bucket_opener(target_address, _read_keys))
 
 
-def _branch(
-    where: BranchAddress, settings: Settings, store: Store, source: Source, clock: Callable[[], datetime]
+def _build_branch_target(
+    target_address: BranchAddress, settings: Settings, store: Store, source: Source, clock: Callable[[], datetime]
 ) -> BranchTarget:
-    is_followed_there = _place(where.url) == _place(settings.git.repository)
+    is_followed_there = _repository_place(target_address.url) == _repository_place(settings.git.repository)
     reference = source.reference
-    if is_followed_there and reference in (where.branch, where.ref):
-        raise UsageError(f"--target {where.name} is the branch that this instance follows; name another")
-    remote_of = partial(_remote_of, where, settings.git)
+    if is_followed_there and reference in (target_address.branch, target_address.ref):
+        raise UsageError(f"--target {target_address.name} is the branch that this instance follows; name another")
+    remote_of = partial(_build_remote, target_address, settings.git)
     # This raises at the start. Files that cannot be read only make the target not current.
     remote_of(read=lambda _: ("", ""))
-    folder = settings.state / "targets" / f"{digest_of(where.name.encode())[:16]}.git"
+    folder = settings.state / "targets" / f"{compute_digest(target_address.name.encode())[:16]}.git"
     return BranchTarget(
-        where.name,
-        OwnedBranch(remote_of, where.ref, folder, fetching=source.fetching),
-        ledger=instance_tables.read(store).identity,
-        heir_of=lambda: instance_tables.read(store).heir_of,
+        target_address.name,
+        OwnedBranch(remote_of, target_address.ref, folder, fetching=source.fetching),
+        ledger=instance_tables.read_facts(store).identity,
+        heir_of=lambda: instance_tables.read_facts(store).heir_of,
         follows_default=is_followed_there and reference in (None, HEAD),
-        author_of=partial(authorship_of, source.clone),
+        author_of=partial(read_authorship, source.clone),
         clock=clock,
     )
 
 
-def _place(url: str) -> tuple[str | None, str]:
+def _repository_place(url: str) -> tuple[str | None, str]:
     """Return what two URLs of one repository have in common, whichever way it is reached."""
-    parts = address(url)
+    parts = parse_git_url(url)
     if parts.scheme in ("", "file"):
         return None, str(Path(parts.path).resolve()).removesuffix("/.git")
     return parts.hostname, parts.path.strip("/").removesuffix(".git")
 
 
-def _remote_of(
-    where: BranchAddress, git: GitSettings, *, read: Callable[[Path], tuple[str, str]] | None = None
+def _build_remote(
+    target_address: BranchAddress, git: GitSettings, *, read: Callable[[Path], tuple[str, str]] | None = None
 ) -> Remote:
     credentials: Password | SshKey | None = None
-    if where.ssh_key is not None:
-        if where.known_hosts is None:
+    if target_address.ssh_key is not None:
+        if target_address.known_hosts is None:
             raise UsageError(
-                f"--target {where.name}: a host key that nobody checks proves nothing: ssh-key needs known-hosts"
+                f"--target {target_address.name}: a host key that nobody checks proves nothing: ssh-key needs known-hosts"
             )
-        credentials = SshKey(private_key=where.ssh_key, known_hosts=where.known_hosts)
-    elif where.credentials is not None:
-        user, password = (read or _keys)(where.credentials)
+        credentials = SshKey(private_key=target_address.ssh_key, known_hosts=target_address.known_hosts)
+    elif target_address.credentials is not None:
+        user, password = (read or _read_keys)(target_address.credentials)
         credentials = Password(user=user, password=password)
     return Remote(
-        url=where.url,
+        url=target_address.url,
         credentials=credentials,
-        ca_bundle=where.ca_bundle,
+        ca_bundle=target_address.ca_bundle,
         timeout_s=git.timeout_s,
         max_bytes=git.max_bytes,
     )
 
 
-def _keys(folder: Path) -> tuple[str, str]:
+def _read_keys(folder: Path) -> tuple[str, str]:
     found = read_credentials(folder.parent, folder.name)
     return found.username, found.password

@@ -19,22 +19,22 @@ from gitboot.status.conditions import Event
 
 Network = IPv4Network | IPv6Network
 LOOPBACK: Final[tuple[Network, ...]] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-FORWARDED: Final = frozenset({b"x-forwarded-for", b"forwarded"})  # RFC 7239, and the header that it replaces
+FORWARDED_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})  # RFC 7239, and the header that it replaces
 
 
-def membership(networks: Iterable[Network]) -> Callable[[str | None], bool]:
+def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None], bool]:
     """What tells whether an address lies in one of ``networks``; no address lies in none."""
     ranges = tuple(networks)
 
     @lru_cache(maxsize=4096)  # parsing an address costs as much as answering it
     def contains(address: str | None) -> bool:
-        found = _parse(address) if address else None
+        found = _parse_address(address) if address else None
         return found is not None and any(found in network for network in ranges)
 
     return contains
 
 
-def client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
+def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
     """The address a request comes from, in its shortest spelling; None if it cannot be told.
 
     Each proxy appends to ``X-Forwarded-For`` the address that it was asked from. So it is read from its end,
@@ -42,33 +42,35 @@ def client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> st
     loopback too, is the client itself, whatever it sends.
     """
     peer = scope["client"]
-    address = _shortest(peer[0]) if peer else None
+    address = _normalize_address(peer[0]) if peer else None
     if not is_trusted(address):
         return address
     forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
     if not forwarded:
         return address
     for hop in reversed(b",".join(forwarded).decode("latin-1").split(",")):
-        address = _shortest(hop.strip())
+        address = _normalize_address(hop.strip())
         if not is_trusted(address):
             break
     return address
 
 
-def unnamed_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
+def find_untrusted_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
     """Return the address that states for whom it asks, and is no trusted proxy; None: there is none."""
     peer = scope["client"]
-    address = _shortest(peer[0]) if peer and any(name in FORWARDED for name, _ in scope["headers"]) else None
+    address = (
+        _normalize_address(peer[0]) if peer and any(name in FORWARDED_HEADERS for name, _ in scope["headers"]) else None
+    )
     return None if is_trusted(address) else address
 
 
 @lru_cache(maxsize=4096)
-def _shortest(address: str) -> str | None:
-    found = _parse(address)
+def _normalize_address(address: str) -> str | None:
+    found = _parse_address(address)
     return None if found is None else str(found)
 
 
-def _parse(address: str) -> IPv4Address | IPv6Address | None:
+def _parse_address(address: str) -> IPv4Address | IPv6Address | None:
     try:
         found = ip_address(address.partition("%")[0])  # fe80::1%eth0: which interface it came by
     except ValueError:
@@ -79,11 +81,11 @@ def _parse(address: str) -> IPv4Address | IPv6Address | None:
 
 # Operators
 
-_SHORTEST_TOKEN: Final = 16  # characters
-_BY_A_PROXY: Final = FORWARDED | {b"via", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"}
+_MIN_TOKEN_LENGTH: Final = 16  # characters
+_PROXY_HEADERS: Final = FORWARDED_HEADERS | {b"via", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"}
 
 
-class Stranger(StrEnum):
+class OperatorDenial(StrEnum):
     """Why somebody is taken for no operator."""
 
     NETWORK = "Network"  # asks from elsewhere
@@ -106,12 +108,12 @@ class Tokens:
             tokens = self._read()
         except OSError as error:
             raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
-        if not tokens or min(map(len, tokens)) < _SHORTEST_TOKEN:
-            raise UsageError(f"{self._file} needs a token on each line, of {_SHORTEST_TOKEN} characters or more")
+        if not tokens or min(map(len, tokens)) < _MIN_TOKEN_LENGTH:
+            raise UsageError(f"{self._file} needs a token on each line, of {_MIN_TOKEN_LENGTH} characters or more")
 
     def has(self, token: bytes) -> bool:
         with suppress(OSError):
-            found = [hmac.compare_digest(token, each) for each in self._read() if len(each) >= _SHORTEST_TOKEN]
+            found = [hmac.compare_digest(token, each) for each in self._read() if len(each) >= _MIN_TOKEN_LENGTH]
             return any(found)
         return False
 
@@ -120,7 +122,7 @@ class Tokens:
         return [line for line in lines if line and not line.startswith(b"#")]
 
 
-class OperatorsDoor:
+class OperatorAccess:
     """Says of each request whether it is an operator's."""
 
     def __init__(
@@ -130,41 +132,45 @@ class OperatorsDoor:
         is_proxy: Callable[[str | None], bool],
         names: Iterable[str],
         tokens: Tokens | None,
-        at: tuple[str, int] | None,  # the socket that is for operators alone
+        operators_socket: tuple[str, int] | None,  # the socket that is for operators alone
     ) -> None:
         self._is_operator, self._is_proxy = is_operator, is_proxy
-        self._names, self._tokens, self._at = frozenset(name.lower() for name in names), tokens, at
+        self._names, self._tokens, self._operators_socket = (
+            frozenset(name.lower() for name in names),
+            tokens,
+            operators_socket,
+        )
 
-    def is_at(self, server: tuple[str, int | None] | None) -> bool:
+    def is_operators_only(self, server: tuple[str, int | None] | None) -> bool:
         """Whether a socket is the one that is for operators alone."""
         everywhere = ("0.0.0.0", "::")  # noqa: S104 - it is asked whether it is
-        at = self._at
+        at = self._operators_socket
         return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
-    def is_elsewhere(self, server: tuple[str, int | None] | None) -> bool:
+    def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
         """Whether operators ask at another socket than this one."""
-        return self._at is not None and not self.is_at(server)
+        return self._operators_socket is not None and not self.is_operators_only(server)
 
-    def stranger(self, scope: Scope, client: str | None) -> Stranger | None:
+    def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
         """Why a request, of a client as proxies say, is no operator's; None: it is."""
-        if self.is_elsewhere(scope.get("server")):
-            return Stranger.SOCKET
+        if self.is_machines_only(scope.get("server")):
+            return OperatorDenial.SOCKET
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        if (shown := next((value for name, value in headers if name == b"authorization"), None)) is not None:
-            scheme, _, token = shown.partition(b" ")
+        if (authorization := next((value for name, value in headers if name == b"authorization"), None)) is not None:
+            scheme, _, token = authorization.partition(b" ")
             is_known = scheme.lower() == b"bearer" and self._tokens is not None and self._tokens.has(token.strip())
-            return None if is_known else Stranger.TOKEN
+            return None if is_known else OperatorDenial.TOKEN
         names = {name for name, _ in headers}
         if self._is_proxy(scope["client"][0] if scope["client"] else None):
             is_hidden = b"x-forwarded-for" not in names
         else:  # a proxy that is not configured for this sends HTTP/1.0 (nginx before 1.29.7, proxy_http_version)
-            is_hidden = not names.isdisjoint(_BY_A_PROXY) or scope.get("http_version") == "1.0"
+            is_hidden = not names.isdisjoint(_PROXY_HEADERS) or scope.get("http_version") == "1.0"
         if is_hidden:
-            return Stranger.PROXY
+            return OperatorDenial.PROXY
         if not self._is_operator(client):
-            return Stranger.NETWORK
+            return OperatorDenial.NETWORK
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        return None if len(hosts) == 1 and self._is_own_name(hosts[0]) else Stranger.HOST
+        return None if len(hosts) == 1 and self._is_own_name(hosts[0]) else OperatorDenial.HOST
 
     def _is_own_name(self, host: str) -> bool:
         """Return whether a Host header has a name of this endpoint, or an address.
@@ -186,7 +192,7 @@ class CredentialFiles:
         self._checks = checks
         self._failures: tuple[str, ...] = ()  # at the last look
 
-    def failures(self) -> tuple[str, ...]:
+    def find_failures(self) -> tuple[str, ...]:
         """Return why files cannot be used now, each with its option, file and cause."""
         found = []
         for option, check in sorted(self._checks.items()):
@@ -196,9 +202,9 @@ class CredentialFiles:
                 found.append(f"{option}: {str(error).removeprefix(f'{option}: ')}")
         return tuple(found)
 
-    def look(self, at: datetime) -> Event | None:
+    def report_changes(self, at: datetime) -> Event | None:
         """Return the event if other files than at the last look cannot be used. A second call returns None."""
-        before, self._failures = self._failures, self.failures()
+        before, self._failures = self._failures, self.find_failures()
         if self._failures == before:
             return None
         if self._failures:

@@ -14,39 +14,39 @@ from gitboot.files import create_output_file
 _COMMENT = "#"
 
 
-class Unopened(Exception):
+class DecryptionError(Exception):
     """Why a file could not be opened; nothing of what it holds."""
 
 
-class Keys:
+class AgeKeys:
     """The keys of a file, each on a line as `age-keygen` writes them; read for each use."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def open(self, sealed: bytes) -> bytes:
+    def decrypt(self, encrypted: bytes) -> bytes:
         """What was encrypted to one of the keys; raises `Unopened`."""
         try:
-            return pyrage.decrypt(sealed, self._read())
+            return pyrage.decrypt(encrypted, self._read_keys())
         except (OSError, ValueError) as error:
-            raise Unopened(f"the file of keys cannot be read: {getattr(error, 'strerror', error)}") from None
+            raise DecryptionError(f"the file of keys cannot be read: {getattr(error, 'strerror', error)}") from None
         except pyrage.DecryptError:  # whatever it says more is of no use: no key fits, or the file is damaged
-            raise Unopened("none of the keys opens it") from None
+            raise DecryptionError("none of the keys opens it") from None
 
     def check(self) -> None:
         """Raise `UsageError` where there is no key to read."""
         try:
-            self._read()
+            self._read_keys()
         except OSError as error:
             raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
         except ValueError as error:
             raise UsageError(f"{self._file}: {error}; make one with `gitboot secret keygen`") from None
 
-    def recipients(self) -> tuple[str, ...]:
+    def list_recipients(self) -> tuple[str, ...]:
         """What files are encrypted to, so that these keys open them."""
-        return tuple(str(key.to_public()) for key in self._read())
+        return tuple(str(key.to_public()) for key in self._read_keys())
 
-    def _read(self) -> tuple[x25519.Identity, ...]:
+    def _read_keys(self) -> tuple[x25519.Identity, ...]:
         """Return the keys. Raises OSError, and ValueError if there are none or a line is no key."""
         keys: list[x25519.Identity] = []
         lines = self._file.read_bytes().decode("ascii", errors="replace").splitlines()

@@ -21,27 +21,27 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gitboot import __version__
-from gitboot.endpoint.connections import NOT_FOUND, NOT_YET
-from gitboot.endpoint.served_files import PublishedTree, Signature, shown_unknown, signature
+from gitboot.endpoint.connections import NOT_FOUND, UNAVAILABLE
+from gitboot.endpoint.served_files import PublishedTree, Signature, read_signature, read_unknown_machines
 from gitboot.errors import UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachines
-from gitboot.jsonio import canonical
-from gitboot.render.endpoint_files import PublishedServer, parse, server_of, state_path, turn_of
+from gitboot.jsonio import encode_canonical
+from gitboot.render.endpoint_files import PublishedServer, find_version, parse_state, parse_state_path, state_path
 from gitboot.render.page import (
-    MADE_OF,
+    PAGE_CONTENT_TYPES,
     SCRIPT,
-    static,
+    read_page_file,
 )
 from gitboot.render.paths import PAGE_DATA, is_immutable
 from gitboot.text import printable_lines
 
-ROOT: Final = "/api/v1"
-MOST: Final = 500  # on a page
+API_ROOT: Final = "/api/v1"
+MAX_PAGE_ITEMS: Final = 500  # on a page
 _LIMIT: Final = re.compile("[0-9]{1,3}")  # of more digits than 4,300 Python makes no number
 FILTERS: Final = ("site", "role", "phase", "image", "step")
 
-_MOST_HELD: Final = 10_000  # items; one is about 600 bytes
-_ITEM: Final = (
+_MAX_CACHED_ITEMS: Final = 10_000  # items; one is about 600 bytes
+_ITEM_KEYS: Final = (
     *("server", "uuid", "macs", "phase", "cause", "policy", "maintenance", "image", "version", "nextTransition"),
     *("site", "role", "labels", "step", "installing"),
 )
@@ -56,116 +56,120 @@ class Api:
         self._names: tuple[Signature | None, list[str]] = (None, [])
         self._items: OrderedDict[str, _Item] = OrderedDict()
         self.routes = [
-            Route(f"{ROOT}/servers", self.list_servers),
-            Route(f"{ROOT}/servers/{{name}}", self.one_server),
-            Route(f"{ROOT}/servers/{{name}}/plan", self.plan),
-            Route(f"{ROOT}/status", self.one_status),
-            Route(f"{ROOT}/seen", self.seen),
-            Route(f"{ROOT}/openapi.json", self.openapi),
+            Route(f"{API_ROOT}/servers", self.list_servers),
+            Route(f"{API_ROOT}/servers/{{name}}", self.show_server),
+            Route(f"{API_ROOT}/servers/{{name}}/plan", self.show_plan),
+            Route(f"{API_ROOT}/status", self.show_status),
+            Route(f"{API_ROOT}/seen", self.list_unknown_machines),
+            Route(f"{API_ROOT}/openapi.json", self.show_openapi),
         ]
 
     def list_servers(self, request: Request) -> Response:
         if not self._tree.is_ready:
-            return NOT_YET
+            return UNAVAILABLE
         try:
-            wanted = selection(request.query_params.multi_items())
+            query = parse_selection(request.query_params.multi_items())
         except UsageError as error:
             return Response(f"{error}\n", 400, headers={"cache-control": "no-store"}, media_type="text/plain")
         with self._paging:
-            return _json(self._page(wanted))
+            return _json_response(self._render_items(query))
 
-    def one_server(self, request: Request) -> Response:
-        return self._of_server(request, lambda state: _server(state, self._clock()))
+    def show_server(self, request: Request) -> Response:
+        return self._respond_for_server(request, lambda state: _format_server(state, self._clock()))
 
-    def plan(self, request: Request) -> Response:
-        return self._of_server(request, lambda state: state.plan)
+    def show_plan(self, request: Request) -> Response:
+        return self._respond_for_server(request, lambda state: state.plan)
 
-    def one_status(self, _: Request) -> Response:
-        return _json(canonical(self._tree.status()))
+    def show_status(self, _: Request) -> Response:
+        return _json_response(encode_canonical(self._tree.read_status()))
 
-    def seen(self, _: Request) -> Response:
-        return _json(canonical(seen_facts(shown_unknown(self._tree) or UnknownMachines())))
+    def list_unknown_machines(self, _: Request) -> Response:
+        return _json_response(
+            encode_canonical(format_unknown_machines(read_unknown_machines(self._tree) or UnknownMachines()))
+        )
 
-    def openapi(self, _: Request) -> Response:
-        return _json(description())
+    def show_openapi(self, _: Request) -> Response:
+        return _json_response(build_openapi())
 
-    def _of_server(self, request: Request, answer: Callable[[PublishedServer], Mapping[str, Any]]) -> Response:
+    def _respond_for_server(self, request: Request, answer: Callable[[PublishedServer], Mapping[str, Any]]) -> Response:
         if not self._tree.is_ready:
-            return NOT_YET
+            return UNAVAILABLE
         name = request.path_params["name"]
-        located = self._tree.server(name) if "/" not in name else None
-        return NOT_FOUND if located is None else _json(canonical(answer(located.state)))
+        located = self._tree.read_server(name) if "/" not in name else None
+        return NOT_FOUND if located is None else _json_response(encode_canonical(answer(located.state)))
 
-    def _page(self, wanted: Selection) -> bytes:
-        names = (name for name in self._all_names() if name > wanted.after)
-        chosen = ((name, item) for name in names if (item := self._item(name)) is not None and wanted.chooses(item))
-        found = list(islice(chosen, wanted.limit + 1))
-        more = found[: wanted.limit]
-        last = canonical(more[-1][0] if len(found) > wanted.limit else None)
+    def _render_items(self, query: Selection) -> bytes:
+        names = (name for name in self._list_names() if name > query.after)
+        chosen = ((name, item) for name in names if (item := self._read_item(name)) is not None and query.matches(item))
+        found = list(islice(chosen, query.limit + 1))
+        more = found[: query.limit]
+        last = encode_canonical(more[-1][0] if len(found) > query.limit else None)
         items = b",".join(item.content for _, item in more)
         return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
 
-    def _all_names(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         """The names of all servers, sorted; read anew when a state has come, gone or changed."""
         folder = f"{self._root}/ops/servers"
-        now = signature(folder)
+        now = read_signature(folder)
         if self._names[0] != now or now is None:
             found: list[str] = []
             with suppress(OSError):
-                found = [name for each in os.listdir(folder) if (name := server_of(f"ops/servers/{each}")) is not None]
+                found = [
+                    name for each in os.listdir(folder) if (name := parse_state_path(f"ops/servers/{each}")) is not None
+                ]
             self._names = now, sorted(name for name in found if not name.startswith("."))
         return self._names[1]
 
-    def _item(self, name: str) -> _Item | None:
+    def _read_item(self, name: str) -> _Item | None:
         known, path = self._items.get(name), state_path(name)
-        if known is not None and known.signature == signature(f"{self._root}/{path}"):
+        if known is not None and known.signature == read_signature(f"{self._root}/{path}"):
             self._items.move_to_end(name)
             return known
         self._items.pop(name, None)
         if (read := self._tree.read(path)) is None:
             return None
-        summary: Mapping[str, Any] = parse(read.content).summary
+        summary: Mapping[str, Any] = parse_state(read.content).summary
         item = _Item(
             read.signature,
             # A state of 2fefe59 has no "installing".
-            canonical({"name" if key == "server" else key: summary.get(key) for key in _ITEM}),
+            encode_canonical({"name" if key == "server" else key: summary.get(key) for key in _ITEM_KEYS}),
             {field: summary[field] for field in FILTERS},
             summary["labels"],
         )
         self._items[name] = item
-        if len(self._items) > _MOST_HELD:
+        if len(self._items) > _MAX_CACHED_ITEMS:
             self._items.popitem(last=False)
         return item
 
 
 @cache
-def description() -> bytes:
+def build_openapi() -> bytes:
     """Return the description of this API, an OpenAPI 3.1 document, as JSON."""
     import yaml  # takes memory in each process, and most serve boots alone
 
-    document = yaml.safe_load(_DESCRIPTION.read_text())
+    document = yaml.safe_load(_OPENAPI_FILE.read_text())
     document["info"]["version"] = __version__
-    return canonical(document)
+    return encode_canonical(document)
 
 
-_DESCRIPTION: Final = Path(__file__).with_name("openapi.yaml")
+_OPENAPI_FILE: Final = Path(__file__).with_name("openapi.yaml")
 
 
-def seen_facts(table: UnknownMachines) -> dict[str, Any]:
+def format_unknown_machines(table: UnknownMachines) -> dict[str, Any]:
     """Who asked and is described by no document, as `gitboot unknown-machines` says it, too."""
     items = [each.facts() for each in table.machines]
     return {"apiVersion": "gitboot.dev/v1alpha1", "items": items, "unkept": table.unkept}
 
 
-def _server(state: PublishedServer, at: datetime) -> dict[str, Any]:
-    in_place = {path: version.content for path, each in state.paths.items() if (version := turn_of(each, at)[0])}
+def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
+    in_place = {path: version.content for path, each in state.paths.items() if (version := find_version(each, at)[0])}
     content = {path: each.sha256 for path, each in state.files.items() if is_immutable(path)}
     facts = {key: value for key, value in state.summary.items() if key != "server"}
     files = {path: sha for path, sha in {**in_place, **content}.items() if sha is not None}
     return {"apiVersion": "gitboot.dev/v1alpha1", "name": state.server, **facts, "files": files}
 
 
-def _json(content: bytes) -> Response:
+def _json_response(content: bytes) -> Response:
     """Answer JSON, in which what a terminal would obey is escaped: people look at it with curl."""
     headers = {"content-type": "application/json", "cache-control": "no-store"}
     return Response(printable_lines(content.decode()).encode(), headers=headers)
@@ -177,35 +181,35 @@ def _json(content: bytes) -> Response:
 class Selection(Struct, frozen=True, kw_only=True):
     """Which servers are asked for."""
 
-    limit: int = MOST
+    limit: int = MAX_PAGE_ITEMS
     after: str = ""  # the name that the page before ended with
     fields: tuple[tuple[str, str], ...] = ()  # each name with the value that it must have
     labels: tuple[tuple[str, str], ...] = ()
 
-    def chooses(self, item: _Item) -> bool:
+    def matches(self, item: _Item) -> bool:
         return all(item.fields[name] == value for name, value in self.fields) and all(
             item.labels.get(key) == value for key, value in self.labels
         )
 
 
-def selection(given: Iterable[tuple[str, str]]) -> Selection:
+def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
     """What a query asks for. Raises UsageError for what is no parameter of it."""
-    limit, after = MOST, ""
+    limit, after = MAX_PAGE_ITEMS, ""
     fields: list[tuple[str, str]] = []
     labels: list[tuple[str, str]] = []
-    for name, value in given:
-        key, equals, wanted = value.partition("=")
-        if name == "limit" and _LIMIT.fullmatch(value) and 1 <= int(value) <= MOST:
+    for name, value in parameters:
+        key, equals, label_value = value.partition("=")
+        if name == "limit" and _LIMIT.fullmatch(value) and 1 <= int(value) <= MAX_PAGE_ITEMS:
             limit = int(value)
         elif name == "continue":
             after = value
         elif name in FILTERS:
             fields.append((name, value))
         elif name == "label" and key and equals:
-            labels.append((key, wanted))
+            labels.append((key, label_value))
         else:
             known = ", ".join(("limit", "continue", *FILTERS, "label"))
-            raise UsageError(f"{name}={value}: expected {known}; a limit up to {MOST}, a label as key=value")
+            raise UsageError(f"{name}={value}: expected {known}; a limit up to {MAX_PAGE_ITEMS}, a label as key=value")
     return Selection(limit=limit, after=after, fields=tuple(fields), labels=tuple(labels))
 
 
@@ -219,10 +223,10 @@ class _Item(Struct, frozen=True):
 
 # The page that operators look at
 
-PAGE: Final = "/page/"
-LEADS_TO_PAGE: Final = ("/", "/page")
-_DATA: Final = re.compile(r"fleet|(location|shard)/[0-9a-f]{2}|location/shared|server/[a-z0-9][a-z0-9.-]*")
-_OFF: Final = """\
+PAGE_PATH: Final = "/page/"
+PAGE_REDIRECTS: Final = ("/", "/page")
+_DATA_NAME: Final = re.compile(r"fleet|(location|shard)/[0-9a-f]{2}|location/shared|server/[a-z0-9][a-z0-9.-]*")
+_PAGE_OFF_TEXT: Final = """\
 This is gitboot. The page for operators is off. To publish the page, add pages to the outputs of the Fleet:
 
     spec:
@@ -240,12 +244,12 @@ _HEADERS: Final = {
 }
 
 
-def page_routes(tree: PublishedTree) -> list[Route]:
+def build_page_routes(tree: PublishedTree) -> list[Route]:
     """The page at `PAGE`, and what it is made of beside it; its data is there where the Fleet's outputs have it."""
 
-    def data(request: Request) -> Response:
+    def serve_data(request: Request) -> Response:
         name = request.path_params["name"]
-        found = tree.read(f"{PAGE_DATA}{name}.js") if _DATA.fullmatch(name) else None
+        found = tree.read(f"{PAGE_DATA}{name}.js") if _DATA_NAME.fullmatch(name) else None
         if found is None:
             return NOT_FOUND
         etag = f'"{sha256(found.content).hexdigest()}"'
@@ -254,20 +258,24 @@ def page_routes(tree: PublishedTree) -> list[Route]:
             return Response(status_code=304, headers=headers)
         return Response(found.content, headers=headers)
 
-    def lead(_: Request) -> Response:
+    def redirect_to_page(_: Request) -> Response:
         """Redirect to the page if it is published; else say how to publish it."""
         if not tree.is_ready:
-            return NOT_YET
+            return UNAVAILABLE
         if tree.read(f"{PAGE_DATA}fleet.js") is None:
-            return PlainTextResponse(_OFF, headers={"cache-control": "no-store"})
-        told = f"The page for operators is at {PAGE}\n"
-        return PlainTextResponse(told, 302, headers={"cache-control": "no-store", "location": PAGE.lstrip("/")})
+            return PlainTextResponse(_PAGE_OFF_TEXT, headers={"cache-control": "no-store"})
+        body = f"The page for operators is at {PAGE_PATH}\n"
+        return PlainTextResponse(body, 302, headers={"cache-control": "no-store", "location": PAGE_PATH.lstrip("/")})
 
-    leading = [Route(path, lead) for path in LEADS_TO_PAGE]
-    beside = [Route(f"{PAGE}{name}", partial(_file, name)) for name in MADE_OF if name != "index.html"]
-    page = Route(PAGE, partial(_file, "index.html"))
-    return [*leading, page, *beside, Route(f"{PAGE}data/{{name:path}}.js", data)]
+    leading = [Route(path, redirect_to_page) for path in PAGE_REDIRECTS]
+    beside = [
+        Route(f"{PAGE_PATH}{name}", partial(_serve_page_file, name))
+        for name in PAGE_CONTENT_TYPES
+        if name != "index.html"
+    ]
+    page = Route(PAGE_PATH, partial(_serve_page_file, "index.html"))
+    return [*leading, page, *beside, Route(f"{PAGE_PATH}data/{{name:path}}.js", serve_data)]
 
 
-def _file(name: str, _: Request) -> Response:
-    return Response(static(name), headers={**_HEADERS, "content-type": MADE_OF[name]})
+def _serve_page_file(name: str, _: Request) -> Response:
+    return Response(read_page_file(name), headers={**_HEADERS, "content-type": PAGE_CONTENT_TYPES[name]})

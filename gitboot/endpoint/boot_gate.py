@@ -18,18 +18,18 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct, field
 
-from gitboot.endpoint.access_control import LOOPBACK, membership
-from gitboot.endpoint.age_encryption import Keys, Unopened
+from gitboot.endpoint.access_control import LOOPBACK, build_network_matcher
+from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError
 from gitboot.endpoint.recorder import Recorder
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import (
-    KEPT,
-    NotGiven,
+    REPORT_LIFETIME,
+    Denial,
+    DenialReason,
+    EndpointReport,
     Observation,
     Outcome,
-    Report,
     UnnamedProxy,
-    WhyNot,
     has_identity,
     is_check,
     is_loader,
@@ -39,21 +39,21 @@ from gitboot.fetchlog.log_entries import (
     remove_report,
     write_report,
 )
-from gitboot.fetchlog.one_time_boots import Unrecordable
+from gitboot.fetchlog.one_time_boots import FetchLogUnavailable
 from gitboot.jsonio import Digest
 from gitboot.model.scalars import Malformed, is_placeholder_serial, is_placeholder_uuid, parse_uuid
-from gitboot.render.endpoint_files import DiskWrite, Need, Terms
-from gitboot.render.paths import HOP, Role, token_in
+from gitboot.render.endpoint_files import DiskWrite, NeededFile, ServingTerms
+from gitboot.render.paths import HOP, Role, find_token
 
 # Whose fetches count: a machine's, not a person's, a monitor's or this host's own
 
 
-class Census:
+class FetchFilter:
     """Tells by the terms of a tree, as they are published at present, whose fetches count."""
 
     def __init__(self, tree: PublishedTree) -> None:
-        self._tree, self._terms = tree, Terms()
-        self._is_monitor = self._boots = membership(())
+        self._tree, self._terms = tree, ServingTerms()
+        self._is_monitor = self._is_boot_client = build_network_matcher(())
 
     def is_own_system(self, client: str | None, agent: str, served_to: str | None) -> bool:
         """Return whether the machine's own system asks for user data by a UUID, which every client can do.
@@ -63,35 +63,39 @@ class Census:
         """
         if self._tree.terms.clients or is_system(agent):
             return True
-        is_same = client is not None and client == served_to and not _is_own(client)
+        is_same = client is not None and client == served_to and not _is_own_address(client)
         return served_to is not None and (may_be_system(agent) or is_same)
 
-    def why_not(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
+    def find_reason_to_ignore(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
         """Return why a fetch does not count; None: it counts. Each client counts if the Fleet names clients."""
         if is_check(agent, query):
             return "it is a check by gitboot"
         if self._terms != (terms := self._tree.terms):
-            self._terms, self._is_monitor, self._boots = terms, membership(terms.monitors), membership(terms.clients)
+            self._terms, self._is_monitor, self._is_boot_client = (
+                terms,
+                build_network_matcher(terms.monitors),
+                build_network_matcher(terms.clients),
+            )
         if self._is_monitor(client):
             return f"{client} lies in provisioning.monitors"
-        if self._terms.clients and not self._boots(client):
+        if self._terms.clients and not self._is_boot_client(client):
             return f"{client} does not lie in provisioning.clients"
-        if role is not Role.ENTRY or self._terms.clients or is_loader(agent):
+        if role is not Role.BOOT_SCRIPT or self._terms.clients or is_loader(agent):
             return None
         if is_tool(agent):
             return f"{agent.split()[0][:40]} is no boot loader"
-        if client is None or _is_own(client):
+        if client is None or _is_own_address(client):
             return f"{client or 'who asks'} is this host itself, and no boot loader"
         if has_identity(query):
             return None
         return f"{agent[:40] or 'who asks'} does not say that it is a boot loader, and sends no UUID and serial number"
 
 
-_is_loopback: Final = membership(LOOPBACK)
+_is_loopback: Final = build_network_matcher(LOOPBACK)
 
 
 @lru_cache(maxsize=4096)
-def _is_own(client: str) -> bool:
+def _is_own_address(client: str) -> bool:
     """Whether an address is one of this host's: only those can be bound to."""
     if _is_loopback(client):
         return True
@@ -99,9 +103,9 @@ def _is_own(client: str) -> bool:
     if address.is_unspecified:
         return False
     family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as tried:
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            tried.bind((client, 0))
+            probe.bind((client, 0))
         except OSError:
             return False
     return True
@@ -109,73 +113,73 @@ def _is_own(client: str) -> bool:
 
 # What was withheld
 
-_MOST_REFUSALS: Final = 500  # servers, of each reason
-_MOST_PROXIES: Final = 16
-_PROXY_NOTED_EVERY: Final = timedelta(minutes=10)
+_MAX_DENIALS: Final = 500  # servers, of each reason
+_MAX_PROXIES: Final = 16
+_PROXY_INTERVAL: Final = timedelta(minutes=10)
 
 
-class Refusal(NamedTuple):
+class GateDenial(NamedTuple):
     """Why a boot is not given."""
 
-    reason: WhyNot
+    reason: DenialReason
     words: str
 
 
-class Refusals:
+class DenialLog:
     """What was refused lately: the last of each server and reason; from any thread."""
 
     def __init__(self) -> None:
-        self.counted: Counter[WhyNot] = Counter()
+        self.counts: Counter[DenialReason] = Counter()
         self._lock = threading.Lock()
-        self._last: dict[WhyNot, OrderedDict[str, NotGiven]] = {reason: OrderedDict() for reason in WhyNot}
+        self._last: dict[DenialReason, OrderedDict[str, Denial]] = {reason: OrderedDict() for reason in DenialReason}
         self._proxies: OrderedDict[str, UnnamedProxy] = OrderedDict()
 
-    def note(self, server: str, refusal: Refusal, client: str, at: datetime) -> None:
+    def add(self, server: str, refusal: GateDenial, client: str, at: datetime) -> None:
         with self._lock:
-            self.counted[refusal.reason] += 1
+            self.counts[refusal.reason] += 1
             last = self._last[refusal.reason]
             times = last.pop(server).times + 1 if server in last else 1
-            last[server] = NotGiven(
+            last[server] = Denial(
                 reason=refusal.reason, server=server, words=refusal.words, client=client, at=at, times=times
             )
-            if len(last) > _MOST_REFUSALS:
+            if len(last) > _MAX_DENIALS:
                 last.popitem(last=False)
 
-    def settle(self, server: str) -> None:
+    def clear(self, server: str) -> None:
         """Take note that a server's boot was given: what was in its way is no more."""
         with self._lock:
             for last in self._last.values():
                 last.pop(server, None)
 
-    def note_proxy(self, address: str, at: datetime) -> None:
+    def add_proxy(self, address: str, at: datetime) -> None:
         """Take note of an address that states for whom it asks, and that no setting names as a proxy."""
         with self._lock:
             known = self._proxies.get(address)
-            if known is not None and at - known.at < _PROXY_NOTED_EVERY:
+            if known is not None and at - known.at < _PROXY_INTERVAL:
                 return
             self._proxies[address] = UnnamedProxy(address=address, at=at)
             self._proxies.move_to_end(address)
-            if len(self._proxies) > _MOST_PROXIES:
+            if len(self._proxies) > _MAX_PROXIES:
                 self._proxies.popitem(last=False)
 
-    def since(self, at: datetime) -> Report:
+    def build_report(self, at: datetime) -> EndpointReport:
         """Return what was noted within the last hour, sorted."""
         with self._lock:
-            found = [each for last in self._last.values() for each in last.values() if each.at > at - KEPT]
-            proxies = sorted(each for each in self._proxies.values() if each.at > at - KEPT)
-        return Report(tuple(sorted(found, key=lambda each: (each.reason, each.server))), tuple(proxies))
+            found = [each for last in self._last.values() for each in last.values() if each.at > at - REPORT_LIFETIME]
+            proxies = sorted(each for each in self._proxies.values() if each.at > at - REPORT_LIFETIME)
+        return EndpointReport(tuple(sorted(found, key=lambda each: (each.reason, each.server))), tuple(proxies))
 
 
 @contextmanager
-def reporting_to(spool: Path | None, refusals: Refusals) -> Iterator[Callable[[datetime], None]]:
+def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Callable[[datetime], None]]:
     """What leaves a report in the spool, where another one is due at an instant; it goes with the endpoint."""
     name = f"{os.getpid()}-{token_hex(8)}"
-    left = Report()
+    written = EndpointReport()
 
     def report(at: datetime) -> None:
-        nonlocal left
-        if spool is not None and (now := refusals.since(at)) != left:
-            left = now
+        nonlocal written
+        if spool is not None and (now := denials.build_report(at)) != written:
+            written = now
             write_report(spool, name, now)
 
     yield report
@@ -186,40 +190,47 @@ def reporting_to(spool: Path | None, refusals: Refusals) -> Iterator[Callable[[d
 # Whether a boot is served
 
 _HEADER_LINES: Final = b"#!"
-_ANOTHER_GIVER: Final = Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
-_NOT_RECORDED: Final = Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded")
-_NO_SPOOL: Final = Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
+_OTHER_ENDPOINT: Final = GateDenial(
+    DenialReason.ANOTHER_SPOOL, "another endpoint gives it, by the instance's own spool"
+)
+_NOT_RECORDED: Final = GateDenial(DenialReason.NOT_RECORDED, "its fetch could not be recorded")
+_NO_SPOOL: Final = GateDenial(DenialReason.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
 
 
-def _unrecorded(recorder: Recorder) -> Refusal:
-    why = recorder.failure or "the spool does not answer in time"
-    return Refusal(WhyNot.NOT_RECORDED, f"its fetch could not be recorded: {why}")
+def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
+    reason = recorder.failure or "the spool does not answer in time"
+    return GateDenial(DenialReason.NOT_RECORDED, f"its fetch could not be recorded: {reason}")
 
 
-_OLDER_TREE: Final = Refusal(WhyNot.OLDER_TREE, "the tree is an older copy, and may not know what was given since")
-_SOMEBODY: Final = ""  # to whom a boot was perhaps served
-_SENT_ON: Final = (WhyNot.ANOTHER_GIVER, WhyNot.NOT_RECORDED)  # by which another endpoint may give it
+_OLDER_TREE: Final = GateDenial(
+    DenialReason.OLDER_TREE, "the tree is an older copy, and may not know what was given since"
+)
+_UNKNOWN_CLIENT: Final = ""  # to whom a boot was perhaps served
+_OTHER_ENDPOINT_REASONS: Final = (
+    DenialReason.ANOTHER_SPOOL,
+    DenialReason.NOT_RECORDED,
+)  # by which another endpoint may give it
 
 
-class Guarded(Struct, frozen=True, kw_only=True):
+class GuardedPath(Struct, frozen=True, kw_only=True):
     """What is looked at before a path is answered, and written down."""
 
     server: str
     path: str  # below the output directory
     role: Role
     digest: str | None  # what is written down of a fetch; None: nothing is
-    shows: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
-    writes: DiskWrite | None = None  # None: what it boots writes no disk
+    identity_values: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
+    disk_write: DiskWrite | None = None  # None: what it boots writes no disk
 
 
-class Asking(Struct, frozen=True, kw_only=True):
+class ClientRequest(Struct, frozen=True, kw_only=True):
     """Who asks, as far as it says so."""
 
     client: str | None
     agent: str
     query: Mapping[str, str]
     at: datetime
-    only_looks: bool  # HEAD: it spends nothing
+    is_head: bool  # HEAD: it spends nothing
     intents: list[str] = field(default_factory=list)  # whose outcomes are to be recorded
 
     @property
@@ -228,214 +239,234 @@ class Asking(Struct, frozen=True, kw_only=True):
         return is_check(self.agent, self.query)
 
 
-class Giving:
+class BootGate:
     """Decides by the terms of a tree, by what is there, and by the spool; takes note of what is refused."""
 
     def __init__(
         self,
         tree: PublishedTree,
         recorder: Recorder | None,
-        lacks: Callable[[Need], str | None],
-        refusals: Refusals,
-        keys: Keys | None = None,
+        find_missing: Callable[[NeededFile], str | None],
+        denials: DenialLog,
+        keys: AgeKeys | None = None,
     ) -> None:
-        self._tree, self._recorder, self._lacks, self._refusals, self._keys = tree, recorder, lacks, refusals, keys
-        self._census = Census(tree)
+        self._tree, self._recorder, self._find_missing, self._denials, self._keys = (
+            tree,
+            recorder,
+            find_missing,
+            denials,
+            keys,
+        )
+        self._fetch_filter = FetchFilter(tree)
 
-    async def refusal(self, asked: Guarded, asking: Asking) -> Refusal | None:
+    async def check(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
         """Why a path is not answered with what it has; None: it is, and stands recorded where that means something.
 
         What writes no disk is answered whether it could be recorded or not. An exception is a report: its sender has to
         repeat a report that is not recorded.
         """
-        if (writes := asked.writes) is None:
-            if asked.digest is None:
+        if (disk_write := guarded.disk_write) is None:
+            if guarded.digest is None:
                 return None
-            if asked.role is not Role.DATA and (why := self._why_not_counted(asked, asking)) is not None:
-                is_refused = asked.role is Role.REPORT and not asking.is_check
-                return Refusal(WhyNot.NOT_COUNTED, why) if is_refused else None
-            is_recorded = await self.record(asked, asking)
-            if not self._is_own_system(asked, asking, _SOMEBODY):
-                self.conclude(asking, None)
-            is_lost = asked.role is Role.REPORT and not is_recorded and not asking.only_looks
+            if guarded.role is not Role.DATA and (reason := self._find_reason_to_ignore(guarded, request)) is not None:
+                is_refused = guarded.role is Role.REPORT and not request.is_check
+                return GateDenial(DenialReason.NOT_COUNTED, reason) if is_refused else None
+            is_recorded = await self.record_fetch(guarded, request)
+            if not self._is_own_system(guarded, request, _UNKNOWN_CLIENT):
+                self.conclude(request, None)
+            is_lost = guarded.role is Role.REPORT and not is_recorded and not request.is_head
             return _NOT_RECORDED if is_lost else None
-        refusal = self._at_once(asked, asking) or (
-            await self._made_once(asked, asking, writes) if writes.once else None
+        refusal = self._check_conditions(guarded, request) or (
+            await self._check_one_time_boot(guarded, request, disk_write) if disk_write.once else None
         )
-        if refusal is None and not writes.once:
-            await self.record(asked, asking)
-        if asking.only_looks or asking.is_check or (refusal is not None and is_sent_on(refusal, asked, asking)):
+        if refusal is None and not disk_write.once:
+            await self.record_fetch(guarded, request)
+        if request.is_head or request.is_check or (refusal is not None and is_redirected(refusal, guarded, request)):
             return refusal
-        self._note(asked, asking, refusal)
+        self._log_decision(guarded, request, refusal)
         return refusal
 
-    async def secret(self, asked: Guarded, asking: Asking, sealed: bytes) -> bytes | Refusal:
+    async def decrypt_secret(
+        self, guarded: GuardedPath, request: ClientRequest, encrypted: bytes
+    ) -> bytes | GateDenial:
         """What a secret holds, or why it is not given: to machines alone, on record, until their installer is done."""
-        found = self._at_once(asked, asking) or self._opened(asked, sealed)
-        if isinstance(found, bytes) and (why := await self._not_on_record(asked, asking)) is not None:
-            found = why
-        if not asking.only_looks and not asking.is_check:
-            self._note(asked, asking, found if isinstance(found, Refusal) else None)
+        found = self._check_conditions(guarded, request) or self._decrypt(guarded, encrypted)
+        if isinstance(found, bytes) and (denial := await self._check_secret_fetch(guarded, request)) is not None:
+            found = denial
+        if not request.is_head and not request.is_check:
+            self._log_decision(guarded, request, found if isinstance(found, GateDenial) else None)
         return found
 
-    def _opened(self, asked: Guarded, sealed: bytes) -> bytes | Refusal:
-        name = asked.path.rpartition("/")[2]
+    def _decrypt(self, guarded: GuardedPath, encrypted: bytes) -> bytes | GateDenial:
+        name = guarded.path.rpartition("/")[2]
         if self._keys is None:
-            return Refusal(WhyNot.NOT_OPENED, f"the secret {name}: this endpoint was started without --secret-keys")
+            return GateDenial(
+                DenialReason.NO_KEY, f"the secret {name}: this endpoint was started without --secret-keys"
+            )
         try:
-            return self._keys.open(b64decode(sealed))
-        except Unopened as error:
-            return Refusal(WhyNot.NOT_OPENED, f"the secret {name}: {error}")
+            return self._keys.decrypt(b64decode(encrypted))
+        except DecryptionError as error:
+            return GateDenial(DenialReason.NO_KEY, f"the secret {name}: {error}")
 
-    async def _not_on_record(self, asked: Guarded, asking: Asking) -> Refusal | None:
-        recorder, token = self._recorder, asked.digest
+    async def _check_secret_fetch(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
+        recorder, token = self._recorder, guarded.digest
         if recorder is None or token is None:
             return _NO_SPOOL
         try:
-            is_done = await recorder.reported(asked.server, token)
-        except Unrecordable:
-            return _unrecorded(recorder)
-        if self._is_another_giver(recorder):
-            return _ANOTHER_GIVER
-        if self._is_older(recorder):
+            is_done = await recorder.has_installer_reported(guarded.server, token)
+        except FetchLogUnavailable:
+            return _build_unrecorded_denial(recorder)
+        if self._is_served_elsewhere(recorder):
+            return _OTHER_ENDPOINT
+        if self._is_tree_outdated(recorder):
             return _OLDER_TREE
         if is_done:
-            return Refusal(WhyNot.GIVEN, "its installer has reported since")
-        return None if asking.only_looks or await self.record(asked, asking) else _NOT_RECORDED
+            return GateDenial(DenialReason.SERVED_BEFORE, "its installer has reported since")
+        return None if request.is_head or await self.record_fetch(guarded, request) else _NOT_RECORDED
 
-    def _note(self, asked: Guarded, asking: Asking, refusal: Refusal | None) -> None:
+    def _log_decision(self, guarded: GuardedPath, request: ClientRequest, refusal: GateDenial | None) -> None:
         if refusal is None:
-            self._refusals.settle(asked.server)
+            self._denials.clear(guarded.server)
         else:
-            self._refusals.note(asked.server, refusal, asking.client or "unknown", asking.at)
+            self._denials.add(guarded.server, refusal, request.client or "unknown", request.at)
 
-    def _at_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
-        if asked.role is Role.DATA:
+    def _check_conditions(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
+        if guarded.role is Role.DATA:
             return None
-        if (stopped := self._tree.words.now) is not None:
-            return Refusal(WhyNot.STOPPED, str(stopped.stoppage))
-        if self._recorder is not None and self._recorder.withheld is not None:
-            return Refusal(WhyNot.STOPPED, self._recorder.withheld)
-        if (doubt := self._tree.clock.doubt) is not None:
-            return Refusal(WhyNot.CLOCK, doubt)
-        if asked.role in (Role.ENTRY, Role.SEALED):
-            if (why := self._why_not_counted(asked, asking)) is not None:
-                return Refusal(WhyNot.NOT_COUNTED, why)
-            if (other := _another_machine(asked.shows, asking.query)) is not None:
-                return Refusal(WhyNot.ANOTHER_MACHINE, other)
-        needs = asked.writes.needs if asked.writes is not None else ()
-        missing = next(filter(None, map(self._lacks, needs)), None)
-        return Refusal(WhyNot.MISSING, missing) if missing is not None else None
+        if (stopped := self._tree.stop_orders.current) is not None:
+            return GateDenial(DenialReason.STOPPED, str(stopped.stoppage))
+        if self._recorder is not None and self._recorder.withheld_reason is not None:
+            return GateDenial(DenialReason.STOPPED, self._recorder.withheld_reason)
+        if (doubt := self._tree.clock.problem) is not None:
+            return GateDenial(DenialReason.CLOCK, doubt)
+        if guarded.role in (Role.BOOT_SCRIPT, Role.SEALED):
+            if (reason := self._find_reason_to_ignore(guarded, request)) is not None:
+                return GateDenial(DenialReason.NOT_COUNTED, reason)
+            if (mismatch := _find_identity_mismatch(guarded.identity_values, request.query)) is not None:
+                return GateDenial(DenialReason.ANOTHER_MACHINE, mismatch)
+        needs = guarded.disk_write.needs if guarded.disk_write is not None else ()
+        missing = next(filter(None, map(self._find_missing, needs)), None)
+        return GateDenial(DenialReason.MISSING, missing) if missing is not None else None
 
-    async def _made_once(self, asked: Guarded, asking: Asking, writes: DiskWrite) -> Refusal | None:
-        recorder, offer = self._recorder, writes.offer
-        if recorder is None or asked.digest is None or offer is None:
+    async def _check_one_time_boot(
+        self, guarded: GuardedPath, request: ClientRequest, disk_write: DiskWrite
+    ) -> GateDenial | None:
+        recorder, offer = self._recorder, disk_write.offer
+        if recorder is None or guarded.digest is None or offer is None:
             return _NO_SPOOL
         try:
-            given = await recorder.given(asked.server, offer, writes.report)
-        except Unrecordable:
-            return _unrecorded(recorder)
-        if self._is_another_giver(recorder):
-            return _ANOTHER_GIVER
-        if asked.role is Role.DATA:
-            served_to = None if given is None or given.first.is_start else given.first.client
-            is_own = self._is_own_system(asked, asking, served_to)
+            served = await recorder.find_served_boot(guarded.server, offer, disk_write.report)
+        except FetchLogUnavailable:
+            return _build_unrecorded_denial(recorder)
+        if self._is_served_elsewhere(recorder):
+            return _OTHER_ENDPOINT
+        if guarded.role is Role.DATA:
+            served_to = None if served is None or served.first.is_start else served.first.client
+            is_own = self._is_own_system(guarded, request, served_to)
             is_shown = is_own or served_to is None  # a boot that was served is used up, whoever asks for its data
-            is_recorded = asking.only_looks or await self.record(asked, asking, may_be_evidence=is_shown)
+            is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=is_shown)
             if not is_own:
-                self.conclude(asking, None)  # perhaps it is not the machine
-            return None if is_recorded or self._why_not_counted(asked, asking) is not None else _NOT_RECORDED
-        if self._is_older(recorder):
+                self.conclude(request, None)  # perhaps it is not the machine
+            return None if is_recorded or self._find_reason_to_ignore(guarded, request) is not None else _NOT_RECORDED
+        if self._is_tree_outdated(recorder):
             return _OLDER_TREE
-        if given is not None and not given.again(asking.at, self._tree.clock.up):
-            return Refusal(WhyNot.GIVEN, str(given))
-        is_fine = asked.role is Role.OFFER or asking.only_looks or await self.record(asked, asking)
-        return None if is_fine else _NOT_RECORDED
+        if served is not None and not served.may_serve_again(request.at, self._tree.clock.up):
+            return GateDenial(DenialReason.SERVED_BEFORE, str(served))
+        may_serve = guarded.role is Role.OFFER or request.is_head or await self.record_fetch(guarded, request)
+        return None if may_serve else _NOT_RECORDED
 
-    def _is_another_giver(self, recorder: Recorder) -> bool:
+    def _is_served_elsewhere(self, recorder: Recorder) -> bool:
         """Whether only another endpoint may give what is made once; by the spool's identity at the last look."""
-        return self._tree.is_foreign or recorder.giver is None or recorder.giver != self._tree.terms.giver
+        return (
+            self._tree.is_foreign
+            or recorder.serving_identity is None
+            or recorder.serving_identity != self._tree.terms.fetch_log_id
+        )
 
-    def _is_older(self, recorder: Recorder) -> bool:
+    def _is_tree_outdated(self, recorder: Recorder) -> bool:
         """Whether the tree does not know all that the spool has forgotten, as it was at the last look."""
-        return recorder.forgotten > self._tree.terms.forgotten
+        return recorder.deletion_count > self._tree.terms.loss_count
 
-    async def record(
-        self, asked: Guarded, asking: Asking, log: str | None = None, *, may_be_evidence: bool = True
+    async def record_fetch(
+        self, guarded: GuardedPath, request: ClientRequest, log: str | None = None, *, may_be_evidence: bool = True
     ) -> bool:
         """Return whether a fetch is recorded, or what an installer reports, with the end of its log if it failed."""
         recorder = self._recorder
-        if recorder is None or asked.digest is None or self._tree.is_foreign or asking.only_looks:
+        if recorder is None or guarded.digest is None or self._tree.is_foreign or request.is_head:
             return False
-        is_counted = asked.role is not Role.DATA or self._why_not_counted(asked, asking) is None
+        is_counted = guarded.role is not Role.DATA or self._find_reason_to_ignore(guarded, request) is None
         is_evidence = is_counted and may_be_evidence
-        has_outcome = is_evidence and asked.role is not Role.REPORT  # a report is its request, whatever it is answered
-        offer = asked.writes.offer if asked.writes is not None else None
+        has_outcome = (
+            is_evidence and guarded.role is not Role.REPORT
+        )  # a report is its request, whatever it is answered
+        offer = guarded.disk_write.offer if guarded.disk_write is not None else None
         observation = Observation(
-            server=asked.server,
-            path=asked.path,
-            digest=Digest(asked.digest),
+            server=guarded.server,
+            path=guarded.path,
+            digest=Digest(guarded.digest),
             offer=Digest(offer) if offer is not None else None,
-            client=asking.client or "unknown",
-            at=asking.at,
+            client=request.client or "unknown",
+            at=request.at,
             log=log,
             up=self._tree.clock.up,
             is_evidence=is_evidence,
             intent=token_hex(16) if has_outcome else None,
         )
         if observation.intent is not None:
-            asking.intents.append(observation.intent)
-        return await recorder.record(observation, self._tree.terms.giver)
+            request.intents.append(observation.intent)
+        return await recorder.record(observation, self._tree.terms.fetch_log_id)
 
-    def conclude(self, asking: Asking, outcome: Outcome | None) -> None:
+    def conclude(self, request: ClientRequest, outcome: Outcome | None) -> None:
         """Record what became of the intents of a request; None: that stays unknown."""
-        while asking.intents and self._recorder is not None:
-            self._recorder.intents.conclude(asking.intents.pop(), outcome)
+        while request.intents and self._recorder is not None:
+            self._recorder.intents.conclude(request.intents.pop(), outcome)
 
-    def _is_own_system(self, asked: Guarded, asking: Asking, served_to: str | None) -> bool:
+    def _is_own_system(self, guarded: GuardedPath, request: ClientRequest, served_to: str | None) -> bool:
         """Return whether the machine's own system asks, if it is for user data. Only the machine has a token."""
-        if asked.role is not Role.DATA or token_in(asked.path) is not None:
+        if guarded.role is not Role.DATA or find_token(guarded.path) is not None:
             return True
-        return self._census.is_own_system(asking.client, asking.agent, served_to)
+        return self._fetch_filter.is_own_system(request.client, request.agent, served_to)
 
-    def _why_not_counted(self, asked: Guarded, asking: Asking) -> str | None:
-        return self._census.why_not(asking.client, asking.agent, asking.query, asked.role)
+    def _find_reason_to_ignore(self, guarded: GuardedPath, request: ClientRequest) -> str | None:
+        return self._fetch_filter.find_reason_to_ignore(request.client, request.agent, request.query, guarded.role)
 
 
-def is_sent_on(refusal: Refusal, asked: Guarded, asking: Asking) -> bool:
+def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
     """Whether who is not given a boot here is sent to who may give it; nobody is sent on twice."""
-    has_hop = asked.writes is not None and asked.writes.hop is not None
-    return has_hop and refusal.reason in _SENT_ON and HOP not in asking.query
+    has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
+    return has_hop and refusal.reason in _OTHER_ENDPOINT_REASONS and HOP not in request.query
 
 
-def explained(content: bytes, refusal: Refusal, server: str) -> bytes:
+def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
     """A script with a comment that says why it is answered in place of another; all loaders' begin with #."""
-    told = f"{in_comment(refusal.words)} ({refusal.reason}); look with: gitboot boot-script {server} --tree OUTPUT"
-    comment = f"# gitboot: not given: {told}\n".encode()
+    explanation = (
+        f"{escape_comment(refusal.words)} ({refusal.reason}); look with: gitboot boot-script {server} --tree OUTPUT"
+    )
+    comment = f"# gitboot: not given: {explanation}\n".encode()
     first, newline, rest = content.partition(b"\n")
     return first + newline + comment + rest if first.startswith(_HEADER_LINES) else comment + content
 
 
-def in_comment(words: str) -> str:
+def escape_comment(words: str) -> str:
     """Words as a script's comment can have them, whoever has written them."""
     return "".join(each if each.isprintable() and each.isascii() else "?" for each in words)
 
 
-def _another_machine(known: Mapping[str, tuple[str, ...]], said: Mapping[str, str]) -> str | None:
+def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapping[str, str]) -> str | None:
     """What who asks says of itself, where it is not the machine; what nobody has set tells nothing."""
-    told: dict[str, str] = {}
+    sent: dict[str, str] = {}
     with suppress(Malformed):
-        if said.get("uuid") and not is_placeholder_uuid(uuid := parse_uuid(said["uuid"])):
-            told["uuid"] = uuid
-    if (serial := _serial(said.get("serial", ""))) is not None:
-        told["serial"] = serial
-    names = {"uuid": known.get("uuid", ()), "serial": tuple(map(_serial, known.get("serial", ())))}
-    compared = {what: value for what, value in told.items() if any(names[what])}
+        if query.get("uuid") and not is_placeholder_uuid(uuid := parse_uuid(query["uuid"])):
+            sent["uuid"] = uuid
+    if (serial := _parse_serial(query.get("serial", ""))) is not None:
+        sent["serial"] = serial
+    names = {"uuid": expected.get("uuid", ()), "serial": tuple(map(_parse_serial, expected.get("serial", ())))}
+    compared = {what: value for what, value in sent.items() if any(names[what])}
     if not compared or any(value in names[what] for what, value in compared.items()):
         return None
     return ", ".join(f"its {what} is {value}, not {names[what][0]}" for what, value in sorted(compared.items()))
 
 
-def _serial(text: str) -> str | None:
+def _parse_serial(text: str) -> str | None:
     found = text.strip()[:64].upper()
     return None if not found or is_placeholder_serial(found) else found

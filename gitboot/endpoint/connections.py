@@ -17,15 +17,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gitboot.endpoint.access_control import FORWARDED, OperatorsDoor
-from gitboot.fetchlog.log_entries import network_of
+from gitboot.endpoint.access_control import FORWARDED_HEADERS, OperatorAccess
+from gitboot.fetchlog.log_entries import client_network
 from gitboot.render import paths
 
-GONE: Final = "gitboot.gone"  # the ASGI extension by which an application asks whether the client has left
-RECEIVED: Final = "gitboot.received"  # by which it asks whether the client has received all that was sent
+CLIENT_GONE: Final = "gitboot.gone"  # the ASGI extension by which an application asks whether the client has left
+CLIENT_RECEIVED: Final = "gitboot.received"  # by which it asks whether the client has received all that was sent
 PATIENCE_S: Final = 60  # how long a client may take to take what it is sent
 HEAD_S: Final = 10  # how long it may take to ask for something
-MOST_UNANSWERED_BYTES: Final = 64 * 1024
+MAX_UNANSWERED_BYTES: Final = 64 * 1024
 
 
 class Limits:
@@ -36,26 +36,28 @@ class Limits:
 
     def __init__(
         self,
-        most_idle: float = inf,
+        max_idle: float = inf,
         is_proxy: Callable[[str | None], bool] = lambda _: False,
         client: Callable[[Scope], str | None] = lambda _: None,
     ) -> None:
         self.is_proxy, self.client = is_proxy, client
-        self.idle: Crowd[Client] = Crowd(
-            lambda each: each.give_up(if_sending=False), most_of_one=most_idle, is_exempt=is_proxy
+        self.idle: ClientQuota[ClosableConnection] = ClientQuota(
+            lambda each: each.try_close(if_sending=False), limit_per_address=max_idle, is_exempt=is_proxy
         )
-        self.all: Crowd[Client] = Crowd(lambda each: each.give_up(if_sending=True), most=lambda: most_connections())
+        self.all: ClientQuota[ClosableConnection] = ClientQuota(
+            lambda each: each.try_close(if_sending=True), limit=lambda: most_connections()
+        )
 
     @property
-    def closed(self) -> int:
-        return self.idle.closed + self.all.closed
+    def closed_count(self) -> int:
+        return self.idle.closed_count + self.all.closed_count
 
 
-_TRIED: Final = 8  # clients that may have to make room
+_MAX_TRIED: Final = 8  # clients that may have to make room
 T = TypeVar("T")
 
 
-class Crowd(Generic[T]):
+class ClientQuota(Generic[T]):
     """What clients hold, by address and in the order in which they came to hold it.
 
     One address holds at most ``most_of_one``: if it takes one more, its oldest goes. All hold at most ``most``: if one
@@ -68,50 +70,50 @@ class Crowd(Generic[T]):
         self,
         close: Callable[[T], bool],
         *,
-        most: Callable[[], float] = lambda: inf,
-        most_of_one: float = inf,
+        limit: Callable[[], float] = lambda: inf,
+        limit_per_address: float = inf,
         is_exempt: Callable[[str | None], bool] = lambda _: False,
     ) -> None:
-        self._close, self._most, self._most_of_one, self._is_exempt = close, most, most_of_one, is_exempt
-        self._of: dict[str, dict[T, None]] = {}
-        self._whose: dict[T, str] = {}
-        self.closed = 0  # that had to go
+        self._close, self._limit, self._limit_per_address, self._is_exempt = close, limit, limit_per_address, is_exempt
+        self._items_by_network: dict[str, dict[T, None]] = {}
+        self._networks: dict[T, str] = {}
+        self.closed_count = 0  # that had to go
 
-    def enter(self, held: T, address: str | None) -> None:
+    def add(self, item: T, address: str | None) -> None:
         """Count something that a client holds from now on; it is the newest. Something else may go for it."""
-        self.leave(held)
-        self._whose[held] = whose = network_of(address)
-        own = self._of.setdefault(whose, {})
-        own[held] = None
-        if len(own) > self._most_of_one and not self._is_exempt(address):
+        self.remove(item)
+        self._networks[item] = network = client_network(address)
+        own = self._items_by_network.setdefault(network, {})
+        own[item] = None
+        if len(own) > self._limit_per_address and not self._is_exempt(address):
             self._close_oldest(own)
-        elif len(self._whose) > self._most() and not self.make_room():
-            self._close_oldest((held,))
+        elif len(self._networks) > self._limit() and not self.make_room():
+            self._close_oldest((item,))
 
-    def leave(self, held: T) -> None:
+    def remove(self, item: T) -> None:
         """Stop counting it; a second call changes nothing."""
-        if (whose := self._whose.pop(held, None)) is not None:
-            del self._of[whose][held]
-            if not self._of[whose]:
-                del self._of[whose]
+        if (network := self._networks.pop(item, None)) is not None:
+            del self._items_by_network[network][item]
+            if not self._items_by_network[network]:
+                del self._items_by_network[network]
 
     def make_room(self) -> bool:
         """Close the oldest of the address that holds most; False: none can go."""
-        return any(map(self._close_oldest, nlargest(_TRIED, self._of.values(), key=len)))
+        return any(map(self._close_oldest, nlargest(_MAX_TRIED, self._items_by_network.values(), key=len)))
 
-    def _close_oldest(self, held: Iterable[T]) -> bool:
-        oldest = next(filter(self._close, held), None)
+    def _close_oldest(self, items: Iterable[T]) -> bool:
+        oldest = next(filter(self._close, items), None)
         if oldest is None:
             return False
-        self.leave(oldest)
-        self.closed += 1
+        self.remove(oldest)
+        self.closed_count += 1
         return True
 
 
-class Client(Protocol):
+class ClosableConnection(Protocol):
     """A connection."""
 
-    def give_up(self, *, if_sending: bool) -> bool:
+    def try_close(self, *, if_sending: bool) -> bool:
         """Close it at once. False: the endpoint prepares an answer, or sends one and ``if_sending`` is not set."""
 
 
@@ -129,7 +131,7 @@ _NO_LIMITS: Final = Limits()
 _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
 
 
-class _Titled:
+class _TitleCaseTransport:
     """A transport for one response, which spells the names of its headers as they are registered.
 
     uvicorn writes them in lower case. GRUB before 2.12 knows ``Content-Length`` only as it stands here (net/http.c),
@@ -139,13 +141,13 @@ class _Titled:
 
     def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
         self._transport, self._cycle = transport, cycle
-        self._headless = True
+        self._awaits_head = True
 
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():  # the client has left; uvloop would raise, and uvicorn log that
             return
-        if self._headless and self._cycle.response_started:  # uvicorn writes the head by itself, after a 100 if any
-            self._headless = False
+        if self._awaits_head and self._cycle.response_started:  # uvicorn writes the head by itself, after a 100 if any
+            self._awaits_head = False
             data = _HEADER_NAME.sub(lambda name: name[0].title(), data)
             if self._cycle.more_body and self._cycle.keep_alive:
                 self._cycle.keep_alive = False
@@ -162,30 +164,30 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
         super().connection_made(transport)
         self._client = transport
-        self._asked = False  # whether a request is being answered
+        self._is_answering = False  # whether a request is being answered
         self._unanswered_bytes = 0
         self._unsent_bytes = 0
-        self._moved_at = self.loop.time()  # when the client was last seen to do something
-        self._extensions: dict[str, Any] = {GONE: transport.is_closing, RECEIVED: self._has_received}
+        self._active_at = self.loop.time()  # when the client was last seen to do something
+        self._extensions: dict[str, Any] = {CLIENT_GONE: transport.is_closing, CLIENT_RECEIVED: self._has_received}
         self._had_received = False  # when the connection ended
         self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
         self._has_cycle = False  # whether the application was asked on this connection
         self._is_answered = False  # whether the request that is being read was answered here
-        door: OperatorsDoor | None = getattr(self.app, "door", None)
-        if door is not None and door.is_at(self.server):
+        door: OperatorAccess | None = getattr(self.app, "door", None)
+        if door is not None and door.is_operators_only(self.server):
             self._quickly = None
         peer = transport.get_extra_info("peername")
         self._address: str | None = peer[0] if peer else None
         self._limits: Limits = getattr(self.app, "limits", _NO_LIMITS)
-        self._is_of_proxy = self._limits.is_proxy(self._address)
-        self._head_since: float | None = self._moved_at  # None: it is not being waited for one
-        self._limits.idle.enter(self, self._address)
-        self._limits.all.enter(self, self._address)
+        self._is_from_proxy = self._limits.is_proxy(self._address)
+        self._head_since: float | None = self._active_at  # None: it is not being waited for one
+        self._limits.idle.add(self, self._address)
+        self._limits.all.add(self, self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._limits.idle.leave(self)
-        self._limits.all.leave(self)
+        self._limits.idle.remove(self)
+        self._limits.all.remove(self)
 
     def eof_received(self) -> None:
         self._had_received = bool(self._has_received())  # the transport closes the socket after this
@@ -204,10 +206,10 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unanswered_bytes += len(data)
-        if self._head_since is None and not self._asked:
+        if self._head_since is None and not self._is_answering:
             self._head_since = self.loop.time()
         super().data_received(data)
-        if self._unanswered_bytes > MOST_UNANSWERED_BYTES:
+        if self._unanswered_bytes > MAX_UNANSWERED_BYTES:
             self._client.abort()
 
     def on_message_begin(self) -> None:
@@ -217,16 +219,16 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_since = None
-        if (reply := self._quick_reply()) is not None:
+        if (reply := self._find_quick_reply()) is not None:
             self._is_answered = True
-            self._send(reply)
+            self._send_reply(reply)
             return
-        self._asked = self._has_cycle = True
-        self._limits.idle.leave(self)
-        if self._is_of_proxy:
-            self._limits.all.enter(self, self._limits.client(dict(self.scope)))
+        self._is_answering = self._has_cycle = True
+        self._limits.idle.remove(self)
+        if self._is_from_proxy:
+            self._limits.all.add(self, self._limits.client(dict(self.scope)))
         super().on_headers_complete()
-        self.cycle.transport = _Titled(self._client, self.cycle)  # type: ignore[assignment] # what a cycle uses of it
+        self.cycle.transport = _TitleCaseTransport(self._client, self.cycle)  # type: ignore[assignment] # what a cycle uses of it
 
     def on_body(self, body: bytes) -> None:
         if self._is_answered:
@@ -239,33 +241,33 @@ class Connection(HttpToolsProtocol):
         if not self._is_answered:
             super().on_message_complete()
 
-    def _quick_reply(self) -> Reply | None:
+    def _find_quick_reply(self) -> Reply | None:
         is_busy = self._has_cycle and not self.cycle.response_complete  # the last one, where several wait
         if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
             return None
         path = self.url.partition(b"?")[0]
         # The application takes note of a proxy that no setting names.
-        is_forwarded = not self._is_of_proxy and not FORWARDED.isdisjoint(name for name, _ in self.headers)
+        is_forwarded = not self._is_from_proxy and not FORWARDED_HEADERS.isdisjoint(name for name, _ in self.headers)
         if self.parser.get_method() not in (b"GET", b"HEAD") or not path.isascii() or is_forwarded:
             return None
         return self._quickly(path.decode(), self.headers)
 
-    def _send(self, reply: Reply) -> None:
+    def _send_reply(self, reply: Reply) -> None:
         # As a cycle of uvicorn's would.
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
         end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
         body = bytes(reply.body) if self.parser.get_method() == b"GET" else b""
-        self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.written, end, body)))
+        self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.header_bytes, end, body)))
         if not keep_alive:
             self._client.close()
         self.on_response_complete()
 
     def on_response_complete(self) -> None:
-        self._asked = False
+        self._is_answering = False
         self._unanswered_bytes = 0
-        self._moved_at = self.loop.time()
-        self._limits.idle.enter(self, self._address)
+        self._active_at = self.loop.time()
+        self._limits.idle.add(self, self._address)
         super().on_response_complete()
 
     def abort_if_stuck(self, late_s: float) -> None:
@@ -275,26 +277,26 @@ class Connection(HttpToolsProtocol):
         """
         now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:
-            self._unsent_bytes, self._moved_at = unsent_bytes, now
-        elif self._asked and not unsent_bytes:
-            self._moved_at = now  # it is we who take so long
-        elif now - self._moved_at > PATIENCE_S:
+            self._unsent_bytes, self._active_at = unsent_bytes, now
+        elif self._is_answering and not unsent_bytes:
+            self._active_at = now  # it is we who take so long
+        elif now - self._active_at > PATIENCE_S:
             self._client.abort()
         if self._head_since is not None and now - self._head_since > HEAD_S + late_s:
             self._client.abort()
 
-    def give_up(self, *, if_sending: bool) -> bool:
+    def try_close(self, *, if_sending: bool) -> bool:
         """Close the connection at once. False: the endpoint prepares an answer, or sends one."""
-        is_sending = self._client.get_write_buffer_size() > 0 or (self._asked and self.cycle.response_started)
-        if may_close := if_sending if is_sending else not self._asked or self.cycle.more_body:
+        is_sending = self._client.get_write_buffer_size() > 0 or (self._is_answering and self.cycle.response_started)
+        if may_close := if_sending if is_sending else not self._is_answering or self.cycle.more_body:
             self._client.abort()
         return may_close
 
 
-MOST_IDLE: Final = 32
+MAX_IDLE: Final = 32
 BODY_S: Final = 20  # for a whole body, from the end of its head
-MOST_BODIES: Final = 128
-MOST_BODIES_OF_ONE: Final = 16  # of one address
+MAX_BODIES: Final = 128
+MAX_BODIES_PER_ADDRESS: Final = 16  # of one address
 
 
 class Reply(Response):
@@ -304,7 +306,7 @@ class Reply(Response):
         # Response's own works out the headers.
         self.status_code, self.raw_headers, self.body, self.background = status, headers, body, None
         # As they are sent: GRUB before 2.12 knows Content-Length only as it is registered (net/http.c).
-        self.written = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in headers)
+        self.header_bytes = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in headers)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -317,7 +319,7 @@ Header = tuple[bytes, bytes]
 ReadBody = Callable[[int, Callable[[bytes], object]], Awaitable[Reply | None]]
 
 
-class Bodies:
+class RequestBodies:
     """The bodies that are on their way to one endpoint. Every route that takes a body reads it here.
 
     If one address sends too many at once, gitboot refuses its oldest one. If all addresses do, gitboot refuses the
@@ -325,7 +327,9 @@ class Bodies:
     """
 
     def __init__(self) -> None:
-        self._coming: Crowd[asyncio.Timeout] = Crowd(_end, most=lambda: MOST_BODIES, most_of_one=MOST_BODIES_OF_ONE)
+        self._reading: ClientQuota[asyncio.Timeout] = ClientQuota(
+            _expire, limit=lambda: MAX_BODIES, limit_per_address=MAX_BODIES_PER_ADDRESS
+        )
 
     async def read(
         self, receive: Receive, address: str | None, most_bytes: int, take: Callable[[bytes], object]
@@ -333,7 +337,7 @@ class Bodies:
         deadline, size_bytes, more = asyncio.timeout(BODY_S), 0, True
         try:
             async with deadline:
-                self._coming.enter(deadline, address)
+                self._reading.add(deadline, address)
                 while more:
                     message = await receive()
                     body, more = message.get("body", b""), message.get("more_body", False)
@@ -343,12 +347,12 @@ class Bodies:
                     take(body)
                 return None
         except TimeoutError:
-            return TIMED_OUT if deadline.when() else TOO_MANY
+            return REQUEST_TIMEOUT if deadline.when() else TOO_MANY_BODIES
         finally:
-            self._coming.leave(deadline)
+            self._reading.remove(deadline)
 
 
-def _end(deadline: asyncio.Timeout) -> bool:
+def _expire(deadline: asyncio.Timeout) -> bool:
     """End the time of a body now: its deadline is 0 then. False: it has ended."""
     if deadline.expired():
         return False
@@ -371,14 +375,14 @@ def file_reply(
     return Reply(status, [*headers, (b"cache-control", cache_control)], content)
 
 
-def in_parts(reply: Reply) -> Reply:
+def allow_ranges(reply: Reply) -> Reply:
     """The same, saying that parts of it may be asked for."""
     return Reply(reply.status_code, [*reply.raw_headers, (b"accept-ranges", b"bytes")], bytes(reply.body))
 
 
-def part_of(reply: Reply, asked: bytes) -> Reply:
+def select_range(reply: Reply, range_header: bytes) -> Reply:
     """The part that a Range asks for (RFC 9110, 14.2); the whole where it asks for several, or for what is no range."""
-    if (found := _RANGE.fullmatch(asked)) is None or found[1] == found[2] == b"":
+    if (found := _RANGE.fullmatch(range_header)) is None or found[1] == found[2] == b"":
         return reply
     content, first = bytes(reply.body), found[1]
     start = int(first) if first else max(len(content) - int(found[2]), 0)
@@ -394,7 +398,7 @@ def part_of(reply: Reply, asked: bytes) -> Reply:
 _RANGE: Final = re.compile(rb"bytes=(\d{0,18})-(\d{0,18})")
 
 
-def unchanged(etag: bytes, cache_control: bytes) -> Reply:
+def not_modified_reply(etag: bytes, cache_control: bytes) -> Reply:
     """The reply to who has it already."""
     return Reply(304, [(b"etag", etag), (b"cache-control", cache_control)])
 
@@ -404,23 +408,25 @@ def _empty(status: int, *headers: Header) -> Reply:
 
 
 # Without a Content-Length, which a 204 must not have (RFC 9110, 8.6).
-HEARD: Final = Reply(204, [(b"cache-control", UNCACHED)])
+NO_CONTENT: Final = Reply(204, [(b"cache-control", UNCACHED)])
 # GRUB runs the body of a 404 as configuration, so none of these has one.
 NOT_FOUND: Final = _empty(404)
-NO_TOKEN: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # one is shown that is none
-NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
-REFUSED: Final = _empty(403)
+UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # one is shown that is none
+METHOD_NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
+FORBIDDEN: Final = _empty(403)
 # These refuse a body whose rest nobody reads, so they end the connection.
 _CLOSE: Final = (b"connection", b"close")
-TIMED_OUT: Final = _empty(408, _CLOSE)
+REQUEST_TIMEOUT: Final = _empty(408, _CLOSE)
 TOO_LARGE: Final = _empty(413, _CLOSE)
-TOO_OFTEN: Final = _empty(429, (b"retry-after", b"60"), _CLOSE)
-TOO_MANY: Final = _empty(429, (b"retry-after", b"5"), _CLOSE)
-FAULT: Final = _empty(500)
-NOT_YET: Final = _empty(503)
-NOT_NOW: Final = _empty(503, (b"retry-after", b"5"))  # the data of a direct boot, while its fetch cannot be recorded
+TOO_MANY_REQUESTS: Final = _empty(429, (b"retry-after", b"60"), _CLOSE)
+TOO_MANY_BODIES: Final = _empty(429, (b"retry-after", b"5"), _CLOSE)
+INTERNAL_ERROR: Final = _empty(500)
+UNAVAILABLE: Final = _empty(503)
+RETRY_LATER: Final = _empty(
+    503, (b"retry-after", b"5")
+)  # the data of a direct boot, while its fetch cannot be recorded
 
 
-def names(if_none_match: bytes, etag: bytes) -> bool:
+def matches_etag(if_none_match: bytes, etag: bytes) -> bool:
     """Whether a list of entity tags holds ``etag``, by the weak comparison (RFC 9110, 13.1.2)."""
     return if_none_match == b"*" or etag in (tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b","))

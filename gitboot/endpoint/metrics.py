@@ -16,13 +16,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gitboot import __version__
-from gitboot.endpoint.access_control import Stranger
-from gitboot.endpoint.boot_responses import Answered
+from gitboot.endpoint.access_control import OperatorDenial
+from gitboot.endpoint.boot_responses import RequestKind
 from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.recorder import Recorder
-from gitboot.endpoint.served_files import PublishedTree, shown_unknown
+from gitboot.endpoint.served_files import PublishedTree, read_unknown_machines
 from gitboot.endpoint.tls import Certificate
-from gitboot.fetchlog.log_entries import WhyNot
+from gitboot.fetchlog.log_entries import DenialReason
 from gitboot.status.conditions import BMC, CONDITIONS
 
 
@@ -40,12 +40,12 @@ class Family(Struct, frozen=True):
 
     name: str  # without the suffix of its kind
     kind: MetricKind
-    says: str
+    help_text: str
     labels: tuple[str, ...] = ()
     values: str = ""  # of the labels, where they are not clear
 
     @property
-    def sample(self) -> str:
+    def sample_name(self) -> str:
         """The name by which it is asked for."""
         return f"{self.name}{_SUFFIXES.get(self.kind, '')}"
 
@@ -194,12 +194,12 @@ class Exposition(Collector):
 
     def __init__(
         self,
-        requests: Mapping[tuple[Answered, int], int],
-        strangers: Mapping[Stranger, int],
-        refused: Mapping[WhyNot, int],
+        requests: Mapping[tuple[RequestKind, int], int],
+        operator_denials: Mapping[OperatorDenial, int],
+        denials: Mapping[DenialReason, int],
         tree: PublishedTree,
         records: Recorder | None,
-        why_not_ready: str | None,
+        unready_reason: str | None,
         *,
         limits: Limits,
         certificate: Certificate | None,
@@ -207,73 +207,76 @@ class Exposition(Collector):
     ) -> None:
         self._unknown_requests = unknown_requests
         self._limits, self._certificate = limits, certificate
-        self._requests, self._strangers, self._refused, self._tree = requests, strangers, refused, tree
-        self._records, self._why_not_ready = records, why_not_ready
+        self._requests, self._operator_denials, self._denials, self._tree = requests, operator_denials, denials, tree
+        self._records, self._unready_reason = records, unready_reason
 
-    def page(self, accept: str) -> tuple[bytes, str]:
+    def render(self, accept: str) -> tuple[bytes, str]:
         """All of it, and its content type: OpenMetrics for who accepts that, else Prometheus' own format."""
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
         return encode(self), content_type
 
     def collect(self) -> Iterator[Metric]:
-        yield _one("gitboot_build", 1, __version__)
-        yield _one("gitboot_ready", self._why_not_ready is None)
+        yield _build_single("gitboot_build", 1, __version__)
+        yield _build_single("gitboot_ready", self._unready_reason is None)
         if self._records is not None:
-            yield _one("gitboot_fetch_log_writable", self._records.failure is None)
-        off = self._tree.clock.off
-        yield _one("gitboot_clock_offset_seconds", off.total_seconds() if off is not None else 0)
-        faults = {(kind, "500"): 0 for kind in Answered}  # so that the first is an increase
+            yield _build_single("gitboot_fetch_log_writable", self._records.failure is None)
+        off = self._tree.clock.offset
+        yield _build_single("gitboot_clock_offset_seconds", off.total_seconds() if off is not None else 0)
+        faults = {(kind, "500"): 0 for kind in RequestKind}  # so that the first is an increase
         requests = {(kind, str(code)): count for (kind, code), count in self._requests.items()}
-        yield _metric("gitboot_http_requests", faults | requests)
-        yield _metric("gitboot_boots_withheld", {(each,): self._refused.get(each, 0) for each in WhyNot})
-        yield _metric(
-            "gitboot_operator_requests_rejected", {(each,): self._strangers.get(each, 0) for each in Stranger}
+        yield _build_metric("gitboot_http_requests", faults | requests)
+        yield _build_metric("gitboot_boots_withheld", {(each,): self._denials.get(each, 0) for each in DenialReason})
+        yield _build_metric(
+            "gitboot_operator_requests_rejected",
+            {(each,): self._operator_denials.get(each, 0) for each in OperatorDenial},
         )
-        yield _one("gitboot_idle_connections_closed", self._limits.closed)
-        yield _one("gitboot_unknown_machine_requests", self._unknown_requests)
-        seen = shown_unknown(self._tree)
-        yield _one("gitboot_unknown_machines", len(seen.machines) if seen is not None else 0)
+        yield _build_single("gitboot_idle_connections_closed", self._limits.closed_count)
+        yield _build_single("gitboot_unknown_machine_requests", self._unknown_requests)
+        seen = read_unknown_machines(self._tree)
+        yield _build_single("gitboot_unknown_machines", len(seen.machines) if seen is not None else 0)
         if self._certificate is not None:
-            yield _one("gitboot_operators_certificate_readable", self._certificate.failure is None)
+            yield _build_single("gitboot_operators_certificate_readable", self._certificate.failure is None)
             if (ends := self._certificate.ends) is not None:
-                yield _one("gitboot_operators_certificate_expiration_timestamp_seconds", ends.timestamp())
-        yield from of_status(self._tree.status())
+                yield _build_single("gitboot_operators_certificate_expiration_timestamp_seconds", ends.timestamp())
+        yield from collect_status(self._tree.read_status())
 
 
-def of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
+def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     """How an instance fares by its status."""
     commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
-    yield _metric("gitboot_commit", {(state, commit): 1 for state, commit in commits.items() if commit is not None})
+    yield _build_metric(
+        "gitboot_commit", {(state, commit): 1 for state, commit in commits.items() if commit is not None}
+    )
     if (committed := status["accepted"].get("committedAt")) is not None:
-        yield _one("gitboot_accepted_commit_timestamp_seconds", datetime.fromisoformat(committed).timestamp())
+        yield _build_single("gitboot_accepted_commit_timestamp_seconds", datetime.fromisoformat(committed).timestamp())
     problems = Counter((each["severity"], each["code"]) for each in status["attempted"]["problems"])
-    yield _metric("gitboot_commit_problems", problems)
-    for name, key in _COUNTED.items():
-        yield _metric(name, {(each,): count for each, count in status.get(key, {}).items()})
-    yield _metric(
+    yield _build_metric("gitboot_commit_problems", problems)
+    for name, key in _COUNT_KEYS.items():
+        yield _build_metric(name, {(each,): count for each, count in status.get(key, {}).items()})
+    yield _build_metric(
         "gitboot_servers_installing",
         {tuple(each.split("/")): count for each, count in status.get("installing", {}).items()},
     )
     if instants := [datetime.fromisoformat(each["at"]) for each in status.get("installations", ())]:
-        yield _one("gitboot_installing_last_step_timestamp_seconds", min(instants).timestamp())
+        yield _build_single("gitboot_installing_last_step_timestamp_seconds", min(instants).timestamp())
     stages = dict(status.get("stages", {}))
     whole = stages.pop("reconcile", None)
-    yield _histogram("gitboot_reconcile_duration_seconds", {(): whole} if whole is not None else {})
-    yield _histogram("gitboot_stage_duration_seconds", {(name,): each for name, each in stages.items()})
+    yield _build_histogram("gitboot_reconcile_duration_seconds", {(): whole} if whole is not None else {})
+    yield _build_histogram("gitboot_stage_duration_seconds", {(name,): each for name, each in stages.items()})
     own = [each for each in status["conditions"] if "/" not in each["type"]]
     holds = {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)}
-    yield _metric("gitboot_condition", holds)
-    yield _metric("gitboot_condition_reason", {(each["type"], each["reason"]): 1 for each in own})
+    yield _build_metric("gitboot_condition", holds)
+    yield _build_metric("gitboot_condition_reason", {(each["type"], each["reason"]): 1 for each in own})
     of_bmcs = (each for each in status["conditions"] if "/" in each["type"] and not each["status"])
     none = {(reason,): 0 for reason in CONDITIONS[BMC].remedies}
-    yield _metric("gitboot_bmc_conditions", {**none, **Counter((each["reason"],) for each in of_bmcs)})
-    for name, key in _INSTANTS.items():
+    yield _build_metric("gitboot_bmc_conditions", {**none, **Counter((each["reason"],) for each in of_bmcs)})
+    for name, key in _TIME_KEYS.items():
         if (at := status.get(key)) is not None:
-            yield _one(name, datetime.fromisoformat(at).timestamp())
+            yield _build_single(name, datetime.fromisoformat(at).timestamp())
 
 
 # By the word for it in the status; an older instance has not all of them.
-_COUNTED: Final = {
+_COUNT_KEYS: Final = {
     "gitboot_servers": "phases",
     "gitboot_records": "records",
     "gitboot_installs": "installs",
@@ -282,33 +285,33 @@ _COUNTED: Final = {
     "gitboot_bmcs": "bmcs",
     "gitboot_servers_below_minimum_version": "belowMinimumVersion",
 }
-_INSTANTS: Final = {
+_TIME_KEYS: Final = {
     "gitboot_status_timestamp_seconds": "at",
     "gitboot_planned_timestamp_seconds": "plannedAt",
     "gitboot_next_transition_timestamp_seconds": "nextTransition",
 }
 
 
-def _histogram(name: str, values: Mapping[L, Mapping[str, Any]]) -> Metric:
+def _build_histogram(name: str, values: Mapping[L, Mapping[str, Any]]) -> Metric:
     family = _BY_NAME[name]
-    metric = Metric(name, family.says, family.kind)
+    metric = Metric(name, family.help_text, family.kind)
     for labels, each in sorted(values.items()):
         named = dict(zip(family.labels, labels, strict=True))
         totals = list(accumulate(each["counts"]))
         for bound, total in zip((*each["boundsS"], inf), totals, strict=True):
-            metric.add_sample(family.sample, {**named, "le": str(bound) if bound < inf else "+Inf"}, total)
+            metric.add_sample(family.sample_name, {**named, "le": str(bound) if bound < inf else "+Inf"}, total)
         metric.add_sample(f"{name}_count", named, totals[-1])
         metric.add_sample(f"{name}_sum", named, each["seconds"])
     return metric
 
 
-def _one(name: str, value: float, *labels: str) -> Metric:
-    return _metric(name, {labels: value})
+def _build_single(name: str, value: float, *labels: str) -> Metric:
+    return _build_metric(name, {labels: value})
 
 
-def _metric(name: str, values: Mapping[L, float]) -> Metric:
+def _build_metric(name: str, values: Mapping[L, float]) -> Metric:
     family = _BY_NAME[name]
-    metric = Metric(name, family.says, family.kind)
+    metric = Metric(name, family.help_text, family.kind)
     for labels, value in sorted(values.items()):
-        metric.add_sample(family.sample, dict(zip(family.labels, labels, strict=True)), value)
+        metric.add_sample(family.sample_name, dict(zip(family.labels, labels, strict=True)), value)
     return metric

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
 from gitboot.endpoint.connections import Connection
-from gitboot.endpoint.tls import EncryptedSocket
+from gitboot.endpoint.tls import TlsSocket
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class EndpointServer:
     calls `stop`.
     """
 
-    def __init__(self, app: ASGIApp, *listening: socket.socket, encrypted: EncryptedSocket | None = None) -> None:
+    def __init__(self, app: ASGIApp, *listening: socket.socket, tls_socket: TlsSocket | None = None) -> None:
         self._sockets = listening
         self._config = uvicorn.Config(
             app,
@@ -59,7 +59,7 @@ class EndpointServer:
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
-        self._server = _Server(self._config, encrypted)
+        self._server = _Server(self._config, tls_socket)
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
 
     def start(self) -> None:
@@ -71,9 +71,9 @@ class EndpointServer:
         self._server.should_exit = True
         self._thread.join()
 
-    def show_life(self, pipe: int) -> None:
+    def write_heartbeat(self, pipe: int) -> None:
         """Let the thread that answers write a byte to a pipe, soon: whoever reads it sees that it goes on."""
-        self._server.life = pipe
+        self._server.heartbeat_pipe = pipe
 
     def __enter__(self) -> Self:
         self.start()
@@ -92,18 +92,18 @@ class EndpointServer:
 class _Server(uvicorn.Server):
     """uvicorn's, which by itself has one way for all sockets."""
 
-    def __init__(self, config: uvicorn.Config, encrypted: EncryptedSocket | None) -> None:
+    def __init__(self, config: uvicorn.Config, tls_socket: TlsSocket | None) -> None:
         super().__init__(config)
-        self._encrypted = encrypted
-        self._letting_in: asyncio.Task[None] | None = None
-        self._looked_s = time.monotonic()  # when clients that are stuck were looked for last
-        self.life: int | None = None  # a pipe to which a byte is due
+        self._tls_socket = tls_socket
+        self._accepting: asyncio.Task[None] | None = None
+        self._stuck_checked_s = time.monotonic()  # when clients that are stuck were looked for last
+        self.heartbeat_pipe: int | None = None  # a pipe to which a byte is due
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._encrypted is not None:
-            self._letting_in = asyncio.create_task(
-                self._encrypted.let_in(
+        if self._tls_socket is not None:
+            self._accepting = asyncio.create_task(
+                self._tls_socket.accept_clients(
                     lambda: Connection(self.config, self.server_state, self.lifespan.state),
                     self.server_state.connections,
                 )
@@ -111,27 +111,27 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Show life, and look for clients that are stuck. uvicorn calls this ten times a second."""
-        if self.life is not None:
+        if self.heartbeat_pipe is not None:
             with suppress(BlockingIOError):  # nobody reads: what is in the pipe is enough
-                os.write(self.life, b".")
-            self.life = None
-        late_s = time.monotonic() - self._looked_s - _STUCK_CHECK_S
+                os.write(self.heartbeat_pipe, b".")
+            self.heartbeat_pipe = None
+        late_s = time.monotonic() - self._stuck_checked_s - _STUCK_CHECK_S
         if late_s >= 0:
-            self._looked_s = time.monotonic()
+            self._stuck_checked_s = time.monotonic()
             for connection in tuple(self.server_state.connections):
                 if isinstance(connection, Connection):
                     connection.abort_if_stuck(late_s)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._letting_in is not None:
-            self._letting_in.cancel()
+        if self._accepting is not None:
+            self._accepting.cancel()
         await super().shutdown(sockets)
 
 
-def listen_at(where: str) -> socket.socket:
+def open_listening_socket(address: str) -> socket.socket:
     """A socket that listens at HOST:PORT; port 0 takes one that is free. Raises UsageError where that cannot be."""
-    host, port = _parse_listen(where)
+    host, port = _parse_listen(address)
     try:
         return socket.create_server(
             (host, port),
@@ -140,15 +140,15 @@ def listen_at(where: str) -> socket.socket:
             dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
         )
     except OSError as error:
-        raise UsageError(f"cannot listen at {_url(host, port)}: {error.strerror}") from error
+        raise UsageError(f"cannot listen at {_format_url(host, port)}: {error.strerror}") from error
 
 
-def url_of(where: str, listening: socket.socket, scheme: str = "http") -> str:
+def build_url(address: str, listening: socket.socket, scheme: str = "http") -> str:
     """The base URL of what listens, with the port that was taken."""
-    return _url(_parse_listen(where)[0], listening.getsockname()[1], scheme)
+    return _format_url(_parse_listen(address)[0], listening.getsockname()[1], scheme)
 
 
-def _url(host: str, port: int, scheme: str = "http") -> str:
+def _format_url(host: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
@@ -163,8 +163,8 @@ def _parse_listen(listen: str) -> tuple[str, int]:
 
 
 _logger = logging.getLogger(__name__)
-_FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 5.0
+_MIN_PAUSE_S: Final = 0.1
+_MAX_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 30  # who has run for so long may begin again at once
 
 
@@ -214,7 +214,9 @@ class Workers:
         self._stopping = threading.Event()
         # The system ends a worker with the thread that started it, so that thread waits for it too.
         self._threads = [
-            BackgroundThread(partial(self._keep, number), name=f"endpoint {number}", on_death=lambda _: on_change())
+            BackgroundThread(
+                partial(self._keep_running, number), name=f"endpoint {number}", on_death=lambda _: on_change()
+            )
             for number in range(count)
         ]
 
@@ -246,7 +248,7 @@ class Workers:
     ) -> None:
         self.close()
 
-    def counted(self) -> Endpoints:
+    def count_processes(self) -> Endpoints:
         from gitboot.status.instance_status import Endpoints  # only here: `gitboot serve` starts without it
 
         with self._lock:
@@ -254,24 +256,24 @@ class Workers:
             hung = sum(
                 each >= self._limits.silent_s for each, runs in zip(self._silent_s, running, strict=True) if runs
             )
-            return Endpoints(wanted=self._count, alive=sum(running) - hung, restarts=self._restarts, hung=hung)
+            return Endpoints(expected=self._count, alive=sum(running) - hung, restarts=self._restarts, hung=hung)
 
-    def _keep(self, number: int) -> None:
+    def _keep_running(self, number: int) -> None:
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             began = time.monotonic()
-            if (begun := self._begin(number)) is None:
+            if (process_and_pipe := self._start_process(number)) is None:
                 return
-            self._watch(number, *begun)
+            self._watch_process(number, *process_and_pipe)
             if time.monotonic() - began >= _STEADY_S:
                 pause_s = 0.0
-            pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            pause_s = min(max(2 * pause_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
             if not self._stopping.is_set():
                 with self._lock:
                     self._restarts += 1
                 self._on_change()
 
-    def _begin(self, number: int) -> tuple[subprocess.Popen[bytes], int] | None:
+    def _start_process(self, number: int) -> tuple[subprocess.Popen[bytes], int] | None:
         """Start a process, and return it with the pipe that it writes to while it responds."""
         with self._lock:
             if self._stopping.is_set():
@@ -289,7 +291,7 @@ class Workers:
         self._on_change()
         return process, life
 
-    def _watch(self, number: int, process: subprocess.Popen[bytes], life: int) -> None:
+    def _watch_process(self, number: int, process: subprocess.Popen[bytes], life: int) -> None:
         """Wait until a process has ended; kill it if it hangs."""
         poll = select.poll()
         poll.register(life, select.POLLIN)

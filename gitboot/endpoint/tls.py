@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gitboot.endpoint.connections import HEAD_S, Connection, Limits
-from gitboot.endpoint.served_files import Signature, signature
+from gitboot.endpoint.served_files import Signature, read_signature
 from gitboot.errors import UsageError
-from gitboot.model.scalars import certificate_ends
+from gitboot.model.scalars import read_certificate_ends
 from gitboot.status.conditions import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's word
@@ -30,21 +30,21 @@ class Certificate:
     def __init__(self, file: Path, key: Path) -> None:
         self._file, self._key = file, key
         self._signatures: tuple[Signature | None, ...] = ()  # of the files as they were read last
-        self._shown: ssl.SSLContext | None = None
+        self._current: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the files, as they are now, cannot be used
         self.ends: datetime | None = None  # what is shown, or the first of what is sent with it; None: nothing is
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.sni_callback = self._show
+        self.context.sni_callback = self._select_certificate
 
-    def look(self, at: datetime) -> Event | None:
+    def reload_if_changed(self, at: datetime) -> Event | None:
         """Read the files if they are others than before, or could not be used then; the event, if that is news."""
         failure, is_first = self.failure, not self._signatures
-        found = signature(str(self._file)), signature(str(self._key))
+        found = read_signature(str(self._file)), read_signature(str(self._key))
         if found == self._signatures and failure is None:
             return None
         self._signatures = found
         try:
-            self.check()
+            self.load()
             self.failure = None
         except UsageError as error:
             self.failure = str(error)
@@ -53,10 +53,10 @@ class Certificate:
             return None if is_first else Event(at=at, type="CertificateRead", message=message)
         if self.failure == failure:
             return None
-        goes_on = "the one before goes on" if self._shown is not None else "nobody is let in"
+        goes_on = "the one before goes on" if self._current is not None else "nobody is let in"
         return Event(at=at, type="CertificateUnreadable", message=f"{self.failure}: {goes_on}", warning=True)
 
-    def check(self) -> None:
+    def load(self) -> None:
         """Read the files, and show what they have from now on. Raises `UsageError` if they cannot be used."""
         file, key = self._file, self._key
         for each in (file, key):
@@ -72,8 +72,8 @@ class Certificate:
         except OSError as error:  # it has gone since then
             raise UsageError(f"{file} cannot be read: {error.strerror}") from None
         try:
-            context.load_cert_chain(file, key, password=_ask)
-        except _LockedKey:
+            context.load_cert_chain(file, key, password=_refuse_passphrase)
+        except _EncryptedKey:
             message = (
                 f"{key} is locked with a passphrase, which nobody is there to give: `openssl pkey` writes it without"
             )
@@ -87,42 +87,42 @@ class Certificate:
             raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
         except OSError as error:
             raise UsageError(f"{file} or {key} cannot be read: {error.strerror}") from None
-        self._shown = context
+        self._current = context
         with suppress(OSError):  # it is gone since then, and looked at again
-            self.ends = min(certificate_ends(file.read_bytes()), default=None)
+            self.ends = min(read_certificate_ends(file.read_bytes()), default=None)
 
-    def _show(self, connection: ssl.SSLObject, *_: Any) -> None:
-        if self._shown is not None:
-            connection.context = self._shown
+    def _select_certificate(self, connection: ssl.SSLObject, *_: Any) -> None:
+        if self._current is not None:
+            connection.context = self._current
 
 
-class _LockedKey(Exception):
+class _EncryptedKey(Exception):
     """A passphrase is asked for."""
 
 
-def _ask() -> str:
+def _refuse_passphrase() -> str:
     """Called where OpenSSL would ask at the terminal."""
-    raise _LockedKey
+    raise _EncryptedKey
 
 
 # The socket
 
 _PAUSE_S: Final = 0.1  # where the system lets nobody in
-_FAREWELL_S: Final = 5  # for a client to agree that it ends
+_SHUTDOWN_S: Final = 5  # for a client to agree that it ends
 
 
-class EncryptedSocket:
+class TlsSocket:
     """Lets clients in at a socket that listens, by a context that shows them a certificate; others may do so as well.
 
     ``refuse`` is called for each client that breaks off, takes too long, or speaks another language.
     """
 
     def __init__(
-        self, listening: socket.socket, context: ssl.SSLContext, limits: Limits, refuse: Callable[[], None]
+        self, listening: socket.socket, context: ssl.SSLContext, limits: Limits, on_refusal: Callable[[], None]
     ) -> None:
-        self._listening, self._context, self._limits, self._refuse = listening, context, limits, refuse
+        self._listening, self._context, self._limits, self._on_refusal = listening, context, limits, on_refusal
 
-    async def let_in(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
+    async def accept_clients(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
         """Let clients in until this is cancelled; those that are on their way in are among ``connections``, too."""
         loop = asyncio.get_running_loop()
         self._listening.setblocking(False)
@@ -133,31 +133,31 @@ class EncryptedSocket:
                 self._limits.all.make_room()
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            asyncio.create_task(self._greet(client, address[0], make(), connections))  # noqa: RUF006 - _Greeting has it
+            asyncio.create_task(self._do_handshake(client, address[0], make(), connections))  # noqa: RUF006 - _Greeting has it
 
-    async def _greet(
+    async def _do_handshake(
         self, client: socket.socket, address: str, connection: Connection, connections: MutableSet[Any]
     ) -> None:
-        greeting = _Greeting(connection, self._limits, asyncio.current_task())
-        connections.add(greeting)
-        self._limits.idle.enter(greeting, address)
-        self._limits.all.enter(greeting, address)
+        handshake = _Handshake(connection, self._limits, asyncio.current_task())
+        connections.add(handshake)
+        self._limits.idle.add(handshake, address)
+        self._limits.all.add(handshake, address)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: greeting,
+                lambda: handshake,
                 client,
                 ssl=self._context,
                 ssl_handshake_timeout=HEAD_S,
-                ssl_shutdown_timeout=_FAREWELL_S,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
             )
         except OSError:
-            self._refuse()
+            self._on_refusal()
         finally:
-            connections.discard(greeting)
-            greeting.leave()
+            connections.discard(handshake)
+            handshake.end()
 
 
-class _Greeting(asyncio.Protocol):
+class _Handshake(asyncio.Protocol):
     """A client that has connected, and no more: it waits as one does that asks for nothing."""
 
     def __init__(self, connection: Connection, limits: Limits, task: asyncio.Task[None] | None) -> None:
@@ -165,16 +165,16 @@ class _Greeting(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
         """Let the connection take its place, now that both have agreed."""
-        self.leave()
+        self.end()
         transport.set_protocol(self._connection)
         self._connection.connection_made(transport)
 
-    def leave(self) -> None:
-        self._limits.idle.leave(self)
-        self._limits.all.leave(self)
+    def end(self) -> None:
+        self._limits.idle.remove(self)
+        self._limits.all.remove(self)
 
-    def give_up(self, *, if_sending: bool = True) -> bool:  # noqa: ARG002 - nothing is sent yet
+    def try_close(self, *, if_sending: bool = True) -> bool:  # noqa: ARG002 - nothing is sent yet
         return self._task is not None and self._task.cancel()
 
     def shutdown(self) -> None:
-        self.give_up()
+        self.try_close()

@@ -12,19 +12,19 @@ from typing import Final
 
 from starlette.types import Scope
 
-from gitboot.endpoint.connections import HEARD, NOT_NOW, REFUSED, ReadBody, Reply
+from gitboot.endpoint.connections import FORBIDDEN, NO_CONTENT, RETRY_LATER, ReadBody, Reply
 from gitboot.errors import UsageError
 
-PUSHED: Final = "/hooks/push"
+WEBHOOK_PATH: Final = "/hooks/push"
 
-_MOST_BYTES: Final = 5 << 20
+_MAX_BYTES: Final = 5 << 20
 _PAUSE_S: Final = 2.0  # between two fetches that are asked for
-_SHORTEST_SECRET: Final = 16  # characters
+_MIN_SECRET_LENGTH: Final = 16  # characters
 _PREFIX: Final = b"sha256="
 
 # GitHub signs the body, Gitea and Forgejo likewise without a prefix; GitLab shows the secret itself.
-_SIGNED: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature")
-_SHOWN: Final = b"x-gitlab-token"
+_SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature")
+_TOKEN_HEADER: Final = b"x-gitlab-token"
 
 
 class PushSecret:
@@ -39,27 +39,27 @@ class PushSecret:
             secret = self._file.read_bytes().strip()
         except OSError as error:
             raise UsageError(f"--push-secret: {self._file} cannot be read: {error.strerror}") from None
-        if len(secret) < _SHORTEST_SECRET:
-            raise UsageError(f"--push-secret: {self._file} needs {_SHORTEST_SECRET} characters or more")
+        if len(secret) < _MIN_SECRET_LENGTH:
+            raise UsageError(f"--push-secret: {self._file} needs {_MIN_SECRET_LENGTH} characters or more")
         return secret
 
 
-class Pushes:
+class Webhooks:
     """Hears webhooks, and wakes an instance, at once and then no more often than every two seconds."""
 
     def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
         self._secret, self._wake = secret, wake
-        self._woken = -_PAUSE_S
+        self._woken_s = -_PAUSE_S
         self._later: asyncio.TimerHandle | None = None
 
-    async def heard(self, scope: Scope, read: ReadBody) -> Reply:
+    async def handle(self, scope: Scope, read: ReadBody) -> Reply:
         """The reply to what may be a webhook. Of its body only the HMAC is kept."""
         try:
             secret = self._secret.read()
         except UsageError:
-            return NOT_NOW
+            return RETRY_LATER
         digest = hmac.new(secret, digestmod=sha256)
-        if (refusal := await read(_MOST_BYTES, digest.update)) is not None:
+        if (refusal := await read(_MAX_BYTES, digest.update)) is not None:
             return refusal
         # One of the headers has to show that the sender has the secret; each that is there is compared in full.
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -68,17 +68,17 @@ class Pushes:
             *(
                 hmac.compare_digest(value.removeprefix(_PREFIX), signature)
                 for name, value in headers
-                if name in _SIGNED
+                if name in _SIGNATURE_HEADERS
             ),
-            *(hmac.compare_digest(value, secret) for name, value in headers if name == _SHOWN),
+            *(hmac.compare_digest(value, secret) for name, value in headers if name == _TOKEN_HEADER),
         ]
         if not found or not all(found):
-            return REFUSED
+            return FORBIDDEN
         if self._later is None:
-            wait_s = max(self._woken + _PAUSE_S - time.monotonic(), 0)
+            wait_s = max(self._woken_s + _PAUSE_S - time.monotonic(), 0)
             self._later = asyncio.get_running_loop().call_later(wait_s, self._wake_now)
-        return HEARD
+        return NO_CONTENT
 
     def _wake_now(self) -> None:
-        self._later, self._woken = None, time.monotonic()
+        self._later, self._woken_s = None, time.monotonic()
         self._wake()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from gitboot.child_processes import uncollected
+from gitboot.child_processes import pause_garbage_collection
 
 if __name__ == "__main__":
-    with uncollected():  # what modules make stays
+    with pause_garbage_collection():  # what modules make stays
         from gitboot.evaluator.process import main
     main(*sys.argv[1:])

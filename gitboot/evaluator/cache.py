@@ -13,11 +13,11 @@ from typing import IO, TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from gitboot.child_processes import encode, framed, read_frame, write_frame
+from gitboot.child_processes import build_frame, encode, read_frame, write_frame
 from gitboot.disk_cache import MAX_VALUE_BYTES, DiskCache
 from gitboot.evaluator import protocol
-from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
-from gitboot.jsonio import decoder
+from gitboot.evaluator.protocol import CacheHits, CacheLookup, NewResults, ResultKind
+from gitboot.jsonio import build_decoder
 from gitboot.model.server import Server
 from gitboot.resolve.decision_inputs import DecisionFinding
 from gitboot.resolve.server_decision import Decision, Host
@@ -31,7 +31,7 @@ V = TypeVar("V")
 RECENT: Final = 8192  # decoded values in memory: an evaluation reads each server several times
 
 
-class _Named(msgspec.Struct, frozen=True, gc=False):
+class _ServerName(msgspec.Struct, frozen=True, gc=False):
     """What `Decision` and `Host` have in common."""
 
     server: str
@@ -45,27 +45,27 @@ class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     findings: tuple[DecisionFinding, ...]
 
 
-def encode_decided(decided: DecidedServer) -> bytes:
-    return encode(DecidedRow(protocol.bytes_of(decided.decision), encode(decided.host), decided.findings))
+def encode_decided_server(server: DecidedServer) -> bytes:
+    return encode(DecidedRow(protocol.encode_decision(server.decision), encode(server.host), server.findings))
 
 
-def _decoded_or_none(decode: Callable[[bytes], V], data: bytes) -> V | None:
+def _decode_or_none(decode: Callable[[bytes], V], data: bytes) -> V | None:
     try:
         return decode(data)
     except (msgspec.MsgspecError, ValueError):
         return None
 
 
-def decoded_row(data: bytes) -> DecidedRow | None:
+def decode_row(data: bytes) -> DecidedRow | None:
     """Return the row, or None if the bytes are not a row."""
-    return _decoded_or_none(_row, data)
+    return _decode_or_none(_row_decoder, data)
 
 
-def row_of(data: bytes, server: str) -> DecidedRow | None:
+def decode_server_row(data: bytes, server: str) -> DecidedRow | None:
     """Return the row of a server, or None if the bytes are none: they may be the row of another server."""
-    if (row := decoded_row(data)) is None:
+    if (row := decode_row(data)) is None:
         return None
-    parts = (_decoded_or_none(_named, part) for part in (row.decision, row.host))
+    parts = (_decode_or_none(_name_decoder, part) for part in (row.decision, row.host))
     return row if all(part is not None and part.server == server for part in parts) else None
 
 
@@ -73,22 +73,25 @@ def encode_result(result: LoadedFile | DecidedRow) -> bytes:
     return encode(result if isinstance(result, DecidedRow) else result.parsed.resources)
 
 
-def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
+def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
     """Return a file's Server documents with their indexes, or None if the bytes are not such documents."""
-    return _decoded_or_none(_servers, data) or None
+    return _decode_or_none(_servers_decoder, data) or None
 
 
 def is_result(kind: ResultKind, data: bytes) -> bool:
     """Return whether the bytes are a valid result of an evaluation: they decode, and all parts name one server."""
     if kind is ResultKind.PARSED:
-        return decoded_servers(data) is not None
-    if kind is not ResultKind.DECIDED or (row := decoded_row(data)) is None:
+        return decode_servers(data) is not None
+    if kind is not ResultKind.DECIDED or (row := decode_row(data)) is None:
         return False
-    decision, host = _decoded_or_none(protocol.verified_decision, row.decision), _decoded_or_none(host_of, row.host)
+    decision, host = (
+        _decode_or_none(protocol.decode_verified_decision, row.decision),
+        _decode_or_none(decode_host, row.host),
+    )
     return decision is not None and host is not None and decision.server == host.server
 
 
-class Decoded(Mapping[str, V], Generic[V]):
+class DecodedRows(Mapping[str, V], Generic[V]):
     """Values by server, decoded from rows when they are read."""
 
     def __init__(self, rows: Mapping[str, DecidedRow], decode: Callable[[DecidedRow], V]) -> None:
@@ -108,18 +111,18 @@ class Decoded(Mapping[str, V], Generic[V]):
 
 
 @lru_cache(maxsize=RECENT)
-def decision_of(data: bytes) -> Decision:
-    return protocol.decision(data)
+def decode_decision(data: bytes) -> Decision:
+    return protocol.decode_decision(data)
 
 
 @lru_cache(maxsize=RECENT)
-def host_of(data: bytes) -> Host:
-    return protocol.network(data)
+def decode_host(data: bytes) -> Host:
+    return protocol.decode_host(data)
 
 
-_row: Final[Callable[[bytes], DecidedRow]] = decoder(DecidedRow)
-_named: Final[Callable[[bytes], _Named]] = decoder(_Named)
-_servers: Final[Callable[[bytes], list[tuple[int, Server]]]] = decoder(list[tuple[int, Server]])
+_row_decoder: Final[Callable[[bytes], DecidedRow]] = build_decoder(DecidedRow)
+_name_decoder: Final[Callable[[bytes], _ServerName]] = build_decoder(_ServerName)
+_servers_decoder: Final[Callable[[bytes], list[tuple[int, Server]]]] = build_decoder(list[tuple[int, Server]])
 MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
 MAX_MESSAGE_BYTES: Final = 2**27  # of a message that `serve_cache` reads; the largest value of the cache fits
 _BATCH_BYTES: Final = 2**24  # of new results in one message; the last value may exceed this
@@ -147,10 +150,10 @@ class RemoteCache:
         left = iter(keys)
         while not self._is_lost and (batch := tuple(islice(left, protocol.MAX_KEYS))):
             with self._exchange():
-                write_frame(self._outgoing, Wanted(kind, batch))
+                write_frame(self._outgoing, CacheLookup(kind, batch))
                 if (frame := read_frame(self._incoming)) is None:
                     raise EOFError
-                found |= protocol.known(frame).values
+                found |= protocol.decode_hits(frame).values
         return found
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
@@ -182,11 +185,11 @@ def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
         yield batch
 
 
-def lookup(cache: Cache | None, wanted: Wanted) -> Known:
+def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
     """Answer a lookup; without a cache, each key is a miss. Raises ValueError for too many keys."""
-    if len(wanted.keys) > protocol.MAX_KEYS:
-        raise ValueError(f"{len(wanted.keys):,} keys at once")
-    return Known(dict(cache.get_many(wanted.kind, wanted.keys)) if cache is not None else {})
+    if len(request.keys) > protocol.MAX_KEYS:
+        raise ValueError(f"{len(request.keys):,} keys at once")
+    return CacheHits(dict(cache.get_many(request.kind, request.keys)) if cache is not None else {})
 
 
 def serve_cache(
@@ -199,9 +202,9 @@ def serve_cache(
     """
     with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
         while (frame := read_frame(incoming, MAX_MESSAGE_BYTES)) is not None:
-            message = _decode(frame)
-            if isinstance(message, Wanted):
-                write_frame(outgoing, lookup(cache, message))
+            message = _decode_message(frame)
+            if isinstance(message, CacheLookup):
+                write_frame(outgoing, look_up(cache, message))
                 continue
             kind, values = message.kind, message.values
             if len(values) > protocol.MAX_KEYS or max(map(len, values), default=0) > MAX_KEY_BYTES:
@@ -211,11 +214,11 @@ def serve_cache(
             cache.insert_many(kind, values)
 
 
-_decode: Final[Callable[[bytes], Wanted | NewResults]] = decoder(Wanted | NewResults)
+_decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)
 MAX_BYTES: Final = 2**29  # of one evaluation; the rest is not stored
 
 
-class SpooledResults:
+class ResultsFile:
     """Results in a temporary file without a name, which the system deletes when this process ends."""
 
     def __init__(self, folder: Path) -> None:
@@ -228,7 +231,7 @@ class SpooledResults:
         """Take the decisions and hosts of these servers as verified: the instance has decoded and compared them."""
         for each in servers:
             if each.decision is not None and each.network is not None:
-                self._verified.add(_digest_of(each.decision, each.network))
+                self._verified.add(_compute_digest(each.decision, each.network))
 
     def add(self, kind: ResultKind, values: Mapping[bytes, bytes]) -> None:
         """Append results. After an error of the disk or more than MAX_BYTES, ignore all further results."""
@@ -237,7 +240,7 @@ class SpooledResults:
         try:
             if self._file is None:
                 self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - `store` and `close` close it
-            data = framed(encode(NewResults(kind, dict(values))))
+            data = build_frame(encode(NewResults(kind, dict(values))))
             self._is_full = self._file.tell() + len(data) > MAX_BYTES
             if not self._is_full:
                 self._file.write(data)
@@ -256,8 +259,8 @@ class SpooledResults:
                 cache.insert_many(results.kind, values)
 
     def _is_valid(self, kind: ResultKind, data: bytes) -> bool:
-        row = decoded_row(data) if kind is ResultKind.DECIDED else None
-        is_verified = row is not None and _digest_of(row.decision, row.host) in self._verified
+        row = decode_row(data) if kind is ResultKind.DECIDED else None
+        is_verified = row is not None and _compute_digest(row.decision, row.host) in self._verified
         return is_verified or is_result(kind, data)
 
     def close(self) -> None:
@@ -266,8 +269,8 @@ class SpooledResults:
                 self._file.close()
 
 
-def _digest_of(decision: bytes, host: bytes) -> bytes:
+def _compute_digest(decision: bytes, host: bytes) -> bytes:
     return blake2b(encode((decision, host)), digest_size=16).digest()
 
 
-_decode_spooled_results: Final[Callable[[bytes], NewResults]] = decoder(NewResults)
+_decode_spooled_results: Final[Callable[[bytes], NewResults]] = build_decoder(NewResults)

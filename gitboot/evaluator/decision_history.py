@@ -14,24 +14,24 @@ from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
 from gitboot.fleet.revision import Revision
-from gitboot.git.history import CommitSummary, Step
-from gitboot.jsonio import decoder
+from gitboot.git.history import CommitSummary, HistoryStep
+from gitboot.jsonio import build_decoder
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import Decision
-from gitboot.review.decision_changes import EffectKind, ServerEffect, all_effects
-from gitboot.text import more
+from gitboot.review.decision_changes import EffectKind, ServerEffect, find_server_effects
+from gitboot.text import format_rest
 
-_NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
+_NO_TREE = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
 
 
-class Changed(Struct, frozen=True, kw_only=True):
+class ChangingCommit(Struct, frozen=True, kw_only=True):
     """A commit that changed what is decided for the server."""
 
     commit: CommitSummary
     effect: ServerEffect
 
 
-class Skipped(Struct, frozen=True, kw_only=True):
+class InvalidCommit(Struct, frozen=True, kw_only=True):
     """A commit that is invalid: no server was ever decided by it."""
 
     commit: CommitSummary
@@ -42,76 +42,80 @@ class Skipped(Struct, frozen=True, kw_only=True):
 Evaluate = Callable[[Revision, Revision | None], CommitPair]
 
 
-class Lineage:
+class DecisionHistory:
     """What a repository's commits, the newest first, changed.
 
     The cache has the problem of each tree, and the effects of each step between two trees. Git names a tree by its
     content, so these results never go out of date.
     """
 
-    def __init__(self, commits: Sequence[Step], cache: Cache | None, evaluate: Evaluate) -> None:
+    def __init__(self, commits: Sequence[HistoryStep], cache: Cache | None, evaluate: Evaluate) -> None:
         self._commits, self._cache, self._evaluate = commits, cache, evaluate
         self._pair: CommitPair | None = None  # the last that was evaluated
 
-    def of(self, server: str) -> Iterator[Changed | Skipped]:
+    def list_changes(self, server: str) -> Iterator[ChangingCommit | InvalidCommit]:
         """Yield the commits that changed a server's decision, the newest first, and the invalid ones after the first.
 
         ``server`` is its name now, or the last one that it had; under another name before that it is followed by
         its UUID. Nothing comes where no commit knows it.
         """
         wanted: str | SystemUuid = server
-        newer: Step | None = None  # the last valid commit, of which it is not known yet what it changed
-        before: list[Skipped] = []  # newer than that, and not yielded yet
-        after: list[Skipped] = []
+        newer: HistoryStep | None = None  # the last valid commit, of which it is not known yet what it changed
+        before: list[InvalidCommit] = []  # newer than that, and not yielded yet
+        after: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
         # Other commits have the fleet of their parent, byte for byte.
         changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
         for step in (*changing, None):
-            if step is not None and (problem := self._problem(step, newer)) is not None:
-                after.append(Skipped(commit=step.commit, problem=problem))
+            if step is not None and (problem := self._find_problem(step, newer)) is not None:
+                after.append(InvalidCommit(commit=step.commit, problem=problem))
                 continue
-            if newer is not None and (found := self._between(step, newer, wanted)) is not None:
+            if newer is not None and (found := self._find_change(step, newer, wanted)) is not None:
                 wanted, effect = found
                 yield from before
-                yield Changed(commit=newer.commit, effect=effect)
+                yield ChangingCommit(commit=newer.commit, effect=effect)
                 before = []
             before, after, newer = before + after, [], step
 
-    def _between(self, old: Step | None, new: Step, server: str | SystemUuid) -> tuple[SystemUuid, ServerEffect] | None:
-        step = (_tree(old), _tree(new))
-        if changed := self._known(ResultKind.HISTORY_CHANGED, step):
-            if (uuid := _uuid_of(server, changed[0])) is None:
+    def _find_change(
+        self, old: HistoryStep | None, new: HistoryStep, server: str | SystemUuid
+    ) -> tuple[SystemUuid, ServerEffect] | None:
+        step = (_find_tree(old), _find_tree(new))
+        if changed := self._look_up(ResultKind.HISTORY_CHANGED, step):
+            if (uuid := _find_uuid(server, changed[0])) is None:
                 return None
-            if effect := self._known(ResultKind.HISTORY_EFFECT, (*step, uuid)):
+            if effect := self._look_up(ResultKind.HISTORY_EFFECT, (*step, uuid)):
                 return uuid, effect[0]
         if old is None or old.tree is None or new.tree is None:
-            found = all_effects(self._whole(old), self._whole(new))
+            found = find_server_effects(self._decide_all(old), self._decide_all(new))
         else:
-            pair = self._beside(old, new)
+            pair = self._evaluate_beside(old, new)
             assert pair.base is not None  # noqa: S101 - it is the newer one
-            found = all_effects(_decisions(pair.head, pair.servers), _decisions(pair.base, pair.servers))
+            found = find_server_effects(
+                _select_decisions(pair.head, pair.servers), _select_decisions(pair.base, pair.servers)
+            )
         removed = {uuid for uuid, effect in found.items() if effect.kind is EffectKind.REMOVED}
         names = {uuid: found[uuid].server for uuid in (*sorted(found.keys() - removed), *sorted(removed))}
         self._store(ResultKind.HISTORY_EFFECT, {(*step, uuid): effect for uuid, effect in found.items()})
         self._store(ResultKind.HISTORY_CHANGED, {step: names})
-        uuid = _uuid_of(server, names)
+        uuid = _find_uuid(server, names)
         return (uuid, found[uuid]) if uuid is not None else None
 
-    def _problem(self, step: Step, newer: Step | None) -> str | None:
+    def _find_problem(self, step: HistoryStep, newer: HistoryStep | None) -> str | None:
         """Return what is wrong with a commit; None if it is valid. ``newer`` is a valid one, which it resembles."""
-        if known := self._known(ResultKind.HISTORY_PROBLEM, _tree(step)):
+        if known := self._look_up(ResultKind.HISTORY_PROBLEM, _find_tree(step)):
             problem: str | None = known[0]
             return problem
         problem = None
         try:
             if step.tree is not None:
-                self._beside(step, newer)
+                self._evaluate_beside(step, newer)
         except InvalidRepository as error:
-            problem = " ".join(filter(None, (str(error.problems[0]), more(len(error.problems) - 1, "problem"))))
-        self._store(ResultKind.HISTORY_PROBLEM, {_tree(step): problem})
+            problem = " ".join(filter(None, (str(error.problems[0]), format_rest(len(error.problems) - 1, "problem"))))
+        self._store(ResultKind.HISTORY_PROBLEM, {_find_tree(step): problem})
         return problem
 
-    def _known(self, kind: ResultKind, key: object) -> list[Any]:
+    def _look_up(self, kind: ResultKind, key: object) -> list[Any]:
         """Return a list of the result that the cache has for a key. The list is empty if the cache has none."""
         values = self._cache.get_many(kind, [encode(key)]).values() if self._cache is not None else ()
         return [_DECODERS[kind](value) for value in values if is_history_result(kind, value)]
@@ -120,15 +124,15 @@ class Lineage:
         if self._cache is not None:
             self._cache.insert_many(kind, {encode(key): encode(each) for key, each in results.items()})
 
-    def _whole(self, step: Step | None) -> Mapping[str, Decision]:
+    def _decide_all(self, step: HistoryStep | None) -> Mapping[str, Decision]:
         if step is None or step.tree is None:
             return {}
         known = (self._pair.head, self._pair.base) if self._pair is not None else ()
         of_it = (each for each in known if each is not None and each.revision == step.commit.revision)
-        found = next(of_it, None) or self._beside(step, None).head
+        found = next(of_it, None) or self._evaluate_beside(step, None).head
         return found.decided.decisions.servers
 
-    def _beside(self, step: Step, newer: Step | None) -> CommitPair:
+    def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
         """Evaluate a commit beside the next valid one, so that gitboot decides only once what both have."""
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
@@ -138,9 +142,11 @@ class Lineage:
 
 
 _DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
-    ResultKind.HISTORY_PROBLEM: decoder(str | None),  # by tree; None: it is valid
-    ResultKind.HISTORY_CHANGED: decoder(dict[SystemUuid, str]),  # by two trees: the servers that differ, with names
-    ResultKind.HISTORY_EFFECT: decoder(ServerEffect),  # by two trees and a server
+    ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # by tree; None: it is valid
+    ResultKind.HISTORY_CHANGED: build_decoder(
+        dict[SystemUuid, str]
+    ),  # by two trees: the servers that differ, with names
+    ResultKind.HISTORY_EFFECT: build_decoder(ServerEffect),  # by two trees and a server
 }
 
 
@@ -153,12 +159,12 @@ def is_history_result(kind: ResultKind, value: bytes) -> bool:
     return True
 
 
-def _decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[str, Decision]:
+def _select_decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[str, Decision]:
     known = commit.decided.decisions.servers
     return {name: known[name] for name in servers if name in known}
 
 
-def _uuid_of(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:
+def _find_uuid(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:
     """Return the UUID of the server that has this UUID, or else this name; of two with the name, the first.
 
     A name is thereby the name after the step. If no server has the name then, it is that of a removed server.
@@ -168,5 +174,5 @@ def _uuid_of(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> Syste
     return next((uuid for uuid, name in names.items() if name == server), None)
 
 
-def _tree(step: Step | None) -> str:
-    return step.tree or _NOTHING if step is not None else _NOTHING
+def _find_tree(step: HistoryStep | None) -> str:
+    return step.tree or _NO_TREE if step is not None else _NO_TREE

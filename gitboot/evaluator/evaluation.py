@@ -18,28 +18,36 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct, structs
 from msgspec.msgpack import Encoder
 
-from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
+from gitboot.child_processes import (
+    FrameBuffer,
+    ProcessLimits,
+    build_frame,
+    deduct_processor_time,
+    divide_limits,
+    encode,
+    end_with_parent,
+)
 from gitboot.evaluator.cache import (
     Cache,
     DecidedRow,
-    Decoded,
-    decision_of,
-    decoded_row,
-    decoded_servers,
-    encode_decided,
+    DecodedRows,
+    decode_decision,
+    decode_host,
+    decode_row,
+    decode_server_row,
+    decode_servers,
+    encode_decided_server,
     encode_result,
-    host_of,
-    row_of,
 )
-from gitboot.evaluator.protocol import EVALUATED, ResultKind
+from gitboot.evaluator.protocol import EVALUATION_KINDS, ResultKind
 from gitboot.fleet.documents import ParseCache, ParsedBlob, read_blob
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
-from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision
-from gitboot.jsonio import Digest, decoder
-from gitboot.resolve.decision_inputs import FleetView, SharedInputs, own_files
-from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all, decide_loaded
-from gitboot.resolve.policy_selection import OptOut, opt_outs
+from gitboot.fleet.validation import LoadedFile, LoadedRevision, list_files, load_revision
+from gitboot.jsonio import Digest, build_decoder
+from gitboot.resolve.decision_inputs import FleetView, SharedInputs, list_own_files
+from gitboot.resolve.fleet_decisions import DecidedServer, DecidedServers, FleetDecisions, decide_all, decide_loaded
+from gitboot.resolve.policy_selection import OptOut, list_opt_outs
 from gitboot.review.guards import GROUPING, Touched
 
 if TYPE_CHECKING:
@@ -61,10 +69,10 @@ _SIZE: Final = 16  # bytes: no two contents of one fleet have the same digest by
 class Evaluation:
     """A valid commit, and everything that it decides."""
 
-    loaded: Loaded
+    loaded: LoadedRevision
     keys: Mapping[str, Key]  # by server, sorted
     rows: Mapping[str, DecidedRow]  # by server, sorted
-    decided: Decided
+    decided: FleetDecisions
     summary: FleetSummary
 
     @property
@@ -85,19 +93,19 @@ class Evaluation:
         keys = beside.keys if beside is not None else {}
         return {key: self.rows[name] for name, key in self.keys.items() if keys.get(name) != key}
 
-    def is_made_of(self, other: Evaluation) -> bool:
+    def has_same_content(self, other: Evaluation) -> bool:
         return self.keys is other.keys and self.repository.origins is other.repository.origins
 
 
 class FleetSummary:
     """Counts over all servers of a fleet. Commits with the same documents share one summary."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedRevision) -> None:
         self._loaded = loaded
 
     @cached_property
     def opt_outs(self) -> tuple[OptOut, ...]:
-        return tuple(opt_outs(self._loaded.repository))
+        return tuple(list_opt_outs(self._loaded.repository))
 
     @cached_property
     def group_sizes(self) -> Mapping[tuple[str, str], int]:
@@ -121,7 +129,7 @@ class CommitPair:
         base, head = self.base, self.head
         if base is None:
             return head.keys.keys()
-        if head.is_made_of(base):
+        if head.has_same_content(base):
             return frozenset()
         moved = base.repository.origins.items() ^ head.repository.origins.items()
         return frozenset(
@@ -142,28 +150,30 @@ class CommitPair:
         files = () if old is new else (path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
         return frozenset((*moved, *(Id("file", path) for path in files)))
 
-    def changes(self) -> Changes:
+    def compute_changes(self) -> Changes:
         from gitboot.review.decision_changes import (
-            compare,  # only here: `validate` does not need it, and its import takes time
+            compare_decisions,  # only here: `validate` does not need it, and its import takes time
         )
 
         base, new, repository = self.base, self.head.decided.decisions, self.head.repository
         if base is None:
-            return compare(None, new, None, repository, None, None)
+            return compare_decisions(None, new, None, repository, None, None)
         touched = Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.summary.group_sizes)
-        return compare(base.decided.decisions, new, base.repository, repository, touched, self.offered_claims)
+        return compare_decisions(
+            base.decided.decisions, new, base.repository, repository, touched, self.collect_offered_claims
+        )
 
-    def offered_claims(self) -> frozenset[Digest]:
+    def collect_offered_claims(self) -> frozenset[Digest]:
         """Return the digest of each boot that the base offers, and that claims to write no disk.
 
         ``claims`` then has the digests by content key, so the next commit computes only those of decisions that differ.
         """
-        from gitboot.review.reinstalls import claims_of  # only here, as above
+        from gitboot.review.reinstalls import list_claims  # only here, as above
 
         if self.base is None:
             return frozenset()
         known, rows = self.claims, zip(self.base.keys.values(), self.base.rows.values(), strict=True)
-        found = {key: known[key] if key in known else claims_of(decision_of(row.decision)) for key, row in rows}
+        found = {key: known[key] if key in known else list_claims(decode_decision(row.decision)) for key, row in rows}
         known.clear()
         known.update(found)
         return frozenset().union(*found.values())
@@ -171,11 +181,11 @@ class CommitPair:
     @property
     def extent(self) -> Extent:
         if self.base is not None:
-            return self.changes().extent
-        from gitboot.review.guards import extent_of_first  # only here, as above
+            return self.compute_changes().extent
+        from gitboot.review.guards import first_commit_extent  # only here, as above
 
         decisions = self.head.decided.decisions
-        return extent_of_first(decisions, self.head.repository, decisions.servers.values())
+        return first_commit_extent(decisions, self.head.repository, decisions.servers.values())
 
 
 class Evaluator:
@@ -185,16 +195,18 @@ class Evaluator:
         self,
         snapshots: Snapshots,
         *,
-        begun: Callable[[int], None] = lambda _: None,
+        on_begin: Callable[[int], None] = lambda _: None,
         results: Cache | None = None,
-        workers: Forks | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self._snapshots = snapshots
         self.results = results  # of earlier evaluations; None: there is no cache
-        self.workers = workers or Forks()  # for commits with many unknown results
-        self._begun = begun  # is called with the number of files of a commit before gitboot reads them
-        self._held: tuple[Evaluation, ...] = ()  # the base, and the commit that was evaluated last
-        self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATED}  # keys that the cache has
+        self.workers = workers or Workers()  # for commits with many unknown results
+        self._on_begin = on_begin  # is called with the number of files of a commit before gitboot reads them
+        self._recent: tuple[Evaluation, ...] = ()  # the base, and the commit that was evaluated last
+        self._stored: dict[ResultKind, set[bytes]] = {
+            kind: set() for kind in EVALUATION_KINDS
+        }  # keys that the cache has
         self._complete: Evaluation | None = None  # the cache has all of its results
         self._claims: dict[Key, frozenset[Digest]] = {}
 
@@ -205,21 +217,21 @@ class Evaluator:
         """
         base_evaluation = self._evaluate(base) if base is not None else None
         head = self._evaluate(revision, base_evaluation)
-        self._held = (head,) if base_evaluation is None else (base_evaluation, head)
+        self._recent = (head,) if base_evaluation is None else (base_evaluation, head)
         return CommitPair(base=base_evaluation, head=head, claims=self._claims)
 
-    def holds(self, revision: Revision) -> bool:
-        return any(each.revision == revision for each in self._held)
+    def has_in_memory(self, revision: Revision) -> bool:
+        return any(each.revision == revision for each in self._recent)
 
-    def unstored(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
+    def take_unstored_results(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
         """Yield the results of the last two commits that the cache lacks, at most ``number`` at a time.
 
         The results count as stored from then on, so the next call does not yield them.
         """
-        left = [each for each in self._held if self._complete is None or not each.is_made_of(self._complete)]
+        left = [each for each in self._recent if self._complete is None or not each.has_same_content(self._complete)]
         if not left:
             return
-        for kind in EVALUATED:
+        for kind in EVALUATION_KINDS:
             stored, results = self._stored[kind], dict[bytes, LoadedFile | DecidedRow]()
             for each in left:
                 results |= each.results(kind, self._complete)
@@ -230,48 +242,52 @@ class Evaluator:
         self._complete = left[-1]
 
     def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
-        if (known := next((each for each in self._held if each.revision == revision), None)) is not None:
+        if (known := next((each for each in self._recent if each.revision == revision), None)) is not None:
             return known
-        beside = beside or next(iter(self._held), None)
+        beside = beside or next(iter(self._recent), None)
         snapshot = self._snapshots(revision, beside.loaded.snapshot if beside is not None else None)
-        self._begun(len(snapshot.blobs))
-        return _Evaluating(snapshot, beside, self._known, self.workers).evaluation()
+        self._on_begin(len(snapshot.blobs))
+        return _CommitEvaluation(snapshot, beside, self._look_up, self.workers).run()
 
-    def _known(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+    def _look_up(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         found = self.results.get_many(kind, keys) if keys and self.results is not None else {}
         self._stored[kind].update(found)
         return found
 
 
-class _Evaluating:
+class _CommitEvaluation:
     """The evaluation of one commit. ``beside`` is another commit, whose results are in memory."""
 
     def __init__(
         self,
         snapshot: Snapshot,
         beside: Evaluation | None,
-        known: Callable[[ResultKind, Collection[bytes]], Mapping[bytes, bytes]],
-        workers: Forks,
+        look_up: Callable[[ResultKind, Collection[bytes]], Mapping[bytes, bytes]],
+        workers: Workers,
     ) -> None:
-        self._snapshot, self._beside, self._known, self._workers = snapshot, beside, known, workers
+        self._snapshot, self._beside, self._look_up, self._workers = snapshot, beside, look_up, workers
         self._keys: Mapping[str, Key] = {}
         self._rows: Mapping[str, DecidedRow] = {}
 
-    def evaluation(self) -> Evaluation:
+    def run(self) -> Evaluation:
         beside = self._beside
         before = beside.loaded if beside is not None else None
         listing = list_files(self._snapshot, before)
-        found = load_revision(self._snapshot, self._parsed(listing.documents), before, listing)
-        if isinstance(found, Loaded) and beside is not None and found.repository.origins is beside.repository.origins:
+        found = load_revision(self._snapshot, self._parse_new_files(listing.documents), before, listing)
+        if (
+            isinstance(found, LoadedRevision)
+            and beside is not None
+            and found.repository.origins is beside.repository.origins
+        ):
             decisions = structs.replace(beside.decided.decisions, revision=self._snapshot.revision)
             decided = structs.replace(beside.decided, repository=found.repository, decisions=decisions)
             return replace(beside, loaded=found, decided=decided)
-        decided = decide_loaded(found, self._decided)
-        assert isinstance(found, Loaded)  # noqa: S101 - anything else raised
+        decided = decide_loaded(found, self._decide)
+        assert isinstance(found, LoadedRevision)  # noqa: S101 - anything else raised
         summary = FleetSummary(found)
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
-    def _parsed(self, paths: Sequence[str]) -> ParseCache:
+    def _parse_new_files(self, paths: Sequence[str]) -> ParseCache:
         """Return the documents of new files, if the cache has them or workers parse them.
 
         A file is new if the commit in memory does not have it. `load_revision` parses the files that are left out.
@@ -279,11 +295,11 @@ class _Evaluating:
         known = self._beside.loaded.files if self._beside is not None else {}
         blobs = self._snapshot.blobs
         unknown = {blobs[path]: path for path in paths if path not in known or known[path].blob != blobs[path]}
-        rows = self._known(ResultKind.PARSED, [blob.encode() for blob in unknown])
-        found = {BlobId(key.decode()): servers for key, row in rows.items() if (servers := decoded_servers(row))}
+        rows = self._look_up(ResultKind.PARSED, [blob.encode() for blob in unknown])
+        found = {BlobId(key.decode()): servers for key, row in rows.items() if (servers := decode_servers(row))}
         left = [(blob, path) for blob, path in unknown.items() if blob not in found]
         for blob, row in self._workers.parse(self._snapshot, left).items():
-            servers = decoded_servers(row)
+            servers = decode_servers(row)
             assert servers is not None  # noqa: S101 - a worker encoded it
             found[blob] = servers
         return {
@@ -291,35 +307,35 @@ class _Evaluating:
             for blob, each in found.items()
         }
 
-    def _decided(self, repository: FleetRepository) -> Decided:
+    def _decide(self, repository: FleetRepository) -> FleetDecisions:
         beside = self._beside
-        self._keys = _keys(repository, beside)
-        return decide_all(repository, self._servers, beside.decided.placed if beside is not None else {})
+        self._keys = _compute_keys(repository, beside)
+        return decide_all(repository, self._decide_servers, beside.decided.finding_places if beside is not None else {})
 
-    def _servers(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
+    def _decide_servers(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
         """Return the decision of each server, from memory, from the cache, or decided now."""
         keys, beside = self._keys, self._beside
         known = beside.keys if beside is not None else {}
         unknown = [name for name in names if known.get(name) != keys[name]]
-        stored = self._known(ResultKind.DECIDED, [keys[name] for name in unknown])
+        stored = self._look_up(ResultKind.DECIDED, [keys[name] for name in unknown])
         found = {}
         for name in unknown:
-            if (data := stored.get(keys[name])) is not None and (row := row_of(data, name)) is not None:
+            if (data := stored.get(keys[name])) is not None and (row := decode_server_row(data, name)) is not None:
                 found[name] = row
         unknown = [name for name in unknown if name not in found]
-        for name, data in zip(unknown, self._workers.decide(one, unknown), strict=True):
-            row = decoded_row(data)
+        for name, data in zip(unknown, self._workers.decide(decide, unknown), strict=True):
+            row = decode_row(data)
             assert row is not None  # noqa: S101 - it was encoded a moment ago
             found[name] = row
-        self._rows = rows = _with_names(names, beside.rows if beside is not None else {}, found)
+        self._rows = rows = _merge_by_name(names, beside.rows if beside is not None else {}, found)
         return DecidedServers(
-            decisions=Decoded(rows, lambda row: decision_of(row.decision)),
-            hosts=Decoded(rows, lambda row: host_of(row.host)),
+            decisions=DecodedRows(rows, lambda row: decode_decision(row.decision)),
+            hosts=DecodedRows(rows, lambda row: decode_host(row.host)),
             findings={name: row.findings for name, row in rows.items() if row.findings},
         )
 
 
-def decision_keys(
+def compute_decision_keys(
     repository: FleetRepository,
     names: Collection[str] | None = None,
     documents: Mapping[str, bytes] | None = None,
@@ -334,11 +350,11 @@ def decision_keys(
     keys = {}
     for name in repository.servers if names is None else names:
         server = repository.servers[name]
-        found = shared_digests.of(view.shared(server))
+        found = shared_digests.digest_inputs(view.shared_inputs(server))
         found += documents[name] if documents is not None else _encode_input(server)
-        for path in own_files(server):  # in an order that the document determines
+        for path in list_own_files(server):  # in an order that the document determines
             if path not in files:
-                files[path] = _digest_of_input(repository.files[path])
+                files[path] = _digest_input(repository.files[path])
             found += files[path]
         keys[name] = blake2b(found, digest_size=_SIZE).digest()
     return keys
@@ -351,65 +367,74 @@ class _SharedDigests:
         self._digests: dict[int, tuple[object, bytes]] = {}  # by id() of the value; the reference keeps the id unique
         self._names = SharedInputs.__struct_fields__
 
-    def of(self, inputs: SharedInputs) -> bytes:
+    def digest_inputs(self, inputs: SharedInputs) -> bytes:
         if (found := self._digests.get(id(inputs))) is None:
-            parts = [self._part(getattr(inputs, name)) for name in self._names]
-            found = self._digests[id(inputs)] = inputs, _digest_of_input(parts)
+            parts = [self._replace_structures(getattr(inputs, name)) for name in self._names]
+            found = self._digests[id(inputs)] = inputs, _digest_input(parts)
         return found[1]
 
-    def _part(self, value: object) -> object:
+    def _replace_structures(self, value: object) -> object:
         """Return a value with a digest in place of each structure, which other inputs may share."""
         if isinstance(value, tuple):
-            return [self._part(each) for each in value]
+            return [self._replace_structures(each) for each in value]
         if not (isinstance(value, Struct) or is_dataclass(value)):
             return value
         if (found := self._digests.get(id(value))) is None:
-            found = self._digests[id(value)] = value, _digest_of_input(value)
+            found = self._digests[id(value)] = value, _digest_input(value)
         return found[1]
 
 
-def _digest_of_input(value: object) -> bytes:
+def _digest_input(value: object) -> bytes:
     return blake2b(_encode_input(value), digest_size=_SIZE).digest()
 
 
-def _keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:
+def _compute_keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:
     """Return the content key of each server. If only Server documents differ, the others keep theirs."""
-    if beside is None or _all_but_servers(repository) != _all_but_servers(beside.repository):
-        return decision_keys(repository, repository.servers)
+    if beside is None or _select_shared_documents(repository) != _select_shared_documents(beside.repository):
+        return compute_decision_keys(repository, repository.servers)
     servers, before, keys = repository.servers, beside.repository.servers, beside.keys
     changed = [name for name, server in servers.items() if before.get(name) is not server]
-    return _with_names(servers, keys, decision_keys(repository, changed))
+    return _merge_by_name(servers, keys, compute_decision_keys(repository, changed))
 
 
-def _with_names(names: Collection[str], before: Mapping[str, T], found: Mapping[str, T]) -> Mapping[str, T]:
+def _merge_by_name(names: Collection[str], before: Mapping[str, T], new: Mapping[str, T]) -> Mapping[str, T]:
     """Return the value of each name in their order: the one that was found, or else the one of ``before``."""
     if before.keys() == set(names):
-        return {**before, **found}
-    return {name: found[name] if name in found else before[name] for name in names}
+        return {**before, **new}
+    return {name: new[name] if name in new else before[name] for name in names}
 
 
-def _all_but_servers(one: FleetRepository) -> tuple[object, ...]:
-    origins = [origin for key, origin in one.origins.items() if key.kind != "Server"]
-    return one.fleet, one.images, one.streams, one.profiles, one.policies, one.maintenances, one.files, origins
+def _select_shared_documents(repository: FleetRepository) -> tuple[object, ...]:
+    origins = [origin for key, origin in repository.origins.items() if key.kind != "Server"]
+    return (
+        repository.fleet,
+        repository.images,
+        repository.streams,
+        repository.profiles,
+        repository.policies,
+        repository.maintenances,
+        repository.files,
+        origins,
+    )
 
 
-MOST: Final = 8
-_WORTH: Final = 500  # files or servers; fewer take less time than the start of a process
+MAX_WORKERS: Final = 8
+_MIN_ITEMS: Final = 500  # files or servers; fewer take less time than the start of a process
 BATCH: Final = 64  # files or servers in one message of a worker
-_PIECE: Final = 2**20  # bytes
+_READ_BYTES: Final = 2**20  # bytes
 
 
-def processors() -> int:
-    return min(len(os.sched_getaffinity(0)), MOST)
+def count_processors() -> int:
+    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
 
 
-class Forks(Struct, frozen=True, kw_only=True):
+class Workers(Struct, frozen=True, kw_only=True):
     """``number`` worker processes. ``seen`` is called with the number of files that they have read so far."""
 
     number: int = 1
-    seen: Callable[[int], None] = lambda _: None
+    on_read: Callable[[int], None] = lambda _: None
 
-    def parse(self, snapshot: Snapshot, wanted: Sequence[tuple[BlobId, str]]) -> dict[BlobId, bytes]:
+    def parse(self, snapshot: Snapshot, files: Sequence[tuple[BlobId, str]]) -> dict[BlobId, bytes]:
         """Return the encoded documents of the files that have nothing but valid Server documents.
 
         ``wanted``: blobs with their paths. This process reads files that are left out.
@@ -421,37 +446,39 @@ class Forks(Struct, frozen=True, kw_only=True):
         def count(more: int) -> None:
             nonlocal done
             done += more
-            self.seen(done)
+            self.on_read(done)
 
-        def parsed(each: tuple[BlobId, str]) -> bytes | None:
+        def parse_file(each: tuple[BlobId, str]) -> bytes | None:
             found = read_blob(snapshot, *each)
             return encode(found.resources) if found.has_only_servers else None
 
-        found = self._shared(wanted, parsed, count)
-        return {blob: row for (blob, _), row in zip(wanted, found, strict=True) if row is not None}
+        found = self._run(files, parse_file, count)
+        return {blob: row for (blob, _), row in zip(files, found, strict=True) if row is not None}
 
-    def decide(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
+    def decide(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
         """Return what is decided for each server as an encoded `DecidedRow`."""
-        found = self._shared(names, lambda name: encode_decided(one(name)))
-        return [encode_decided(one(name)) if row is None else row for name, row in zip(names, found, strict=True)]
+        found = self._run(names, lambda name: encode_decided_server(decide(name)))
+        return [
+            encode_decided_server(decide(name)) if row is None else row for name, row in zip(names, found, strict=True)
+        ]
 
-    def _shared(
+    def _run(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
     ) -> list[bytes | None]:
         """Return the result of ``work`` for each item. None: this process has to do it."""
-        if self.number < 2 or len(items) < _WORTH or threading.active_count() > 1:
+        if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
         found: list[bytes | None] = [None] * len(items)
         work(items[0])  # fills what is created at first use, so that each worker gets a copy
-        limits = share_of_limits(self.number)
-        workers = [_begin(limits, items[number :: self.number], work) for number in range(self.number)]
+        limits = divide_limits(self.number)
+        workers = [_start_worker(limits, items[number :: self.number], work) for number in range(self.number)]
         try:
-            for number, at, said in _results_of_workers([worker.pipe for worker in workers]):
+            for number, at, results in _read_results([worker.pipe for worker in workers]):
                 first = number + at * self.number
-                found[first : first + len(said) * self.number : self.number] = said
-                count(len(said))
+                found[first : first + len(results) * self.number : self.number] = results
+                count(len(results))
         finally:
-            take_off_limits(sum(worker.end() for worker in workers))
+            deduct_processor_time(sum(worker.end() for worker in workers))
         return found
 
 
@@ -468,7 +495,7 @@ class _Worker(Struct, frozen=True):
         return usage.ru_utime + usage.ru_stime
 
 
-def _begin(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
+def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
     """Start a worker. On any error, it ends: this process does the rest of its work."""
     parent = os.getpid()
     reading, writing = os.pipe()
@@ -476,30 +503,32 @@ def _begin(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes 
         os.close(writing)
         return _Worker(process, reading)
     with suppress(BaseException):
-        end_with(parent)
-        limits.hold()
+        end_with_parent(parent)
+        limits.apply()
         for first in range(0, len(items), BATCH):
             batch = [work(item) for item in items[first : first + BATCH]]
-            rest = memoryview(framed(encode((first, batch))))
+            rest = memoryview(build_frame(encode((first, batch))))
             while rest:
                 rest = rest[os.write(writing, rest) :]
     os._exit(0)  # without flushing buffers that the parent has, too
 
 
-def _results_of_workers(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
+def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
     """Yield results until all workers have ended: the worker's number, the index of its first item, the results."""
-    poll, buffers = select.poll(), {pipe: Buffer() for pipe in pipes}
+    poll, buffers = select.poll(), {pipe: FrameBuffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}
     for pipe in pipes:
         poll.register(pipe, select.POLLIN)
     while buffers:
         for pipe, _ in poll.poll():
-            data = os.read(pipe, _PIECE)
+            data = os.read(pipe, _READ_BYTES)
             for frame in buffers[pipe].add(data):
-                yield (numbers[pipe], *_word(frame))
+                yield (numbers[pipe], *_decode_results(frame))
             if not data:
                 poll.unregister(pipe)
                 del buffers[pipe]
 
 
-_word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = decoder(tuple[int, list[bytes | None]])
+_decode_results: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = build_decoder(
+    tuple[int, list[bytes | None]]
+)

@@ -9,16 +9,16 @@ from typing import Final
 from msgspec import Struct, structs
 
 from gitboot.errors import Orders
-from gitboot.fleet.identities import NO_MOVES, Machine, Moves, machines
+from gitboot.fleet.identities import NO_MOVES, Machine, Moves, list_machines
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Revision
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Problem
 from gitboot.resolve.explanation import SourceLocations
-from gitboot.resolve.fleet_decisions import sites_of
-from gitboot.resolve.policy_selection import MinimumVersion, OptOut, minimum_versions, opt_outs
-from gitboot.resolve.server_decision import Decision, Decisions, WithheldBoot, Written
+from gitboot.resolve.fleet_decisions import find_server_sites
+from gitboot.resolve.policy_selection import MinimumVersion, OptOut, find_minimum_versions, list_opt_outs
+from gitboot.resolve.server_decision import Decision, Decisions, FieldSources, WithheldBoot
 from gitboot.review.guards import Extent
 
 _FEW: Final = 8  # for fewer than one server in so many, lookups by name are faster than a scan of all machines
@@ -37,7 +37,7 @@ class Commit:
     opt_outs: tuple[OptOut, ...]
     minimum_versions: Mapping[str, MinimumVersion]  # by profile
     site: str | None = None  # the commit has only the servers of this site; None: of the whole fleet
-    written: Mapping[str, Written] = field(default_factory=dict)  # by server; empty if no page is published
+    written: Mapping[str, FieldSources] = field(default_factory=dict)  # by server; empty if no page is published
     locations: SourceLocations = field(default_factory=SourceLocations)  # empty if no page is published
     shown: bytes | None = None  # the streams and windows on the page, as JSON
     # Install boots that a newer commit takes back, by UUID: see `instance.withheld_boots`.
@@ -84,7 +84,7 @@ class Commit:
             touched=frozenset(),
         )
 
-    def named(self, names: Collection[str]) -> list[Machine]:
+    def select_machines(self, names: Collection[str]) -> list[Machine]:
         """Return the machines of the servers with these names, sorted by name."""
         if len(names) * _FEW > len(self.machines):
             wanted = set(names)
@@ -94,7 +94,7 @@ class Commit:
             found = [self.machines[servers[name].uuid] for name in names if name in servers]
         return sorted(found, key=lambda machine: machine.name)
 
-    def called(self, machines: Iterable[SystemUuid]) -> frozenset[str]:
+    def select_server_names(self, machines: Iterable[SystemUuid]) -> frozenset[str]:
         return frozenset(self.machines[uuid].name for uuid in machines if uuid in self.machines)
 
     @property
@@ -103,29 +103,29 @@ class Commit:
         return self.fleet.orders_at(self.site)
 
 
-class Evaluated(Struct, frozen=True, kw_only=True):
+class EvaluationResult(Struct, frozen=True, kw_only=True):
     """A commit, and how it differs from its base."""
 
     commit: Commit
-    changes: Extent
-    names: tuple[str, ...]  # of servers whose machines the base does not have
+    extent: Extent
+    new_names: tuple[str, ...]  # of servers whose machines the base does not have
     moves: Moves = NO_MOVES  # between the site of this instance and the others
     no_site: Problem | None = None  # if the Fleet does not have the site of this instance
 
     @property
-    def come(self) -> Iterator[Decision]:
+    def new_servers(self) -> Iterator[Decision]:
         """The decisions of these servers. At a first commit, these are all servers."""
-        return (self.commit.decisions.servers[name] for name in self.names)
+        return (self.commit.decisions.servers[name] for name in self.new_names)
 
 
-def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:
+def build_commit(repository: FleetRepository, decisions: Decisions) -> Commit:
     return Commit(
         revision=repository.revision,
         fleet=repository.fleet.spec,
         decisions=decisions,
-        machines=dict(sorted(machines(repository).items())),
-        sites={name: site.name for name, site in sites_of(repository).items()},
+        machines=dict(sorted(list_machines(repository).items())),
+        sites={name: site.name for name, site in find_server_sites(repository).items()},
         labels={name: server.metadata.labels for name, server in repository.servers.items()},
-        opt_outs=tuple(opt_outs(repository)),
-        minimum_versions=minimum_versions(repository),
+        opt_outs=tuple(list_opt_outs(repository)),
+        minimum_versions=find_minimum_versions(repository),
     )

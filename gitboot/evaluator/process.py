@@ -11,19 +11,26 @@ from typing import IO, Final
 
 from msgspec import structs
 
-from gitboot.child_processes import OUT_OF_MEMORY, Spent, as_child_of, lift, read_frame, write_frame
+from gitboot.child_processes import (
+    OUT_OF_MEMORY,
+    ProcessUsage,
+    become_child,
+    lift_memory_limit,
+    read_frame,
+    write_frame,
+)
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import RemoteCache
-from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluator, Forks, processors
+from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluator, Workers, count_processors
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.evaluator.protocol import Allowance, Answer, CommitEnd, ServerPart, ServerParts
-from gitboot.fleet.identities import NO_MOVES, Moves, machine
+from gitboot.evaluator.protocol import Answer, CommitEnd, EvaluationLimits, ServerPart, ServerParts
+from gitboot.fleet.identities import NO_MOVES, Moves, build_machine
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
-from gitboot.git.clone import Reader
+from gitboot.git.clone import CloneReader
 from gitboot.git.repository import lacks_memory
-from gitboot.jsonio import canonical
+from gitboot.jsonio import encode_canonical
 from gitboot.model.fleet import FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Server
@@ -33,30 +40,30 @@ from gitboot.resolve.explanation import (
     Explanations,
     ServerLocation,
     SourceTexts,
+    find_moved_documents,
     fleet_facts,
-    moved_documents,
 )
-from gitboot.resolve.fleet_decisions import sites
-from gitboot.resolve.policy_selection import minimum_versions
+from gitboot.resolve.fleet_decisions import build_site_index
+from gitboot.resolve.policy_selection import find_minimum_versions
 from gitboot.text import did_you_mean
 
 
 def main(state: str, parent: str) -> None:
     """Evaluate commits of the clone in ``state`` for the process ``parent``."""
-    asked, answers = as_child_of(parent)
-    reader = Reader(Path(state))
-    answering = _Answering(answers)
+    questions, answers = become_child(parent)
+    reader = CloneReader(Path(state))
+    answering = _AnswerStream(answers)
 
-    def counted(revision: Revision, previous: Snapshot | None) -> Snapshot:
+    def read_snapshot(revision: Revision, previous: Snapshot | None) -> Snapshot:
         snapshot = reader.snapshot(revision, previous)
-        return structs.replace(snapshot, read=answering.counting(snapshot.read))
+        return structs.replace(snapshot, read=answering.count_reads(snapshot.read))
 
-    evaluator = Evaluator(counted, begun=answering.begun, results=RemoteCache(asked, answers))
-    while (frame := read_frame(asked)) is not None:
+    evaluator = Evaluator(read_snapshot, on_begin=answering.report_begin, results=RemoteCache(questions, answers))
+    while (frame := read_frame(questions)) is not None:
         gc.disable()  # nearly all new objects stay in memory
-        question = protocol.question(frame)
+        question = protocol.decode_question(frame)
         if _answer(evaluator, question, answering):
-            lift()
+            lift_memory_limit()
         reader.close()
         gc.collect(_YOUNG)
         gc.freeze()  # later collections skip the objects that stay
@@ -66,35 +73,35 @@ _FILES: Final = 1000  # between two progress reports
 _YOUNG: Final = 1  # the youngest generations; older objects are frozen
 
 
-class _Answering:
+class _AnswerStream:
     """Sends the answers to each question, and sets the limits of each evaluation."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._spent = Spent.now()
-        self._allowance = Allowance()
+        self._spent = ProcessUsage.measure()
+        self._limits = EvaluationLimits()
 
-    def begin(self, allowance: Allowance) -> None:
-        self._spent, self._allowance = Spent.now(), allowance
-        self._allowance.bound(self._spent, 0)
-        self.send(protocol.Begun(None))
+    def begin_evaluation(self, allowance: EvaluationLimits) -> None:
+        self._spent, self._limits = ProcessUsage.measure(), allowance
+        self._limits.set_limits(self._spent, 0)
+        self.send(protocol.EvaluationBegun(None))
 
-    def begun(self, files: int) -> None:
-        self._allowance.bound(self._spent, files)
-        self.send(protocol.Begun(files))
+    def report_begin(self, files: int) -> None:
+        self._limits.set_limits(self._spent, files)
+        self.send(protocol.EvaluationBegun(files))
 
-    def count(self, files: int) -> None:
+    def report_files_read(self, files: int) -> None:
         """Report progress, if workers have read another 1,000 files."""
         if files // _FILES > (files - BATCH) // _FILES:
-            self.send(protocol.Counted(files))
+            self.send(protocol.FilesRead(files))
 
-    def counting(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
+    def count_reads(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
         """Return a function that reads a file like ``read``, and reports progress every 1,000 files."""
         numbers, us = count(1), os.getpid()
 
         def reading(blob: BlobId) -> bytes:
             if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:  # workers must not write here
-                self.send(protocol.Counted(number))
+                self.send(protocol.FilesRead(number))
             return read(blob)
 
         return reading
@@ -103,29 +110,31 @@ class _Answering:
         write_frame(self._stream, answer)
 
 
-def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answering) -> bool:
+def _answer(evaluator: Evaluator, question: protocol.Question, answering: _AnswerStream) -> bool:
     """Answer one question, and return whether the commit is valid. End this process if it has too little memory."""
     base = Revision(question.base) if question.base is not None else None
     try:
-        evaluator.workers = Forks(number=question.allowance.workers or processors(), seen=answering.count)
-        if base is not None and not evaluator.holds(base):
-            answering.begin(question.allowance)  # the base has limits of its own
+        evaluator.workers = Workers(
+            number=question.limits.workers or count_processors(), on_read=answering.report_files_read
+        )
+        if base is not None and not evaluator.has_in_memory(base):
+            answering.begin_evaluation(question.limits)  # the base has limits of its own
             evaluator.evaluate(base, None)
-        answering.begin(question.allowance)
+        answering.begin_evaluation(question.limits)
         pair = evaluator.evaluate(Revision(question.revision), base)
-        for answer in report(pair, question.site):
+        for answer in build_report(pair, question.site):
             if isinstance(answer, CommitEnd) and question.stores_results:
-                for kind, values in evaluator.unstored(protocol.MAX_KEYS):  # those that the cache lacks
+                for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):  # those that the cache lacks
                     answering.send(protocol.NewResults(kind, values))
             answering.send(answer)
         return True
     except InvalidRepository as error:
         fleet = error.fleet if isinstance(error.fleet, FleetSpec) else None
-        answering.send(protocol.Refused(error.problems, error.dated, fleet))
+        answering.send(protocol.RejectedCommit(error.problems, error.dated, fleet))
     except SourceError as error:
         if lacks_memory(error):
             os._exit(OUT_OF_MEMORY)
-        answering.send(protocol.Unreadable(str(error), isinstance(error, CorruptClone)))
+        answering.send(protocol.UnreadableClone(str(error), isinstance(error, CorruptClone)))
     except (MemoryError, SystemError):  # some extension modules raise SystemError if they get no memory
         os._exit(OUT_OF_MEMORY)  # half-made values are not trusted
     except BrokenPipeError:
@@ -136,45 +145,47 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
 _BATCH: Final = 256  # servers a frame
 
 
-def report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
+def build_report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
     """Yield the frames that report a commit to an instance that has the base.
 
     With a ``site``, the frames are those of a fleet that has only the servers of the site. A server that comes from
     another site is not reported as new, because it may be installed already. An unknown site has no servers.
     """
-    servers = _servers(pair, site)
+    servers = _build_server_parts(pair, site)
     while batch := tuple(islice(servers, _BATCH)):
         yield ServerParts(batch)
-    yield _end(pair, site)
+    yield _build_end(pair, site)
 
 
-def _here(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
+def _select_servers(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
     """Return the servers with these names that a commit has at a site. None: at any site."""
     repository = commit.repository
     servers = {name: repository.servers[name] for name in names if name in repository.servers}
     if site is None:
         return servers
-    selection = sites(repository)
-    return {name: each for name, each in servers.items() if (found := selection.of(each)) and found[0].name == site}
+    selection = build_site_index(repository)
+    return {name: each for name, each in servers.items() if (found := selection.find(each)) and found[0].name == site}
 
 
-def _servers(pair: CommitPair, site: str | None) -> Iterator[ServerPart]:
+def _build_server_parts(pair: CommitPair, site: str | None) -> Iterator[ServerPart]:
     base, head, names = pair.base, pair.head, pair.servers
     explained: Collection[str] = ()
-    if (page := _explanations(head)) is not None:
-        before = _explanations(base)
-        explained = page.differing(before, names) if before is not None else head.repository.servers.keys()
+    if (page := _build_explanations(head)) is not None:
+        before = _build_explanations(base)
+        explained = page.find_changed_servers(before, names) if before is not None else head.repository.servers.keys()
         names = {*names, *explained}
-    here_before = _here(base, names, site) if base is not None else {}
-    for name, server in sorted(_here(head, names, site).items()):
-        row, described, labels = head.rows[name], machine(head.repository, server), server.metadata.labels
-        written = page.of(name) if page is not None and (name in explained or name not in here_before) else None
+    here_before = _select_servers(base, names, site) if base is not None else {}
+    for name, server in sorted(_select_servers(head, names, site).items()):
+        row, described, labels = head.rows[name], build_machine(head.repository, server), server.metadata.labels
+        written = (
+            page.explain_server(name) if page is not None and (name in explained or name not in here_before) else None
+        )
         if base is not None and name in here_before:
             old_server, old = base.repository.servers[name], base.rows[name]
             part = ServerPart(
                 name=name,
                 decision=None if old.decision == row.decision else row.decision,
-                machine=None if machine(base.repository, old_server) == described else described,
+                machine=None if build_machine(base.repository, old_server) == described else described,
                 network=None if old.host == row.host else row.host,
                 labels=None if old_server.metadata.labels == labels else labels,
                 written=written,
@@ -187,7 +198,7 @@ def _servers(pair: CommitPair, site: str | None) -> Iterator[ServerPart]:
             yield part
 
 
-def _explanations(commit: Evaluation | None) -> Explanations | None:
+def _build_explanations(commit: Evaluation | None) -> Explanations | None:
     if commit is None or not _has_page(commit):
         return None
     return Explanations(commit.repository, commit.decided.decisions.servers)
@@ -197,43 +208,43 @@ def _has_page(commit: Evaluation) -> bool:
     return Output.PAGES in commit.decided.decisions.outputs
 
 
-def _end(pair: CommitPair, site: str | None) -> CommitEnd:
+def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
     """Return the end of the report: what is about no single server, and what the base has and the commit has not."""
     base, head, names = pair.base, pair.head, pair.servers
-    new, old = _here(head, names, site), _here(base, names, site) if base is not None else {}
+    new, old = _select_servers(head, names, site), _select_servers(base, names, site) if base is not None else {}
     uuids = {server.uuid: name for name, server in new.items()}
     uuids_before = {each.uuid for each in old.values()}
-    known = {each.uuid for each in _here(base, names, None).values()} if base is not None else set()
-    selected = _sites(head, new)
-    selected_before = _sites(base, old) if base is not None else {}
-    fleetwide: Commit | None = _fleetwide(head, head.revision, site)
-    if base is not None and fleetwide == _fleetwide(base, head.revision, site):
+    known = {each.uuid for each in _select_servers(base, names, None).values()} if base is not None else set()
+    selected = _select_sites(head, new)
+    selected_before = _select_sites(base, old) if base is not None else {}
+    fleetwide: Commit | None = _build_fleetwide_part(head, head.revision, site)
+    if base is not None and fleetwide == _build_fleetwide_part(base, head.revision, site):
         fleetwide = None
-    locations, documents, gone_documents = _moved_documents(pair, new.keys() - old.keys(), site)
+    locations, documents, gone_documents = _find_moved_documents(pair, new.keys() - old.keys(), site)
     no_site = None
     fleet = head.repository.fleet
     if site is not None and site not in (known_sites := [each.name for each in fleet.spec.sites]):
         message = f"this instance is for the site {site}, which the Fleet does not have"
         hint = did_you_mean(site, known_sites, Code.NO_SUCH_SITE.hint)
         place = (Id("Fleet", fleet.metadata.name), "spec", "sites")
-        no_site = head.repository.problem(Code.NO_SUCH_SITE, message, *place, hint=hint)
+        no_site = head.repository.build_problem(Code.NO_SUCH_SITE, message, *place, hint=hint)
     return CommitEnd(
         extent=pair.extent,
         fleetwide=fleetwide,
-        come=tuple(sorted(name for uuid, name in uuids.items() if uuid not in known)),
-        moves=_moves(base, head, names, old, uuids.keys()) if base is not None and site is not None else NO_MOVES,
-        gone=tuple(sorted(old.keys() - new.keys())),
-        gone_machines=tuple(sorted(uuids_before - uuids.keys())),
+        new_servers=tuple(sorted(name for uuid, name in uuids.items() if uuid not in known)),
+        moves=_find_moves(base, head, names, old, uuids.keys()) if base is not None and site is not None else NO_MOVES,
+        removed_servers=tuple(sorted(old.keys() - new.keys())),
+        removed_machines=tuple(sorted(uuids_before - uuids.keys())),
         sites={name: each for name, each in selected.items() if each != selected_before.get(name)},
-        gone_sites=tuple(sorted(selected_before.keys() - selected.keys())),
+        removed_sites=tuple(sorted(selected_before.keys() - selected.keys())),
         locations=locations,
         documents=documents,
-        gone_documents=gone_documents,
+        removed_documents=gone_documents,
         no_site=no_site,
     )
 
 
-def _moved_documents(
+def _find_moved_documents(
     pair: CommitPair, come: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
     """Return the places of documents that differ: of servers, of other documents, and the other documents that went.
@@ -247,18 +258,18 @@ def _moved_documents(
     if base is None or not _has_page(base):
         documents = sorted(repository.origins)
     else:
-        documents = moved_documents(base.repository, repository)
-    names = _here(head, {*come, *(each.name for each in documents if each.kind == "Server")}, site)
+        documents = find_moved_documents(base.repository, repository)
+    names = _select_servers(head, {*come, *(each.name for each in documents if each.kind == "Server")}, site)
     by_file = sorted((repository.origins[Id("Server", name)], name) for name in names)
     shared = [each for each in documents if each.kind != "Server"]
     return (
-        {name: texts.of_server(name) for _, name in by_file},
-        {str(each): texts.of_shared(each) for each in shared if each in repository.origins},
+        {name: texts.locate_server(name) for _, name in by_file},
+        {str(each): texts.locate_document(each) for each in shared if each in repository.origins},
         tuple(str(each) for each in shared if each not in repository.origins),
     )
 
 
-def _moves(
+def _find_moves(
     base: Evaluation,
     head: Evaluation,
     names: Collection[str],
@@ -266,10 +277,10 @@ def _moves(
     here: Collection[SystemUuid],
 ) -> Moves:
     """Return the moves of machines that the base has at other sites. ``old`` are the base's servers at this site."""
-    before, after = _here(base, names, None), _here(head, names, None)
+    before, after = _select_servers(base, names, None), _select_servers(head, names, None)
     elsewhere = {each.uuid: each for name, each in before.items() if name not in old}
     now = {each.uuid: each for each in after.values()}
-    was_at, is_at = _sites(base, before), _sites(head, after)
+    was_at, is_at = _select_sites(base, before), _select_sites(head, after)
     passed_on = (
         uuid
         for uuid in (elsewhere.keys() & now.keys()).difference(here)
@@ -277,18 +288,20 @@ def _moves(
     )
     return Moves(
         arrived=tuple(sorted(elsewhere.keys() & here)),
-        departed=tuple(machine(base.repository, elsewhere[uuid]) for uuid in sorted(elsewhere.keys() - now.keys())),
+        departed=tuple(
+            build_machine(base.repository, elsewhere[uuid]) for uuid in sorted(elsewhere.keys() - now.keys())
+        ),
         passed_on=tuple(sorted(passed_on)),
     )
 
 
-def _sites(commit: Evaluation, servers: Mapping[str, Server]) -> dict[str, str]:
-    selection = sites(commit.repository)
-    found = {name: selection.of(server) for name, server in servers.items()}
+def _select_sites(commit: Evaluation, servers: Mapping[str, Server]) -> dict[str, str]:
+    selection = build_site_index(commit.repository)
+    found = {name: selection.find(server) for name, server in servers.items()}
     return {name: selected[0].name for name, selected in found.items() if selected}
 
 
-def _fleetwide(commit: Evaluation, revision: Revision, site: str | None) -> Commit:
+def _build_fleetwide_part(commit: Evaluation, revision: Revision, site: str | None) -> Commit:
     repository, decisions = commit.repository, commit.decided.decisions
     return Commit(
         revision=revision,
@@ -298,7 +311,7 @@ def _fleetwide(commit: Evaluation, revision: Revision, site: str | None) -> Comm
         sites={},
         labels={},
         opt_outs=commit.summary.opt_outs,
-        minimum_versions=minimum_versions(repository),
+        minimum_versions=find_minimum_versions(repository),
         site=site,
-        shown=canonical(fleet_facts(repository, commit.summary.opt_outs)) if _has_page(commit) else None,
+        shown=encode_canonical(fleet_facts(repository, commit.summary.opt_outs)) if _has_page(commit) else None,
     )

@@ -15,15 +15,15 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gitboot.child_processes import Spent, encode
+from gitboot.child_processes import ProcessUsage, encode
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine, Moves
-from gitboot.jsonio import decoder, digest, facts
+from gitboot.jsonio import build_decoder, compute_digest, to_json_value
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, DatedProblem, Problem
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation
-from gitboot.resolve.server_decision import Decision, Host, Written
+from gitboot.resolve.server_decision import Decision, FieldSources, Host
 from gitboot.review.guards import Extent
 
 # The limits of a commit grow with its files. On two slow cores, a first evaluation of 100,000 servers takes about 120 s
@@ -36,7 +36,7 @@ _WALL: Final = 3  # times the processor time, because other processes use the pr
 _STARTING_S: Final = 10  # for a process that reads its program from a slow disk
 
 
-class Allowance(Struct, frozen=True, kw_only=True):
+class EvaluationLimits(Struct, frozen=True, kw_only=True):
     """The limits of the evaluation of one commit. None: a default that grows with the number of files."""
 
     seconds: int | None = None  # of processor time
@@ -49,17 +49,17 @@ class Allowance(Struct, frozen=True, kw_only=True):
     def wall_s(self, files: int) -> float:
         return _STARTING_S + _WALL * self.processor_s(files)
 
-    def bound(self, spent: Spent, files: int) -> None:
+    def set_limits(self, spent: ProcessUsage, files: int) -> None:
         """Set the limits of this process for a commit of so many files, in addition to ``spent``."""
-        spent.limit(memory=self.memory(files), processor_s=self.processor_s(files))
+        spent.limit(memory=self.memory_bytes(files), processor_s=self.processor_s(files))
 
-    def memory(self, files: int) -> int:
+    def memory_bytes(self, files: int) -> int:
         mebibytes = self.mebibytes if self.mebibytes is not None else _MEBIBYTES + _MEBIBYTES_A_FILE * files
         return int(mebibytes * 2**20)
 
 
-def exceeded(what: str) -> Problem:
-    return Code.LIMITS.problem(what)
+def build_limit_problem(message: str) -> Problem:
+    return Code.LIMITS.build_problem(message)
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class Question(msgspec.Struct, frozen=True):
 
     revision: str
     base: str | None
-    allowance: Allowance
+    limits: EvaluationLimits
     site: str | None = None  # the answer has only its servers; None: all servers
     stores_results: bool = False  # whether the instance has a cache
 
@@ -87,20 +87,20 @@ class ResultKind(StrEnum):
     ARTIFACT = "artifact"
 
 
-EVALUATED: Final = (ResultKind.PARSED, ResultKind.DECIDED)  # the kinds of results that an evaluation finds
+EVALUATION_KINDS: Final = (ResultKind.PARSED, ResultKind.DECIDED)  # the kinds of results that an evaluation finds
 
 
 MAX_KEYS: Final = 1000  # of one `Wanted`
 
 
-class Wanted(msgspec.Struct, frozen=True, tag=True):
+class CacheLookup(msgspec.Struct, frozen=True, tag=True):
     """A lookup of keys in the cache."""
 
     kind: ResultKind
     keys: tuple[bytes, ...]
 
 
-class Known(msgspec.Struct, frozen=True):
+class CacheHits(msgspec.Struct, frozen=True):
     values: dict[bytes, bytes]
 
 
@@ -111,7 +111,7 @@ class NewResults(msgspec.Struct, frozen=True, tag=True):
     values: dict[bytes, bytes]
 
 
-class Begun(msgspec.Struct, frozen=True, tag=True):
+class EvaluationBegun(msgspec.Struct, frozen=True, tag=True):
     """The evaluation of a commit of so many files has begun, and its limits are set.
 
     None: the process starts to list the files, and the limits start anew.
@@ -120,7 +120,7 @@ class Begun(msgspec.Struct, frozen=True, tag=True):
     files: int | None
 
 
-class Counted(msgspec.Struct, frozen=True, tag=True):
+class FilesRead(msgspec.Struct, frozen=True, tag=True):
     """The number of files that the process has read so far."""
 
     files: int
@@ -134,7 +134,7 @@ class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     machine: Machine | None
     network: bytes | None  # a Host
     labels: dict[str, str] | None
-    written: Written | None = None  # only if the page is published
+    written: FieldSources | None = None  # only if the page is published
 
 
 class ServerParts(msgspec.Struct, frozen=True, tag=True):
@@ -148,48 +148,50 @@ class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     extent: Extent
     fleetwide: Commit | None  # without servers; None: that of the base
-    come: tuple[str, ...]  # servers whose machines the base does not have
+    new_servers: tuple[str, ...]  # servers whose machines the base does not have
     moves: Moves  # between the site of the question and the other sites
-    gone: tuple[str, ...]  # servers
-    gone_machines: tuple[SystemUuid, ...]  # machines that no server has any more
+    removed_servers: tuple[str, ...]  # servers
+    removed_machines: tuple[SystemUuid, ...]  # machines that no server has any more
     sites: dict[str, str]  # by server
-    gone_sites: tuple[str, ...]  # servers that no site selects any more
+    removed_sites: tuple[str, ...]  # servers that no site selects any more
     locations: dict[str, ServerLocation]  # by server; only if the page is published
     documents: dict[str, DocumentLocation]  # by document of another kind; only if the page is published
-    gone_documents: tuple[str, ...]
+    removed_documents: tuple[str, ...]
     no_site: Problem | None = None  # if the Fleet does not have the site of the question
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class RejectedCommit(msgspec.Struct, frozen=True, tag=True):
     """The problems of an invalid commit."""
 
     problems: tuple[Problem, ...]
-    dated: tuple[DatedProblem, ...]
+    dated_problems: tuple[DatedProblem, ...]
     fleet: FleetSpec | None = None  # None: the Fleet document is invalid, too
 
 
-class Unreadable(msgspec.Struct, frozen=True, tag=True):
+class UnreadableClone(msgspec.Struct, frozen=True, tag=True):
     message: str
     is_corrupt: bool
 
 
-Answer = Begun | Counted | Wanted | ServerParts | CommitEnd | Refused | Unreadable | NewResults
+Answer = (
+    EvaluationBegun | FilesRead | CacheLookup | ServerParts | CommitEnd | RejectedCommit | UnreadableClone | NewResults
+)
 
-answer: Final[Callable[[bytes], Answer]] = decoder(Answer)
-question: Final[Callable[[bytes], Question]] = decoder(Question)
-known: Final[Callable[[bytes], Known]] = decoder(Known)
-decision: Final[Callable[[bytes], Decision]] = decoder(Decision)
-network: Final[Callable[[bytes], Host]] = decoder(Host)
+decode_answer: Final[Callable[[bytes], Answer]] = build_decoder(Answer)
+decode_question: Final[Callable[[bytes], Question]] = build_decoder(Question)
+decode_hits: Final[Callable[[bytes], CacheHits]] = build_decoder(CacheHits)
+decode_decision: Final[Callable[[bytes], Decision]] = build_decoder(Decision)
+decode_host: Final[Callable[[bytes], Host]] = build_decoder(Host)
 
 
-def bytes_of(said: Decision) -> bytes:
+def encode_decision(value: Decision) -> bytes:
     """Return the bytes of a decision with its digest, for `decision`."""
-    return encode(said.digested())
+    return encode(value.with_digest())
 
 
-def verified_decision(data: bytes) -> Decision:
+def decode_verified_decision(data: bytes) -> Decision:
     """Return a decision from an evaluator. Raises ValueError if its digest is not that of its content."""
-    found = decision(data)
-    if found.digest != digest(facts(found)):
+    found = decode_decision(data)
+    if found.digest != compute_digest(to_json_value(found)):
         raise ValueError(f"the decision of {found.server} has another digest than its content")
     return found

@@ -22,20 +22,20 @@ from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import (
     Observation,
     has_identity,
-    instant_of,
     is_check,
     is_machine,
     is_tool,
     may_be_system,
+    parse_instant,
     parse_query,
 )
-from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
-from gitboot.files import locked, write_whole
-from gitboot.jsonio import Digest, canonical
-from gitboot.render.paths import evidence_expression, means, token_in
+from gitboot.fetchlog.unknown_machines import UnknownMachine, parse_unknown_machine
+from gitboot.files import hold_lock, write_atomically
+from gitboot.jsonio import Digest, encode_canonical
+from gitboot.render.paths import evidence_expression, find_non_script_kind, find_token
 
 
-class Ignored(StrEnum):
+class IgnoreReason(StrEnum):
     """Why a line is no evidence; of several reasons, the first."""
 
     FORMAT = "not in the published format"
@@ -59,10 +59,10 @@ class _Sender(Enum):
     UNCLEAR = auto()  # a machine, or a monitor: such a fetch proves nothing, and may have installed a server
 
 
-Told = Observation | UnknownMachine | Ignored  # what a line says
+LineContent = Observation | UnknownMachine | IgnoreReason  # what a line says
 
 
-def read(line: bytes) -> Told:
+def parse_line(line: bytes) -> LineContent:
     """The observation that a line is, who asked by it for an entry that is not there, or why it is neither.
 
     Which version of a path was sent is told by its date; of a log without dates, by the token in a path that has one.
@@ -71,46 +71,46 @@ def read(line: bytes) -> Told:
     mirror has sent the boot, so a one-time boot is used up. However, it is no evidence that a machine has booted. The
     intent's id is a digest of the line, so that a line that is read twice is one intent.
     """
-    request = _parse(line)
+    request = _parse_request(line)
     if request is None:
-        return Ignored.FORMAT
+        return IgnoreReason.FORMAT
     path = _EVIDENCE.fullmatch(request.path)
     if path is None:
-        return Ignored.PATH
+        return IgnoreReason.PATH
     if request.method != "GET":
-        return Ignored.METHOD
+        return IgnoreReason.METHOD
     query = parse_query(request.query)
     if is_check(request.agent or "", query):
-        return Ignored.CHECK
-    sender = _sender_of(f"boot/{path[1]}", request.agent, query)
+        return IgnoreReason.CHECK
+    sender = _classify_sender(f"boot/{path[1]}", request.agent, query)
     if request.status == 404 and (sender is _Sender.MACHINE or request.agent is None):
-        return _unknown(path[1], request, query) or Ignored.STATUS
+        return _parse_unknown_machine(path[1], request, query) or IgnoreReason.STATUS
     if request.status != 200:
-        return Ignored.STATUS
-    if not request.whole:
-        return Ignored.PART
+        return IgnoreReason.STATUS
+    if not request.is_whole:
+        return IgnoreReason.PART
     token, modified = None, None
-    if request.modified is None:
-        token = token_in(f"boot/{path[1]}")
+    if request.last_modified is None:
+        token = find_token(f"boot/{path[1]}")
     else:
         with suppress(ValueError, OverflowError, IndexError, TypeError):  # in as many ways as Python's parser can fail
-            modified = int(parsedate_to_datetime(request.modified).timestamp())
+            modified = int(parsedate_to_datetime(request.last_modified).timestamp())
     if token is None and modified is None:
-        return Ignored.VERSION
+        return IgnoreReason.VERSION
     if sender is _Sender.TOOL:
-        return Ignored.AGENT
+        return IgnoreReason.AGENT
     if request.is_signed:
-        return Ignored.SIGNED
+        return IgnoreReason.SIGNED
     try:
         client = str(ip_address(request.client.partition("%")[0]))
     except ValueError:
         if _has_token(f"boot/{path[1]}"):
-            return Ignored.CLIENT
+            return IgnoreReason.CLIENT
         client, sender = "unknown", _Sender.UNCLEAR
     try:
-        at = instant_of(request.at)
+        at = parse_instant(request.at)
     except ValueError:
-        return Ignored.FORMAT
+        return IgnoreReason.FORMAT
     try:
         digest = Digest(token) if token is not None else None
         return Observation(
@@ -123,10 +123,10 @@ def read(line: bytes) -> Told:
             intent=sha256(line.rstrip(b"\r\n")).hexdigest()[:32] if sender is _Sender.UNCLEAR else None,
         )
     except ValueError:
-        return Ignored.VERSION
+        return IgnoreReason.VERSION
 
 
-def _sender_of(path: str, agent: str | None, query: Mapping[str, str]) -> _Sender:
+def _classify_sender(path: str, agent: str | None, query: Mapping[str, str]) -> _Sender:
     """Return who sent a request. ``agent`` is None if the log has no User-Agent.
 
     Only the installation has the token in a path. A path without a token is not enough: a cache may send a GET for the
@@ -134,7 +134,7 @@ def _sender_of(path: str, agent: str | None, query: Mapping[str, str]) -> _Sende
     """
     if _has_token(path):
         return _Sender.MACHINE
-    is_script = means(path) is None
+    is_script = find_non_script_kind(path) is None
     if agent is None:
         return _Sender.MACHINE if is_script and has_identity(query) else _Sender.UNCLEAR
     if is_machine(agent, query) if is_script else may_be_system(agent):
@@ -143,30 +143,30 @@ def _sender_of(path: str, agent: str | None, query: Mapping[str, str]) -> _Sende
 
 
 def _has_token(path: str) -> bool:
-    kind = means(path)
+    kind = find_non_script_kind(path)
     return kind is not None and "{token}" in kind.text
 
 
-def _unknown(path: str, request: LoggedRequest, query: Mapping[str, str]) -> UnknownMachine | None:
+def _parse_unknown_machine(path: str, request: LoggedRequest, query: Mapping[str, str]) -> UnknownMachine | None:
     try:
-        client, at = str(ip_address(request.client.partition("%")[0])), instant_of(request.at)
-        return unknown_of(path, {name: value for name, value in query.items() if value}, client, at)
+        client, at = str(ip_address(request.client.partition("%")[0])), parse_instant(request.at)
+        return parse_unknown_machine(path, {name: value for name, value in query.items() if value}, client, at)
     except ValueError:
         return None
 
 
-def _parse(line: bytes) -> LoggedRequest | None:
+def _parse_request(line: bytes) -> LoggedRequest | None:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
         text = line.decode(errors="replace").rstrip("\r\n")
-        return of_s3(text) or of_cloudfront(text)
+        return parse_s3(text) or parse_cloudfront(text)
     if isinstance(document, dict):
-        return _of_nginx(document) or _of_caddy(document) or of_cloudfront_json(document)
+        return _parse_nginx(document) or _parse_caddy(document) or parse_cloudfront_json(document)
     return None
 
 
-def _of_nginx(document: Any) -> LoggedRequest | None:
+def _parse_nginx(document: Any) -> LoggedRequest | None:
     match document:
         case {
             "at": str(at),
@@ -187,7 +187,7 @@ def _of_nginx(document: Any) -> LoggedRequest | None:
     return None
 
 
-def _of_caddy(document: Any) -> LoggedRequest | None:
+def _parse_caddy(document: Any) -> LoggedRequest | None:
     match document:
         case {
             "ts": str(at),
@@ -199,15 +199,18 @@ def _of_caddy(document: Any) -> LoggedRequest | None:
             client = str(more.get("client_ip", peer))  # since Caddy 2.7: behind proxies that it is told to trust
             asked, _, query = uri.partition("?")
             # What was asked for, or else what an alias stands for: see gitboot.render.web_servers.
-            path = unquote(_only(headers, "Content-Location") or asked)
-            modified, length = _only(headers, "Last-Modified"), _only(headers, "Content-Length")
+            path = unquote(_read_single_header(headers, "Content-Location") or asked)
+            modified, length = (
+                _read_single_header(headers, "Last-Modified"),
+                _read_single_header(headers, "Content-Length"),
+            )
             sent_headers = more.get("headers")
-            agent = _only(sent_headers, "User-Agent") if isinstance(sent_headers, dict) else None
+            agent = _read_single_header(sent_headers, "User-Agent") if isinstance(sent_headers, dict) else None
             return LoggedRequest(at, client, method, path, status, modified, length == str(sent), query, agent)
     return None
 
 
-def _only(headers: dict[str, Any], name: str) -> str:
+def _read_single_header(headers: dict[str, Any], name: str) -> str:
     match headers.get(name):
         case [str(value)]:
             return value
@@ -220,8 +223,8 @@ class LoggedRequest(NamedTuple):
     method: str
     path: str
     status: int
-    modified: str | None  # the Last-Modified that was sent, "" if none was; None: such a log does not say it
-    whole: bool
+    last_modified: str | None  # the Last-Modified that was sent, "" if none was; None: such a log does not say it
+    is_whole: bool
     query: str = ""
     agent: str | None = None  # the User-Agent, "" if none was sent; None: the log does not have it
     is_signed: bool = False  # whether the client has shown credentials, which no machine has
@@ -237,7 +240,7 @@ _S3_AGENT: Final = re.compile(r'\S+ \S+ "(?:[^"\\]|\\.)*" "(?P<agent>(?:[^"\\]|\
 _CLOUDFRONT: Final = "Amazon CloudFront"  # its User-Agent at a bucket, whose files it may read with credentials
 
 
-def of_s3(line: str) -> LoggedRequest | None:
+def parse_s3(line: str) -> LoggedRequest | None:
     """A request for an object; its key is URL-encoded twice."""
     found = _S3.fullmatch(line)
     if found is None or found["month"] not in _MONTHS:
@@ -245,27 +248,27 @@ def of_s3(line: str) -> LoggedRequest | None:
     month = _MONTHS.index(found["month"]) + 1
     offset = f"{found['offset'][:3]}:{found['offset'][3:]}"
     named = _S3_AGENT.match(found["rest"])
-    agent = _sent(named["agent"]) if named is not None else None
+    agent = _decode_field(named["agent"]) if named is not None else None
     return LoggedRequest(
         at=f"{found['year']}-{month:02}-{found['day']}T{found['time']}{offset}",
         client=found["client"],
         method=found["method"],
         path=f"/{unquote(unquote(found['key']))}",
         status=int(found["status"]),
-        modified=None,
-        whole=_size(found["sent"]) == _size(found["size"]),
+        last_modified=None,
+        is_whole=_parse_size(found["sent"]) == _parse_size(found["size"]),
         query=found["request"].partition("?")[2].partition(" ")[0],
         agent=agent,
         is_signed=found["requester"] != "-" and not (agent or "").startswith(_CLOUDFRONT),
     )
 
 
-def _sent(text: str) -> str:
+def _decode_field(text: str) -> str:
     """Return what these logs have of a header or a query; a hyphen stands for nothing."""
     return "" if text == "-" else unquote(text)
 
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
     return 0 if text == "-" else int(text)
 
 
@@ -281,13 +284,13 @@ _FIELDS: Final = (
 _SENT: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShieldHit"})  # and not: Error, ClientCommError …
 
 
-def of_cloudfront(line: str) -> LoggedRequest | None:
+def parse_cloudfront(line: str) -> LoggedRequest | None:
     """A request that CloudFront answered, of a line of 33 fields."""
     values = line.split("\t")
-    return of_cloudfront_json(dict(zip(_FIELDS, values, strict=True))) if len(values) == len(_FIELDS) else None
+    return parse_cloudfront_json(dict(zip(_FIELDS, values, strict=True))) if len(values) == len(_FIELDS) else None
 
 
-def of_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
+def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
     """The same of an object; None where a field is missing that says anything of it."""
     match fields:
         case {
@@ -318,38 +321,38 @@ def of_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
                 None,
                 is_whole,
                 query=query if isinstance(query, str) else "",
-                agent=_sent(agent) if isinstance(agent, str) else None,
+                agent=_decode_field(agent) if isinstance(agent, str) else None,
             )
     return None
 
 
 _LONGEST_LINE_BYTES: Final = 256 * 1024  # of what is longer, the pieces count as lines
-_MARK_BYTES: Final = 1024
-_PLACES: Final = 64  # rotated files that are known again
-_AT_ONCE: Final = 1000  # lines, until it is remembered that they were read
+_HASH_BYTES: Final = 1024
+_MAX_POSITIONS: Final = 64  # rotated files that are known again
+_SAVE_EVERY: Final = 1000  # lines, until it is remembered that they were read
 _COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """How far a file was read, and what stood right before: it tells a file from one that took its place."""
 
     offset: int
-    mark: str  # sha256
+    digest: str  # sha256
 
 
-class _Opened:
+class _OpenFile:
     """A file that is read; it stays open, so that it can be read to its end though it is deleted."""
 
     def __init__(self, handle: FileIO) -> None:
         self.handle = handle
         self.offset = 0
-        self._seen = (-1, -1)
+        self._last_stat = (-1, -1)
 
     def has_changed(self) -> bool:
-        before, self._seen = self._seen, (self.stat.st_size, self.stat.st_mtime_ns)
-        return self._seen != before
+        before, self._last_stat = self._last_stat, (self.stat.st_size, self.stat.st_mtime_ns)
+        return self._last_stat != before
 
-    def lines(self) -> Iterator[bytes]:
+    def read_lines(self) -> Iterator[bytes]:
         """The whole lines from the offset on, which each moves as soon as the next is asked for."""
         self.handle.seek(self.offset)
         reader = BufferedReader(self.handle)
@@ -367,14 +370,14 @@ class _Opened:
         return os.fstat(self.handle.fileno())
 
     @property
-    def place(self) -> _Place:
-        return _Place(self.offset, self._mark(self.offset))
+    def position(self) -> _Position:
+        return _Position(self.offset, self._hash_before(self.offset))
 
-    def holds(self, place: _Place) -> bool:
-        return place.offset <= self.stat.st_size and place.mark == self._mark(place.offset)
+    def matches(self, place: _Position) -> bool:
+        return place.offset <= self.stat.st_size and place.digest == self._hash_before(place.offset)
 
-    def _mark(self, offset: int) -> str:
-        start = max(0, offset - _MARK_BYTES)
+    def _hash_before(self, offset: int) -> str:
+        start = max(0, offset - _HASH_BYTES)
         return sha256(os.pread(self.handle.fileno(), offset - start, start)).hexdigest()
 
 
@@ -394,18 +397,20 @@ class LogFile:
         stem, suffix = re.escape(self._path.stem), re.escape(self._path.suffix)
         self._rotated = re.compile(rf"{stem}{suffix}[.-].+|{stem}-[0-9].*{suffix}")
         self._stack = ExitStack()
-        self._opened: dict[int, _Opened] = {}  # by inode
+        self._open_files: dict[int, _OpenFile] = {}  # by inode
         self._sizes: dict[int, int] | None = None  # by inode, at the last look; None: this is the first
-        self._places: list[_Place] = []  # how far each file was read, whatever its name is now; the last at the end
+        self._positions: list[
+            _Position
+        ] = []  # how far each file was read, whatever its name is now; the last at the end
         self._since_ns: int | None = None  # what was modified before it has been read; None: nothing was, ever
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(self._lock, f"{self._path} is read into {self._memory.parent}"))
+                stack.enter_context(hold_lock(self._lock, f"{self._path} is read into {self._memory.parent}"))
             except OSError as error:
                 raise UsageError(f"{self._lock}: {error.strerror}") from error
-            self._recall()
+            self._load_positions()
             self._stack = stack.pop_all()
         return self
 
@@ -414,45 +419,45 @@ class LogFile:
     ) -> None:
         self._stack.close()
 
-    def lines(self) -> Generator[bytes, None, None]:
+    def read_lines(self) -> Generator[bytes, None, None]:
         """The lines that were added since the last time, those of the oldest file first.
 
         A line counts as read when the next one is asked for; close what is not read to its end. Raises UsageError
         for what cannot be read.
         """
         try:
-            since_ns = self._open()
-            for inode, file in sorted(self._opened.items(), key=lambda each: each[1].stat.st_mtime_ns):
+            since_ns = self._open_changed_files()
+            for inode, file in sorted(self._open_files.items(), key=lambda each: each[1].stat.st_mtime_ns):
                 if file.has_changed():
-                    yield from self._added(file)
+                    yield from self._read_new_lines(file)
                 if file.stat.st_nlink == 0:
-                    self._opened.pop(inode).handle.close()
+                    self._open_files.pop(inode).handle.close()
             if since_ns != self._since_ns:
                 self._since_ns = since_ns
-                self._write()
+                self._write_memory()
         except OSError as error:
             raise UsageError(f"{self._path} cannot be read to its end: {error}") from error
 
-    def _open(self) -> int | None:
+    def _open_changed_files(self) -> int | None:
         """Open what was modified since the last time; return what time everything is read up to then."""
-        found = list(self._files())
+        found = list(self._list_files())
         since_ns = max((stat.st_mtime_ns for _, stat in found), default=self._since_ns)
         for path, stat in found:
             is_log = path == self._path
             is_new = self._since_ns is not None and stat.st_mtime_ns >= self._since_ns
-            if stat.st_ino in self._opened or not (is_log or is_new):
+            if stat.st_ino in self._open_files or not (is_log or is_new):
                 continue
             # A copy that is being made cannot be known again before it is whole.
             if not is_log and self._sizes is not None and self._sizes.get(stat.st_ino) != stat.st_size:
                 since_ns = min(since_ns or 0, stat.st_mtime_ns)
                 continue
             with suppress(FileNotFoundError):  # it has another name by now
-                file = _Opened(self._stack.enter_context(path.open("rb", buffering=0)))
-                self._opened[file.stat.st_ino] = file
+                file = _OpenFile(self._stack.enter_context(path.open("rb", buffering=0)))
+                self._open_files[file.stat.st_ino] = file
         self._sizes = {stat.st_ino: stat.st_size for _, stat in found}
         return since_ns
 
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+    def _list_files(self) -> Iterator[tuple[Path, os.stat_result]]:
         for path in self._path.parent.iterdir():
             if path == self._path or (self._rotated.fullmatch(path.name) and path.suffix not in _COMPRESSED):
                 with suppress(FileNotFoundError):
@@ -460,38 +465,38 @@ class LogFile:
                     if S_ISREG(stat.st_mode):
                         yield path, stat
 
-    def _added(self, file: _Opened) -> Iterator[bytes]:
+    def _read_new_lines(self, file: _OpenFile) -> Iterator[bytes]:
         """The lines beyond every place that is known in this file: it may have been truncated, or be a copy."""
-        known = max((place for place in self._places if file.holds(place)), default=None)
+        known = max((place for place in self._positions if file.matches(place)), default=None)
         file.offset = known.offset if known else 0
         try:
-            for number, line in enumerate(file.lines(), 1):
+            for number, line in enumerate(file.read_lines(), 1):
                 yield line
-                if number % _AT_ONCE == 0:
-                    known = self._remember(file, known)
+                if number % _SAVE_EVERY == 0:
+                    known = self._save_position(file, known)
         finally:
-            self._remember(file, known)
+            self._save_position(file, known)
 
-    def _remember(self, file: _Opened, instead_of: _Place | None) -> _Place:
-        place = file.place
+    def _save_position(self, file: _OpenFile, instead_of: _Position | None) -> _Position:
+        place = file.position
         if place.offset and place != instead_of:
-            others = [each for each in self._places if each != instead_of]
-            self._places = [*others, place][-_PLACES:]
-            self._write()
+            others = [each for each in self._positions if each != instead_of]
+            self._positions = [*others, place][-_MAX_POSITIONS:]
+            self._write_memory()
         return place
 
-    def _recall(self) -> None:
+    def _load_positions(self) -> None:
         with suppress(FileNotFoundError):
             try:
                 document = json.loads(self._memory.read_bytes())
             except ValueError as error:
                 raise UsageError(f"{self._memory}: {error}; without it the log is read anew") from error
             self._since_ns = document["since"]
-            self._places = [_Place(offset, mark) for offset, mark in document["places"]]
+            self._positions = [_Position(offset, mark) for offset, mark in document["places"]]
 
-    def _write(self) -> None:
-        document = {"log": str(self._path), "since": self._since_ns, "places": self._places}
-        write_whole(self._memory, json.dumps(document).encode())
+    def _write_memory(self) -> None:
+        document = {"log": str(self._path), "since": self._since_ns, "places": self._positions}
+        write_atomically(self._memory, json.dumps(document).encode())
 
 
 class SentVersions:
@@ -509,7 +514,7 @@ class SentVersions:
                 str(path): int(modified) for path, modified in json.loads(self._memory.read_bytes()).items()
             }
 
-    def goes_back(self, observation: Observation) -> bool:
+    def is_older(self, observation: Observation) -> bool:
         """Whether a newer version of the same path was sent before."""
         modified, newest = observation.modified or 0, self._newest.get(observation.path, 0)
         if modified > newest:
@@ -521,4 +526,4 @@ class SentVersions:
         if self._has_changed:
             self._has_changed = False
             with suppress(OSError):
-                write_whole(self._memory, canonical(self._newest))
+                write_atomically(self._memory, encode_canonical(self._newest))

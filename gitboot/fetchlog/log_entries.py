@@ -17,18 +17,18 @@ from urllib.parse import parse_qsl
 
 from msgspec import Struct
 
-from gitboot.files import write_whole
-from gitboot.jsonio import Digest, canonical, facts, format_instant
+from gitboot.files import write_atomically
+from gitboot.jsonio import Digest, encode_canonical, format_instant, to_json_value
 from gitboot.model.scalars import Malformed, parse_uuid
-from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, means
+from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, find_non_script_kind
 from gitboot.system_clock import Uptime
-from gitboot.text import count, more, printable
+from gitboot.text import format_count, format_rest, printable
 
-KEPT: Final = timedelta(hours=1)  # how long a report of an endpoint counts
-MANY: Final = 5  # fetches that do not count: a person who looks is none
+REPORT_LIFETIME: Final = timedelta(hours=1)  # how long a report of an endpoint counts
+MIN_UNCOUNTED: Final = 5  # fetches that do not count: a person who looks is none
 
 
-class WhyNot(StrEnum):
+class DenialReason(StrEnum):
     """Why a boot that writes a disk, or a secret of it, was not given."""
 
     STOPPED = "Stopped"
@@ -36,15 +36,15 @@ class WhyNot(StrEnum):
     NOT_COUNTED = "ClientNotCounted"
     ANOTHER_MACHINE = "AnotherMachine"
     MISSING = "ArtifactMissing"
-    ANOTHER_GIVER = "AnotherFetchLog"
+    ANOTHER_SPOOL = "AnotherFetchLog"
     OLDER_TREE = "OlderTree"
     NOT_RECORDED = "NotRecorded"
-    NOT_OPENED = "SecretNotDecrypted"
-    GIVEN = "AlreadyServed"
+    NO_KEY = "SecretNotDecrypted"
+    SERVED_BEFORE = "AlreadyServed"
 
 
-class NotGiven(Struct, frozen=True, kw_only=True):
-    reason: WhyNot
+class Denial(Struct, frozen=True, kw_only=True):
+    reason: DenialReason
     server: str
     words: str  # why
     client: str  # the last that asked
@@ -59,57 +59,57 @@ class UnnamedProxy(Struct, frozen=True, kw_only=True, order=True):
     at: datetime  # when a request of it came, to ten minutes
 
 
-_WORDS: Final = {
-    WhyNot.CLOCK: "the clock of an endpoint is not the instance's",
-    WhyNot.ANOTHER_MACHINE: "who asked is another machine than the document's",
-    WhyNot.MISSING: "what the boot would fetch next is not there",
-    WhyNot.ANOTHER_GIVER: "an endpoint was asked whose spool is not the instance's",
-    WhyNot.OLDER_TREE: "the tree of an endpoint is an older copy",
-    WhyNot.NOT_RECORDED: "the fetch could not be recorded",
-    WhyNot.NOT_OPENED: "an endpoint has no key for a secret",
-    WhyNot.NOT_COUNTED: "who asked does not count as a machine that boots",
-    WhyNot.STOPPED: "boots that write disks are stopped",
-    WhyNot.GIVEN: "the boot was served before",
+_REASON_TEXTS: Final = {
+    DenialReason.CLOCK: "the clock of an endpoint is not the instance's",
+    DenialReason.ANOTHER_MACHINE: "who asked is another machine than the document's",
+    DenialReason.MISSING: "what the boot would fetch next is not there",
+    DenialReason.ANOTHER_SPOOL: "an endpoint was asked whose spool is not the instance's",
+    DenialReason.OLDER_TREE: "the tree of an endpoint is an older copy",
+    DenialReason.NOT_RECORDED: "the fetch could not be recorded",
+    DenialReason.NO_KEY: "an endpoint has no key for a secret",
+    DenialReason.NOT_COUNTED: "who asked does not count as a machine that boots",
+    DenialReason.STOPPED: "boots that write disks are stopped",
+    DenialReason.SERVED_BEFORE: "the boot was served before",
 }
 
 
-def in_general(reason: WhyNot) -> str:
+def describe_denial(reason: DenialReason) -> str:
     """Return what anybody may read about a boot that was not given: no names, addresses, paths or reasons of people."""
-    return _WORDS[reason]
+    return _REASON_TEXTS[reason]
 
 
-def telling(refused: Iterable[NotGiven]) -> list[NotGiven]:
+def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
     """What a person should know of: of fetches that do not count only many, of what is known anyway nothing."""
-    found = [each for each in refused if each.reason not in (WhyNot.GIVEN, WhyNot.STOPPED)]
-    uncounted = sum(each.times for each in found if each.reason is WhyNot.NOT_COUNTED)
-    return [each for each in found if each.reason is not WhyNot.NOT_COUNTED or uncounted >= MANY]
+    found = [each for each in denials if each.reason not in (DenialReason.SERVED_BEFORE, DenialReason.STOPPED)]
+    uncounted = sum(each.times for each in found if each.reason is DenialReason.NOT_COUNTED)
+    return [each for each in found if each.reason is not DenialReason.NOT_COUNTED or uncounted >= MIN_UNCOUNTED]
 
 
-def first_of(refused: Iterable[NotGiven]) -> tuple[WhyNot, str] | None:
+def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | None:
     """Why boots were not given, in a word and in words, each reason with its last server; None: all were."""
-    by_reason: dict[WhyNot, list[NotGiven]] = {}
-    for each in telling(refused):
+    by_reason: dict[DenialReason, list[Denial]] = {}
+    for each in select_reportable(denials):
         by_reason.setdefault(each.reason, []).append(each)
     words = []
-    for reason in (each for each in _WORDS if each in by_reason):
+    for reason in (each for each in _REASON_TEXTS if each in by_reason):
         found = by_reason[reason]
         last = max(found, key=lambda each: each.at)
-        others = f" {more(len({each.server for each in found}) - 1, 'server')}"
+        others = f" {format_rest(len({each.server for each in found}) - 1, 'server')}"
         words.append(
-            f"{_WORDS[reason]}: {last.server} was not given its boot ({last.words}; asked by {last.client} at "
-            f"{format_instant(last.at)}, {count(last.times, 'time')}){others}".rstrip()
+            f"{_REASON_TEXTS[reason]}: {last.server} was not given its boot ({last.words}; asked by {last.client} at "
+            f"{format_instant(last.at)}, {format_count(last.times, 'time')}){others}".rstrip()
         )
-    return (next(reason for reason in _WORDS if reason in by_reason), "; ".join(words)) if words else None
+    return (next(reason for reason in _REASON_TEXTS if reason in by_reason), "; ".join(words)) if words else None
 
 
-def proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
+def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
     """Return the addresses to add to trusted-proxies, if they are proxies: those of this host, or else all."""
     found = [each.address for each in proxies]
     return [each for each in found if ip_address(each).is_loopback] or found
 
 
-def unnamed_message(proxies: Iterable[UnnamedProxy]) -> str:
-    named = proxies_to_name(proxies)
+def build_unnamed_proxy_message(proxies: Iterable[UnnamedProxy]) -> str:
+    named = list_proxies_to_name(proxies)
     return (
         f"requests with X-Forwarded-For or Forwarded come from {', '.join(named)}, which the setting trusted-proxies "
         "does not name. gitboot ignores these headers: all clients of the proxy count as one client, with the address "
@@ -121,7 +121,7 @@ def unnamed_message(proxies: Iterable[UnnamedProxy]) -> str:
 _T = TypeVar("_T")
 
 
-def with_outcomes(items: Iterable[_T], observation_of: Callable[[_T], Observation]) -> list[_T]:
+def drop_settled_intents(items: Iterable[_T], observation_of: Callable[[_T], Observation]) -> list[_T]:
     """Return the items without the intents whose outcome is among them, in their order.
 
     `served` outweighs `withheld`. What remains of an intent is `served`, which is a fetch; or `withheld`, which means
@@ -134,8 +134,10 @@ def with_outcomes(items: Iterable[_T], observation_of: Callable[[_T], Observatio
     return [item for item, each in found if each.intent is None or each.intent not in overtaken[each.outcome]]
 
 
-def that_use_up(observations: Iterable[Observation]) -> list[Observation]:
-    return [each for each in with_outcomes(observations, lambda each: each) if each.outcome is not Outcome.WITHHELD]
+def select_consuming(observations: Iterable[Observation]) -> list[Observation]:
+    return [
+        each for each in drop_settled_intents(observations, lambda each: each) if each.outcome is not Outcome.WITHHELD
+    ]
 
 
 MOST_LOG_BYTES: Final = 4096  # of an installer's log
@@ -144,7 +146,7 @@ _MOST_OFF: Final = timedelta(seconds=30)
 _FAR_AHEAD_S: Final = 2**40  # since 1970: what is more is no date, and more than a ledger holds
 
 
-def instant_of(text: str) -> datetime:
+def parse_instant(text: str) -> datetime:
     """In UTC, of which others can be reckoned; raises ValueError for what is none, or at the ends of time."""
     at = datetime.fromisoformat(text)
     if at.tzinfo is None or not 1970 <= at.year < 9999:
@@ -198,7 +200,7 @@ class Observation:
         for text in (self.server, self.path, self.client, self.log or "", self.intent or ""):
             text.encode()  # half of a surrogate pair, which JSON can say, could be written nowhere
 
-    def by(self, now: datetime, up: Uptime) -> Observation:
+    def adjust_clock(self, now: datetime, up: Uptime) -> Observation:
         """With its instant by the clock that says ``now``, where that was set by more than 30 s since it was seen."""
         if self.up is None or not up.boot or self.up.boot != up.boot:
             return self
@@ -210,25 +212,25 @@ class Observation:
         return self.intent is not None and self.outcome is None
 
     @property
-    def is_answered_anyway(self) -> bool:
+    def may_serve_unrecorded(self) -> bool:
         """Whether an endpoint answers it even if it cannot record it: it is no secret, and uses no boot up."""
-        kind = means(self.path)
+        kind = find_non_script_kind(self.path)
         return self.offer is None and (kind is None or kind.role is not Role.SEALED)
 
     @property
     def is_report(self) -> bool:
         """Whether an installer says by it that it is done."""
-        return means(self.path) is PROVISIONED
+        return find_non_script_kind(self.path) is PROVISIONED
 
     @property
     def is_failure(self) -> bool:
         """Whether an installer says by it that it has failed."""
-        return means(self.path) is FAILED
+        return find_non_script_kind(self.path) is FAILED
 
     @property
     def is_start(self) -> bool:
         """Whether it is by the system that was booted, not by the loader that boots it."""
-        kind = means(self.path)
+        kind = find_non_script_kind(self.path)
         return kind is not None and kind.role in (Role.DATA, Role.SEALED)
 
 
@@ -242,17 +244,17 @@ _REASONS_OF_2FEFE59: Final = {
 }
 
 
-class Report(NamedTuple):
+class EndpointReport(NamedTuple):
     """What endpoints met within the last hour, sorted."""
 
-    refused: tuple[NotGiven, ...] = ()
+    refused: tuple[Denial, ...] = ()
     proxies: tuple[UnnamedProxy, ...] = ()
 
 
-def write_report(folder: Path, name: str, report: Report) -> None:
+def write_report(folder: Path, name: str, report: EndpointReport) -> None:
     """Leave the report of one endpoint in a spool; a disk that refuses it loses only that."""
     with suppress(OSError):
-        write_whole(folder / f"{name}{SUFFIX}", canonical(facts(report)) + b"\n", mode=0o640)
+        write_atomically(folder / f"{name}{SUFFIX}", encode_canonical(to_json_value(report)) + b"\n", mode=0o640)
 
 
 def remove_report(folder: Path, name: str) -> None:
@@ -260,24 +262,26 @@ def remove_report(folder: Path, name: str) -> None:
         (folder / f"{name}{SUFFIX}").unlink()
 
 
-def read_reports(folder: Path, at: datetime) -> Report:
+def read_reports(folder: Path, at: datetime) -> EndpointReport:
     """Return what the endpoints that write to a spool have left there."""
-    found = [each for path in folder.glob(f"*{SUFFIX}") for each in _read(path) if each.at > at - KEPT]
-    refused = [each for each in found if isinstance(each, NotGiven)]
+    found = [
+        each for path in folder.glob(f"*{SUFFIX}") for each in _read_report(path) if each.at > at - REPORT_LIFETIME
+    ]
+    refused = [each for each in found if isinstance(each, Denial)]
     proxies = {each.address: each for each in found if isinstance(each, UnnamedProxy)}
-    return Report(
+    return EndpointReport(
         tuple(sorted(refused, key=lambda each: (each.reason, each.server, each.at))), tuple(sorted(proxies.values()))
     )
 
 
-def _read(path: Path) -> Iterator[NotGiven | UnnamedProxy]:
+def _read_report(path: Path) -> Iterator[Denial | UnnamedProxy]:
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes())
         lists = content if isinstance(content, dict) else {"refused": content}  # 2fefe59 writes a list
         for each in _list(lists.get("proxies")):
             match each:
                 case {"address": str(address), "at": str(at)}:
-                    yield UnnamedProxy(address=str(ip_address(address)), at=instant_of(at))
+                    yield UnnamedProxy(address=str(ip_address(address)), at=parse_instant(at))
         for each in _list(lists.get("refused")):
             match each:
                 case {
@@ -290,12 +294,12 @@ def _read(path: Path) -> Iterator[NotGiven | UnnamedProxy]:
                 }:
                     for text in (server, words, client):
                         text.encode()
-                    yield NotGiven(
-                        reason=WhyNot(_REASONS_OF_2FEFE59.get(reason, reason)),
+                    yield Denial(
+                        reason=DenialReason(_REASONS_OF_2FEFE59.get(reason, reason)),
                         server=server,
                         words=words,
                         client=client,
-                        at=instant_of(at),
+                        at=parse_instant(at),
                         times=times,
                     )
 
@@ -358,7 +362,7 @@ def is_machine(agent: str, query: Mapping[str, str]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def network_of(client: str | None) -> str:
+def client_network(client: str | None) -> str:
     """Return what counts as one client: its address, or for IPv6 its /64 network, as a host chooses the rest itself.
 
     RFC 4291. A client whose address is not known is named as it was recorded.

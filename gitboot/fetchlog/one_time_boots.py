@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
-from gitboot.fetchlog.log_entries import Observation, that_use_up
-from gitboot.fetchlog.spool import aside, files, parse, whole_lines, writer_of
-from gitboot.jsonio import facts, format_instant
-from gitboot.render.paths import FAILED, Role, kind_of, means
+from gitboot.fetchlog.log_entries import Observation, select_consuming
+from gitboot.fetchlog.spool import endpoint_folder, list_files, parse_file_name, parse_line, read_whole_lines
+from gitboot.jsonio import format_instant, to_json_value
+from gitboot.render.paths import FAILED, Role, find_non_script_kind, find_path_kind
 from gitboot.resolve.boot_limits import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
 
@@ -27,13 +27,13 @@ _REPORT: Final = "reports/"
 _ENCRYPTED: Final = "secrets/"
 
 
-def secret_of(path: str) -> str | None:
+def find_secret(path: str) -> str | None:
     """Return the secret that a path below the output directory has: ``secrets/NAME`` or ``user-data/FILE``.
 
     User data counts as a secret: it has the tokens by which an installer reports and fetches its secrets. The paths of
     reports, ``reports/provisioned`` and ``reports/failed``, are such secrets themselves, and are counted likewise.
     """
-    kind = means(path)
+    kind = find_non_script_kind(path)
     if kind is None or kind.role not in (Role.DATA, Role.SEALED, Role.REPORT):
         return None
     if kind.role is Role.REPORT:
@@ -46,7 +46,7 @@ def is_report(secret: str) -> bool:
     return secret.startswith(_REPORT)
 
 
-def described(secret: str) -> str:
+def describe_secret(secret: str) -> str:
     group, _, name = secret.partition("/")
     return f"the secret {name}" if f"{group}/" == _ENCRYPTED else f"the user data {name}"
 
@@ -58,7 +58,7 @@ class AddressFetches(Struct, frozen=True):
     last: datetime
     times: int
 
-    def and_one(self, at: datetime, times: int) -> AddressFetches:
+    def add_fetches(self, at: datetime, times: int) -> AddressFetches:
         return AddressFetches(min(self.first, at), max(self.last, at), self.times + times)
 
 
@@ -70,25 +70,25 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
     confirmed: tuple[int, int] = (1, 0)  # how many addresses, and fetches, a person has said to be right
 
     @property
-    def seen(self) -> tuple[int, int]:
+    def totals(self) -> tuple[int, int]:
         """How many addresses have fetched it, and how many times. The addresses of ``others`` count as one."""
-        return len(self.every), sum(each.times for each in self.every)
+        return len(self.all_fetches), sum(each.times for each in self.all_fetches)
 
     @property
-    def every(self) -> list[AddressFetches]:
+    def all_fetches(self) -> list[AddressFetches]:
         return [*self.addresses.values(), *filter(None, [self.others])]
 
     @property
     def is_unexpected(self) -> bool:
         """Whether a person should look: a second address, or more than ten fetches, since that was confirmed."""
-        addresses, times = self.seen
+        addresses, times = self.totals
         return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
 
-    def fetched(self, address: str, at: datetime, times: int) -> SecretFetches:
+    def add_fetch(self, address: str, at: datetime, times: int) -> SecretFetches:
         if address in self.addresses or (len(self.addresses) < MOST_ADDRESSES and address != OTHERS):
             before = self.addresses.get(address, AddressFetches(at, at, 0))
-            return structs.replace(self, addresses={**self.addresses, address: before.and_one(at, times)})
-        return structs.replace(self, others=(self.others or AddressFetches(at, at, 0)).and_one(at, times))
+            return structs.replace(self, addresses={**self.addresses, address: before.add_fetches(at, times)})
+        return structs.replace(self, others=(self.others or AddressFetches(at, at, 0)).add_fetches(at, times))
 
 
 class InstallationFetches(Struct, frozen=True, kw_only=True):
@@ -100,17 +100,17 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
     secrets: Mapping[str, SecretFetches] = field(default_factory=dict)  # by `secret_of`
 
     @property
-    def fetched(self) -> dict[str, SecretFetches]:
+    def secret_fetches(self) -> dict[str, SecretFetches]:
         """The fetches of secrets and user data, without the reports."""
         return {name: each for name, each in self.secrets.items() if not is_report(name)}
 
     @property
     def is_unexpected(self) -> bool:
-        return any(each.is_unexpected for each in self.fetched.values())
+        return any(each.is_unexpected for each in self.secret_fetches.values())
 
     @property
     def last(self) -> datetime:
-        return max(each.last for secret in self.secrets.values() for each in secret.every)
+        return max(each.last for secret in self.secrets.values() for each in secret.all_fetches)
 
     def has_fetched(self, address: str, secret: str) -> bool:
         """Whether an address has fetched a secret, or for user data any file of that, in this installation."""
@@ -128,33 +128,33 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
                 "attempt": self.attempt,
                 "secret": name,
                 "unexpected": each.is_unexpected,
-                "times": each.seen[1],
+                "times": each.totals[1],
                 "addresses": [
-                    {"address": address, **facts(found)} for address, found in sorted(each.addresses.items())
+                    {"address": address, **to_json_value(found)} for address, found in sorted(each.addresses.items())
                 ],
-                "others": facts(each.others),
+                "others": to_json_value(each.others),
             }
-            for name, each in sorted(self.fetched.items())
+            for name, each in sorted(self.secret_fetches.items())
         ]
 
 
-class Given(NamedTuple):
+class ServedBoot(NamedTuple):
     first: Observation  # or what its installer reported, where that is all that is known
     is_over: bool  # whether the system that was booted has asked for its data since, or its installer reported
 
     def __str__(self) -> str:
-        if _role(self.first) is Role.REPORT:
+        if _find_role(self.first) is Role.REPORT:
             return f"its installer has reported, at {format_instant(self.first.at)}"
         was = "perhaps served" if self.first.is_open_intent else "given once,"
         return f"{was} at {format_instant(self.first.at)} to {self.first.client}"
 
-    def again(self, at: datetime, up: Uptime) -> bool:
+    def may_serve_again(self, at: datetime, up: Uptime) -> bool:
         """Whether it is given once more: to another NIC, after a failure, to GRUB after iPXE; it is the same boot."""
-        first = self.first.by(at, up)
+        first = self.first.adjust_clock(at, up)
         return not self.is_over and first.at <= at < first.at + FETCH_GRACE
 
 
-class _File(Struct):
+class _FileContent(Struct):
     """A file of the spool, as far as it was read."""
 
     base: int = 0  # where it begins in its writer's own
@@ -162,9 +162,9 @@ class _File(Struct):
     observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server and by offer, by place
 
     def read(self, path: Path) -> None:
-        for offset, line in whole_lines(path, self.offset):
+        for offset, line in read_whole_lines(path, self.offset):
             self.offset = offset + len(line)
-            match parse(line):
+            match parse_line(line):
                 case Observation() as found if found.digest is not None and found.is_evidence:
                     for name in {found.server, found.offer or found.server}:
                         self.observations.setdefault(name, {})[self.base + offset] = found
@@ -173,83 +173,83 @@ class _File(Struct):
                         each.pop(taken_back, None)
 
 
-def how_given(observations: Iterable[Observation], offer: str, report: str | None) -> Given | None:
+def find_served_boot(observations: Iterable[Observation], offer: str, report: str | None) -> ServedBoot | None:
     """How a boot was given, by what is known of its server and its offer; None: it was not.
 
     Of an attempt whose installer has reported, by the token ``report``, no further boot is left to be given.
     """
-    known = sorted(that_use_up(observations), key=lambda each: each.at)
-    ended = next((each for each in known if report == each.digest and _role(each) is Role.REPORT), None)
-    first = next((each for each in known if each.offer == offer and _role(each) is not Role.REPORT), ended)
+    known = sorted(select_consuming(observations), key=lambda each: each.at)
+    ended = next((each for each in known if report == each.digest and _find_role(each) is Role.REPORT), None)
+    first = next((each for each in known if each.offer == offer and _find_role(each) is not Role.REPORT), ended)
     if first is None:
         return None
-    is_over = any(each.at >= first.at and _role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
-    return Given(first, is_over)
+    is_over = any(each.at >= first.at and _find_role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
+    return ServedBoot(first, is_over)
 
 
-def joined(one: Given | None, other: Given | None) -> Given | None:
+def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> ServedBoot | None:
     """Return how a boot was given by what two logs know of it: since the first time, and over if either knows that."""
-    if one is None or other is None:
-        return one or other
-    return Given(min(one.first, other.first, key=lambda each: each.at), one.is_over or other.is_over)
+    if first is None or second is None:
+        return first or second
+    return ServedBoot(min(first.first, second.first, key=lambda each: each.at), first.is_over or second.is_over)
 
 
-def has_reported(known: Collection[Observation], token: str) -> bool:
+def has_reported(observations: Collection[Observation], token: str) -> bool:
     """Whether an installer has reported since its server's boot was given last."""
-    known = that_use_up(known)
-    reports = [each.at for each in known if each.digest == token and _role(each) is Role.REPORT]
+    observations = select_consuming(observations)
+    reports = [each.at for each in observations if each.digest == token and _find_role(each) is Role.REPORT]
     return bool(reports) and max(reports) >= max(
-        (each.at for each in known if _role(each) is Role.ENTRY), default=max(reports)
+        (each.at for each in observations if _find_role(each) is Role.BOOT_SCRIPT), default=max(reports)
     )
 
 
-class GivenBoots:
+class ServedBoots:
     """The boots that a spool knows of, whoever wrote them there; what the instance has deleted is known no more."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _FileContent] = {}
 
-    def find(self, server: str, offer: str, report: str | None = None) -> Given | None:
+    def find(self, server: str, offer: str, report: str | None = None) -> ServedBoot | None:
         """How a boot was given; None: it was not. Raises OSError where the spool cannot be read.
 
         It is told by its offer: what a commit changes of it meanwhile, its server's name as well, makes it no other.
         """
-        self._look()
-        return how_given({*self._of(server), *self._of(offer)}, offer, report)
+        self._refresh()
+        return find_served_boot({*self._list_observations(server), *self._list_observations(offer)}, offer, report)
 
-    def reported(self, server: str, token: str) -> bool:
+    def has_installer_reported(self, server: str, token: str) -> bool:
         """Whether an installer has reported since its boot was given last. Raises OSError like `find`."""
-        self._look()
-        return has_reported([*self._of(server)], token)
+        self._refresh()
+        return has_reported([*self._list_observations(server)], token)
 
-    def _of(self, name: str) -> Iterator[Observation]:
+    def _list_observations(self, name: str) -> Iterator[Observation]:
         for file in self._files.values():
             yield from file.observations.get(name, {}).values()
 
-    def _look(self) -> None:
-        there = {path.name: path for path in files(self._folder)}
+    def _refresh(self) -> None:
+        there = {path.name: path for path in list_files(self._folder)}
         for name in self._files.keys() - there.keys():
             del self._files[name]
         for name, path in there.items():
             with suppress(FileNotFoundError):  # the instance has deleted it just now
-                file, size = self._files.setdefault(name, _File(writer_of(name)[1])), path.stat().st_size
+                file, size = self._files.setdefault(name, _FileContent(parse_file_name(name)[1])), path.stat().st_size
                 if size < file.offset:  # what could not be synced was taken back
-                    file = self._files[name] = _File(writer_of(name)[1])
+                    file = self._files[name] = _FileContent(parse_file_name(name)[1])
                 if size > file.offset:
                     file.read(path)
 
 
-def _role(observation: Observation) -> Role | None:
-    kind = kind_of(observation.path)
+def _find_role(observation: Observation) -> Role | None:
+    kind = find_path_kind(observation.path)
     return kind.role if kind is not None else None
 
 
-class Unrecordable(Exception):
+class FetchLogUnavailable(Exception):
     """A fetch log does not answer in time, or cannot be read."""
 
 
-class NotTaken(Exception):
+class BatchRejected(Exception):
     """A batch was not taken, and why."""
 
 
@@ -262,17 +262,19 @@ _INSTANCE_FILE: Final = Path(".forwarded", "soles")  # in the instance's spool: 
 _HOST_FILES: Final = ("sole", "sole.left")  # in the spool of that host itself
 
 
-def claims_in(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
+def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
     """Return the claims that the files in some spools state, by file. A claim without a site has ended.
 
     ``fetch_log`` is where the fetches of the other host belong: the spool that is read today.
     """
-    places = [(folder / _INSTANCE_FILE, *(aside(folder) / name for name in _HOST_FILES)) for folder in folders]
-    found = ((file, _sites_in(file)) for file in dict.fromkeys(chain.from_iterable(places)))
+    places = [
+        (folder / _INSTANCE_FILE, *(endpoint_folder(folder) / name for name in _HOST_FILES)) for folder in folders
+    ]
+    found = ((file, _read_claimed_sites(file)) for file in dict.fromkeys(chain.from_iterable(places)))
     return tuple(SoleClaim(str(file), sites, str(fetch_log)) for file, sites in found if sites is not None)
 
 
-def _sites_in(file: Path) -> tuple[str, ...] | None:
+def _read_claimed_sites(file: Path) -> tuple[str, ...] | None:
     """Return the sites that a file claims; None if there is no file, or if its claims have ended."""
     try:
         content = file.read_bytes()

@@ -16,9 +16,9 @@ from secrets import token_hex
 from typing import Final, NamedTuple, TypeVar
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.fetchlog.log_entries import Observation, Outcome, instant_of
-from gitboot.files import lock_file, sync_folder, write_whole
-from gitboot.jsonio import Digest, canonical, format_instant
+from gitboot.fetchlog.log_entries import Observation, Outcome, parse_instant
+from gitboot.files import lock_file, sync_folder, write_atomically
+from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
@@ -26,7 +26,7 @@ _RESTART_S: Final = 0.1  # after its thread died: no boot is served until it rec
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
 SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
-_FORGOTTEN: Final = "forgotten"
+_DELETIONS: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
 _TRIAL: Final = b"\0" * 4096  # as much as any file system gives out at a time
 _LONGEST_UP_S: Final = 2**33  # which no kernel has run
@@ -34,11 +34,11 @@ _MOST_TIMES: Final = 2**32  # fetches in a minute, which no endpoint answers
 _T = TypeVar("_T")
 
 
-def identity(folder: Path) -> str:
+def read_or_create_identity(folder: Path) -> str:
     """What a spool is called by where it is published who may give a boot; made where there is none yet."""
     path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
-        write_whole(made, f"{token_hex(16)}\n".encode(), mode=0o644)
+        write_atomically(made, f"{token_hex(16)}\n".encode(), mode=0o644)
         with suppress(FileExistsError):  # another process was first
             path.hardlink_to(made)
         made.unlink()
@@ -46,15 +46,15 @@ def identity(folder: Path) -> str:
     return path.read_text().strip()
 
 
-def aside(folder: Path) -> Path:
+def endpoint_folder(folder: Path) -> Path:
     """The folder for what endpoints keep in a spool and is not for the instance: it wakes nobody who watches that."""
     return folder / _ASIDE
 
 
-def try_out(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Write something into a spool, durably, and take it away; raises OSError where nothing can be recorded there."""
-    aside(folder).mkdir(exist_ok=True)
-    path = aside(folder) / f"{os.getpid()}-{token_hex(8)}"
+    endpoint_folder(folder).mkdir(exist_ok=True)
+    path = endpoint_folder(folder) / f"{os.getpid()}-{token_hex(8)}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     try:
         if os.write(fd, _TRIAL) < len(_TRIAL):
@@ -81,8 +81,8 @@ class SpoolFile:
 
         Raises OSError if the lines may be lost. Somebody may have read them all the same: an intent needs `withheld`.
         """
-        if self._fd is None or self._size >= self._most_bytes or not self._is_as_left(self._fd):
-            self._begin()
+        if self._fd is None or self._size >= self._most_bytes or not self._is_unchanged(self._fd):
+            self._open_new_file()
         assert self._fd is not None  # noqa: S101
         try:
             if os.write(self._fd, lines) < len(lines):
@@ -97,7 +97,7 @@ class SpoolFile:
             raise
         self._size += len(lines)
 
-    def _is_as_left(self, fd: int) -> bool:
+    def _is_unchanged(self, fd: int) -> bool:
         """Whether readers find what is appended: they skip bytes of a file that was longer when they read it."""
         status = os.fstat(fd)
         return status.st_nlink > 0 and status.st_size == self._size
@@ -108,7 +108,7 @@ class SpoolFile:
             os.close(self._fd)
             self._fd = None
 
-    def _begin(self) -> None:
+    def _open_new_file(self) -> None:
         """Open a file under a new name; it is locked before it can be seen."""
         self.close()
         name = f"{os.getpid()}-{token_hex(8)}"
@@ -126,7 +126,7 @@ class SpoolFile:
         self._fd, self._size = fd, 0
 
 
-class _Entry(NamedTuple):
+class _QueuedLine(NamedTuple):
     line: bytes
     written: Future[None]
 
@@ -140,17 +140,17 @@ class Spool:
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
         self._file = SpoolFile(folder, most_bytes)
-        self._queue: SimpleQueue[_Entry | Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[_QueuedLine | Callable[[], None] | None] = SimpleQueue()
         self._thread = BackgroundThread(self._run, name="spool", first_pause_s=_RESTART_S)
         self._thread.start()
 
     def record(self, observation: Observation) -> Future[None]:
         """What is done once the observation stands; it fails with OSError where it cannot."""
-        entry = _Entry(line_of(observation), Future())
+        entry = _QueuedLine(encode_line(observation), Future())
         self._queue.put(entry)
         return entry.written
 
-    def call(self, call: Callable[[], _T]) -> Future[_T]:
+    def run_in_writer(self, call: Callable[[], _T]) -> Future[_T]:
         """What ``call`` gives or raises, made by the thread that writes: when all before it stands, and as it can."""
         done: Future[_T] = Future()
 
@@ -171,18 +171,18 @@ class Spool:
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            waiting, ends = self._more(first)
+            waiting, ends = self._collect_waiting(first)
             try:
-                self._take(waiting)
+                self._write_waiting(waiting)
             finally:
                 for each in waiting:  # whoever waits does not wait for a thread that died
-                    if isinstance(each, _Entry) and not each.written.done():
+                    if isinstance(each, _QueuedLine) and not each.written.done():
                         each.written.set_exception(OSError("the spool's thread died"))
             if ends:
                 return
 
-    def _take(self, waiting: list[_Entry | Callable[[], None]]) -> None:
-        entries = [each for each in waiting if isinstance(each, _Entry)]
+    def _write_waiting(self, waiting: list[_QueuedLine | Callable[[], None]]) -> None:
+        entries = [each for each in waiting if isinstance(each, _QueuedLine)]
         entries = [each for each in entries if each.written.set_running_or_notify_cancel()]
         failure = None
         try:
@@ -196,10 +196,12 @@ class Spool:
             else:
                 entry.written.set_result(None)
         for each in waiting:
-            if not isinstance(each, _Entry):
+            if not isinstance(each, _QueuedLine):
                 each()
 
-    def _more(self, first: _Entry | Callable[[], None]) -> tuple[list[_Entry | Callable[[], None]], bool]:
+    def _collect_waiting(
+        self, first: _QueuedLine | Callable[[], None]
+    ) -> tuple[list[_QueuedLine | Callable[[], None]], bool]:
         """All that waits by now, and whether the end is asked for."""
         waiting = [first]
         while len(waiting) < _MOST_AT_ONCE and not self._queue.empty():
@@ -209,7 +211,7 @@ class Spool:
         return waiting, False
 
 
-def line_of(observation: Observation) -> bytes:
+def encode_line(observation: Observation) -> bytes:
     more = {
         "digest": observation.digest,
         "modified": observation.modified,
@@ -228,19 +230,19 @@ def line_of(observation: Observation) -> bytes:
         "server": observation.server,
         **{name: value for name, value in more.items() if value is not None},
     }
-    return canonical(facts) + b"\n"
+    return encode_canonical(facts) + b"\n"
 
 
 # Reading
 
 
-class Taken(NamedTuple):
+class ReadResult(NamedTuple):
     observations: list[Observation]  # in their order: of one writer as they were written, of several by instant
     offsets: dict[str, int]  # by file: how far it was read, from the next time on
-    strays: int  # lines that are no observations
+    invalid_lines: int  # lines that are no observations
 
 
-def take(folder: Path, offsets: Mapping[str, int]) -> Taken:
+def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
     """What stands in a spool beyond ``offsets``: whole lines, each once.
 
     The new offsets have the files that are there, and no others. Raises OSError where it cannot be read.
@@ -249,12 +251,12 @@ def take(folder: Path, offsets: Mapping[str, int]) -> Taken:
     read: dict[str, int] = {}
     latest: dict[str, datetime] = {}  # by writer
     strays = 0
-    for path in files(folder):
+    for path in list_files(folder):
         begin = offsets.get(path.name, 0)
-        lines = dict(whole_lines(path, begin))
+        lines = dict(read_whole_lines(path, begin))
         read[path.name] = begin + sum(map(len, lines.values()))
-        writer, base = writer_of(path.name)
-        parsed = {base + offset: parse(line) for offset, line in lines.items()}
+        writer, base = parse_file_name(path.name)
+        parsed = {base + offset: parse_line(line) for offset, line in lines.items()}
         taken_back = {each for each in parsed.values() if isinstance(each, int)}
         for offset, each in parsed.items():
             if each is None:
@@ -264,37 +266,37 @@ def take(folder: Path, offsets: Mapping[str, int]) -> Taken:
                 latest[writer] = max(latest.get(writer, each.at), each.at)
                 found.append((latest[writer], writer, offset, each))
     found.sort(key=lambda each: each[:3])
-    return Taken([each[3] for each in found], read, strays)
+    return ReadResult([each[3] for each in found], read, strays)
 
 
-def forget(folder: Path, offsets: Mapping[str, int], times: int) -> None:
+def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
     """Delete the files that were taken wholly and to which nothing is added any more, for the ``times``-th time.
 
     Only once a tree that knows what they say, and that number, stands published; one that is no new number has nothing
     deleted. Raises OSError where it cannot be noted, durably, before anything is.
     """
-    before = forgotten(folder)
-    for path in spent(folder, offsets) if before < times else ():
-        write_whole(folder / _FORGOTTEN, f"{times}\n".encode(), mode=0o644)
+    before = count_deletions(folder)
+    for path in find_read_files(folder, offsets) if before < times else ():
+        write_atomically(folder / _DELETIONS, f"{times}\n".encode(), mode=0o644)
         path.unlink(missing_ok=True)
 
 
-def forgotten(folder: Path) -> int:
+def count_deletions(folder: Path) -> int:
     """How often something of a spool was deleted; raises OSError where that cannot be read."""
     try:
-        return int((folder / _FORGOTTEN).read_text())
+        return int((folder / _DELETIONS).read_text())
     except (FileNotFoundError, ValueError):
         return 0
 
 
-def forgotten_next(folder: Path, offsets: Mapping[str, int]) -> int:
+def count_deletions_after(folder: Path, offsets: Mapping[str, int]) -> int:
     """How often that will have been, once all that can be deleted is."""
-    return forgotten(folder) + any(True for _ in spent(folder, offsets))
+    return count_deletions(folder) + any(True for _ in find_read_files(folder, offsets))
 
 
-def spent(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
+def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
     """The files that were taken wholly and to which nothing is added any more, each locked while it is looked at."""
-    for path in files(folder):
+    for path in list_files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
             if not lock_file(file.fileno()):
                 continue
@@ -304,7 +306,7 @@ def spent(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
                 yield path
 
 
-def files(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     """What was written in a spool: each file is one writer's."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and path.is_file())
@@ -312,7 +314,7 @@ def files(folder: Path) -> list[Path]:
         return []
 
 
-def whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
+def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
     """Each whole line from a place on, with its own; none of a file that is gone by now."""
     with suppress(FileNotFoundError), path.open("rb") as file:  # another instance may have forgotten it
         file.seek(begin)
@@ -322,7 +324,7 @@ def whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
                 begin += len(line)
 
 
-def parse(line: bytes) -> Observation | int | None:
+def parse_line(line: bytes) -> Observation | int | None:
     """The observation that a line is, or None. A number is the place of a line that 2fefe59 took back."""
     with suppress(ValueError, RecursionError):
         match json.loads(line):
@@ -347,7 +349,7 @@ def parse(line: bytes) -> Observation | int | None:
                     server=server,
                     path=path,
                     client=client,
-                    at=instant_of(at),
+                    at=parse_instant(at),
                     digest=Digest(digest) if isinstance(digest, str) else None,
                     modified=modified if isinstance(modified, int) else None,
                     offer=Digest(offer) if isinstance(offer, str) else None,
@@ -384,7 +386,7 @@ class ForwardedBatch(NamedTuple):
         return self.begin + len(self.lines)
 
 
-def next_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
+def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
     """Return the whole lines of a writer's file from ``begin`` on, as many as a batch may have; none at its end."""
     found = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
@@ -393,7 +395,7 @@ def next_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
     return ForwardedBatch(writer, begin, found[: found.rfind(b"\n") + 1])
 
 
-def writer_of(name: str) -> tuple[str, int]:
+def parse_file_name(name: str) -> tuple[str, int]:
     """Return whose lines a file of a spool holds, and at which byte of that writer's own file they begin."""
     found = _FORWARDED.fullmatch(name)
     return (found[1], int(found[2])) if found is not None else (name, 0)

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, structs, to_builtins
 
-from gitboot.fetchlog.log_entries import instant_of, network_of
-from gitboot.files import write_whole
-from gitboot.jsonio import canonical, format_instant
+from gitboot.fetchlog.log_entries import client_network, parse_instant
+from gitboot.files import write_atomically
+from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.scalars import (
     MacAddress,
     Malformed,
@@ -27,15 +27,15 @@ from gitboot.model.scalars import (
     is_placeholder_uuid,
     parse_lookup_mac,
     parse_uuid,
-    swapped,
+    swap_byte_order,
 )
-from gitboot.render.emulated_apis import entry_by_query
-from gitboot.render.paths import BOOT, Kind, Role, asked_for, identity_of
-from gitboot.text import count
+from gitboot.render.emulated_apis import find_boot_script_path
+from gitboot.render.paths import BOOT, IdentityKind, Role, format_identity, parse_request_path
+from gitboot.text import format_count
 
-MOST: Final = 1000
-MOST_OF_ONE: Final = 64
-KEPT: Final = timedelta(days=30)
+MAX_MACHINES: Final = 1000
+MAX_PER_NETWORK: Final = 64
+RETENTION: Final = timedelta(days=30)
 _MOST_MACS: Final = 16
 _LONGEST: Final = 64  # of a serial number
 
@@ -58,9 +58,9 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
     def identities(self) -> tuple[str, ...]:
         """By what an index may know it, or an entry of this table."""
         return (
-            *(identity_of(Kind.MAC, mac) for mac in self.macs),
-            *((identity_of(Kind.UUID, self.uuid),) if self.uuid is not None else ()),
-            *((identity_of(Kind.SERIAL, self.serial),) if self.serial is not None else ()),
+            *(format_identity(IdentityKind.MAC, mac) for mac in self.macs),
+            *((format_identity(IdentityKind.UUID, self.uuid),) if self.uuid is not None else ()),
+            *((format_identity(IdentityKind.SERIAL, self.serial),) if self.serial is not None else ()),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -78,14 +78,14 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
         }
 
 
-def unknown_of(path: str, query: Mapping[str, str], client: str, at: datetime) -> UnknownMachine | None:
+def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: datetime) -> UnknownMachine | None:
     """Who asks for an entry at ``path``, below the base URL and in any spelling; None: it is no entry's path."""
-    for asked in asked_for(entry_by_query(path.removeprefix("/"), query)):
-        if asked.kind.role is not Role.ENTRY:
+    for asked in parse_request_path(find_boot_script_path(path.removeprefix("/"), query)):
+        if asked.kind.role is not Role.BOOT_SCRIPT:
             continue
         kind, _, value = asked.identity.partition("/")
         said = {"uuid": query.get("uuid"), "serial": query.get("serial"), kind: value}
-        mac, uuid, serial = said.get("mac"), _uuid(said["uuid"]), _serial(said["serial"])
+        mac, uuid, serial = said.get("mac"), _parse_uuid(said["uuid"]), _parse_serial(said["serial"])
         if mac is None and uuid is None and serial is None:
             return None
         macs = (parse_lookup_mac(mac),) if mac is not None else ()
@@ -94,13 +94,13 @@ def unknown_of(path: str, query: Mapping[str, str], client: str, at: datetime) -
     return None
 
 
-def inventoried(found: Mapping[str, Any], path: str, client: str, at: datetime) -> UnknownMachine:
+def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at: datetime) -> UnknownMachine:
     """Who has sent what an image found in it; ValueError where that names no interface."""
-    inventory = findings_of(found)
+    inventory = parse_findings(document)
     return UnknownMachine(
         macs=tuple(sorted(each.mac for each in inventory.interfaces)),
-        uuid=_uuid(found.get("uuid")),
-        serial=_serial(found.get("serial")),
+        uuid=_parse_uuid(document.get("uuid")),
+        serial=_parse_serial(document.get("serial")),
         client=client,
         path=path,
         first=at,
@@ -109,13 +109,13 @@ def inventoried(found: Mapping[str, Any], path: str, client: str, at: datetime) 
     )
 
 
-def _inventory(found: object) -> Findings | None:
+def _parse_inventory(document: object) -> Findings | None:
     with suppress(ValueError):
-        return findings_of(found) if isinstance(found, dict) else None
+        return parse_findings(document) if isinstance(document, dict) else None
     return None
 
 
-def _uuid(text: object) -> SystemUuid | None:
+def _parse_uuid(text: object) -> SystemUuid | None:
     try:
         found = parse_uuid(text)
     except Malformed:
@@ -123,7 +123,7 @@ def _uuid(text: object) -> SystemUuid | None:
     return None if is_placeholder_uuid(found) else found
 
 
-def _serial(text: object) -> str | None:
+def _parse_serial(text: object) -> str | None:
     """As a document may have it: one that nobody has set says nothing."""
     if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
         return None
@@ -137,7 +137,7 @@ class UnknownMachines:
         self.unkept = unkept  # requests of machines for which there was no room
         self._by_identity: dict[str, UnknownMachine] = {}
         self._machines: dict[int, UnknownMachine] = {}  # by their own id(), in the order in which they came
-        self._of_network: Counter[str] = Counter()
+        self._counts_by_network: Counter[str] = Counter()
         for each in machines:
             self.add(each)
 
@@ -148,48 +148,55 @@ class UnknownMachines:
 
     def add(self, machine: UnknownMachine) -> bool:
         """Take note of one that has asked; whether it is new, and kept."""
-        known = {id(each): each for name in _names(machine) if (each := self._by_identity.get(name)) is not None}
-        is_crowded = self._of_network[network_of(machine.client)] >= MOST_OF_ONE or len(self._machines) >= MOST
+        known = {
+            id(each): each for name in _list_identities(machine) if (each := self._by_identity.get(name)) is not None
+        }
+        is_crowded = (
+            self._counts_by_network[client_network(machine.client)] >= MAX_PER_NETWORK
+            or len(self._machines) >= MAX_MACHINES
+        )
         if not known and is_crowded:
             self.unkept += machine.times
             return False
         for each in known.values():
             self._drop(each)
-        merged = reduce(_joined, [*known.values(), machine])
+        merged = reduce(_merge, [*known.values(), machine])
         self._machines[id(merged)] = merged
-        self._of_network[network_of(merged.client)] += 1
-        self._by_identity |= dict.fromkeys(_names(merged), merged)
+        self._counts_by_network[client_network(merged.client)] += 1
+        self._by_identity |= dict.fromkeys(_list_identities(merged), merged)
         return not known
 
     def expire(self, at: datetime) -> None:
         for each in self.machines:
-            if each.last <= at - KEPT:
+            if each.last <= at - RETENTION:
                 self._drop(each)
 
     def _drop(self, machine: UnknownMachine) -> None:
         del self._machines[id(machine)]
-        self._of_network[network_of(machine.client)] -= 1
-        for name in _names(machine):
+        self._counts_by_network[client_network(machine.client)] -= 1
+        for name in _list_identities(machine):
             del self._by_identity[name]
 
 
-def _names(machine: UnknownMachine) -> tuple[str, ...]:
+def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
     """Its identities; of a UUID that of either byte order is the same."""
-    either = machine.uuid if machine.uuid is None else min(machine.uuid, swapped(machine.uuid))
+    either = machine.uuid if machine.uuid is None else min(machine.uuid, swap_byte_order(machine.uuid))
     return structs.replace(machine, uuid=either).identities
 
 
-def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
+def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
     """What two say of one machine: the earlier word on who it is stands, the later request is the last."""
-    later = max(one, other, key=lambda each: each.last)
+    later = max(first, second, key=lambda each: each.last)
     return structs.replace(
         later,
-        macs=tuple(sorted({*one.macs, *other.macs})) if len({*one.macs, *other.macs}) <= _MOST_MACS else one.macs,
-        uuid=one.uuid or other.uuid,
-        serial=one.serial or other.serial,
-        first=min(one.first, other.first),
-        times=one.times + other.times,
-        inventory=later.inventory or one.inventory or other.inventory,
+        macs=tuple(sorted({*first.macs, *second.macs}))
+        if len({*first.macs, *second.macs}) <= _MOST_MACS
+        else first.macs,
+        uuid=first.uuid or second.uuid,
+        serial=first.serial or second.serial,
+        first=min(first.first, second.first),
+        times=first.times + second.times,
+        inventory=later.inventory or first.inventory or second.inventory,
     )
 
 
@@ -197,7 +204,7 @@ def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
 
 
 def render_unknown(table: UnknownMachines) -> bytes:
-    return canonical({"machines": [each.facts() for each in table.machines], "unkept": table.unkept}) + b"\n"
+    return encode_canonical({"machines": [each.facts() for each in table.machines], "unkept": table.unkept}) + b"\n"
 
 
 def parse_unknown(data: bytes) -> UnknownMachines:
@@ -209,11 +216,11 @@ def parse_unknown(data: bytes) -> UnknownMachines:
     if not isinstance(found, dict):
         return UnknownMachines()
     listed, unkept = found.get("machines"), found.get("unkept")
-    machines = [_machine(each) for each in listed] if isinstance(listed, list) else []
+    machines = [_parse_machine(each) for each in listed] if isinstance(listed, list) else []
     return UnknownMachines(filter(None, machines), unkept if isinstance(unkept, int) else 0)
 
 
-def _machine(facts: object) -> UnknownMachine | None:
+def _parse_machine(facts: object) -> UnknownMachine | None:
     with suppress(Malformed, ValueError, AttributeError):
         match facts:
             case {
@@ -230,15 +237,15 @@ def _machine(facts: object) -> UnknownMachine | None:
                     text.encode()  # half of a surrogate pair could be written nowhere
                 return UnknownMachine(
                     macs=tuple(map(parse_lookup_mac, macs[:_MOST_MACS])),
-                    uuid=_uuid(more.get("uuid")),
-                    serial=_serial(more.get("serial")),
+                    uuid=_parse_uuid(more.get("uuid")),
+                    serial=_parse_serial(more.get("serial")),
                     client=client[:64],
                     path=path[:200],
-                    first=instant_of(first),
-                    last=instant_of(last),
+                    first=parse_instant(first),
+                    last=parse_instant(last),
                     times=times,
                     server=server,
-                    inventory=_inventory(more.get("inventory")),
+                    inventory=_parse_inventory(more.get("inventory")),
                 )
     return None
 
@@ -284,41 +291,43 @@ class Findings(Struct, frozen=True, kw_only=True):
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = to_builtins(self)
         facts["memoryMiB"] = facts.pop("memory_mib")
-        return _present(
+        return _drop_empty(
             {
                 **facts,
-                "interfaces": [_present(each) for each in facts["interfaces"]],
-                "disks": [_present(each) for each in facts["disks"]],
+                "interfaces": [_drop_empty(each) for each in facts["interfaces"]],
+                "disks": [_drop_empty(each) for each in facts["disks"]],
             }
         )
 
     def __str__(self) -> str:
         kind = " ".join(filter(None, (self.manufacturer, self.product)))
         how = " ".join(filter(None, (self.architecture, self.firmware)))
-        cpus = count(self.cpus, "CPU") if self.cpus is not None else ""
+        cpus = format_count(self.cpus, "CPU") if self.cpus is not None else ""
         memory = f"{round(self.memory_mib / 1024, 1):g} GiB" if self.memory_mib is not None else ""
-        disks = map(_disk_words, self.disks)
-        return ", ".join(filter(None, (kind, how, cpus, memory, count(len(self.interfaces), "interface"), *disks)))
+        disks = map(_describe_disk, self.disks)
+        return ", ".join(
+            filter(None, (kind, how, cpus, memory, format_count(len(self.interfaces), "interface"), *disks))
+        )
 
 
-def findings_of(found: Mapping[str, Any]) -> Findings:
+def parse_findings(document: Mapping[str, Any]) -> Findings:
     """What of it is understood; ValueError where that is no interface."""
-    interfaces = {each.mac: each for each in _interfaces(found.get("interfaces"))}
+    interfaces = {each.mac: each for each in _parse_interfaces(document.get("interfaces"))}
     if not interfaces:
         raise ValueError(f"it names no interface by its MAC address: {_HINT}")
     return Findings(
         interfaces=tuple(interfaces.values())[:MOST_INTERFACES],
-        disks=tuple(_disks(found.get("disks")))[:_MOST_DISKS],
-        manufacturer=_words(found.get("manufacturer")),
-        product=_words(found.get("product")),
-        architecture=_one_of(_ARCHITECTURES, found.get("architecture")),
-        firmware=_one_of(_FIRMWARES, found.get("firmware")),
-        cpus=_number(found.get("cpus")),
-        memory_mib=_number(found.get("memoryMiB")),
+        disks=tuple(_parse_disks(document.get("disks")))[:_MOST_DISKS],
+        manufacturer=_parse_text(document.get("manufacturer")),
+        product=_parse_text(document.get("product")),
+        architecture=_parse_choice(_ARCHITECTURES, document.get("architecture")),
+        firmware=_parse_choice(_FIRMWARES, document.get("firmware")),
+        cpus=_parse_number(document.get("cpus")),
+        memory_mib=_parse_number(document.get("memoryMiB")),
     )
 
 
-def parse_sent(data: bytes) -> Mapping[str, Any]:
+def parse_inventory(data: bytes) -> Mapping[str, Any]:
     """What an image has sent, as JSON; ValueError where it is none."""
     try:
         found = json.loads(data)
@@ -332,55 +341,61 @@ def parse_sent(data: bytes) -> Mapping[str, Any]:
 _HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]}, and what else is known'
 
 
-def _interfaces(listed: object) -> Iterator[FoundInterface]:
-    for each in _mappings(listed):
+def _parse_interfaces(items: object) -> Iterator[FoundInterface]:
+    for each in _select_mappings(items):
         link = each.get("link")
         with suppress(Malformed):
             mac = parse_lookup_mac(each.get("mac"))
-            yield FoundInterface(mac=mac, name=_words(each.get("name")), link=link if isinstance(link, bool) else None)
+            yield FoundInterface(
+                mac=mac, name=_parse_text(each.get("name")), link=link if isinstance(link, bool) else None
+            )
 
 
-def _disks(listed: object) -> Iterator[FoundDisk]:
-    for each in _mappings(listed):
-        if (name := _words(each.get("name"))) is not None:
-            size, model, serial = _number(each.get("bytes")), _words(each.get("model")), _words(each.get("serial"))
+def _parse_disks(items: object) -> Iterator[FoundDisk]:
+    for each in _select_mappings(items):
+        if (name := _parse_text(each.get("name"))) is not None:
+            size, model, serial = (
+                _parse_number(each.get("bytes")),
+                _parse_text(each.get("model")),
+                _parse_text(each.get("serial")),
+            )
             yield FoundDisk(name=name, bytes=size, model=model, serial=serial)
 
 
-def _disk_words(disk: FoundDisk) -> str:
+def _describe_disk(disk: FoundDisk) -> str:
     size = f"{disk.bytes / 1e9:.3g} GB" if disk.bytes is not None and disk.bytes < 1e12 else ""
     size = f"{disk.bytes / 1e12:.3g} TB" if disk.bytes is not None and not size else size
     return " ".join(filter(None, (disk.name, size)))
 
 
-def _mappings(listed: object) -> Iterator[Mapping[str, Any]]:
-    return (each for each in (listed if isinstance(listed, list) else ()) if isinstance(each, dict))
+def _select_mappings(items: object) -> Iterator[Mapping[str, Any]]:
+    return (each for each in (items if isinstance(items, list) else ()) if isinstance(each, dict))
 
 
-def _words(text: object) -> str | None:
+def _parse_text(text: object) -> str | None:
     """A few words on one line; None where they are none, too many, or would do something to who reads them."""
     plain = " ".join(text.split()) if isinstance(text, str) else ""
     return plain if plain and len(plain) <= _LONGEST and plain.isprintable() else None
 
 
-def _one_of(known: tuple[str, ...], value: object) -> str | None:
-    return value if isinstance(value, str) and value in known else None
+def _parse_choice(choices: tuple[str, ...], value: object) -> str | None:
+    return value if isinstance(value, str) and value in choices else None
 
 
-def _number(value: object) -> int | None:
+def _parse_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST else None
 
 
-def _present(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_empty(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value not in (None, [])}
 
 
 SUFFIX: Final = ".unknown"
 _MOST_FILES: Final = 64  # of writers that have ended, say, while no instance takes them
-ASKED_MOST_BYTES: Final = 8 * 1024 * 1024  # as much as a full table, each machine with its inventory
+MAX_FILE_BYTES: Final = 8 * 1024 * 1024  # as much as a full table, each machine with its inventory
 
 
-class UnknownAsked:
+class UnknownMachineRecorder:
     """What one writer has noted since the instance took its last file; from any thread.
 
     There is one file of it at most: what comes meanwhile waits in a table that is bounded, too. One that is lost costs
@@ -393,17 +408,17 @@ class UnknownAsked:
         self._table = UnknownMachines()
         self.requests = 0  # of machines that no document describes
 
-    def note(self, machine: UnknownMachine) -> None:
+    def add(self, machine: UnknownMachine) -> None:
         with self._lock:
             self.requests += machine.times
             self._table.add(machine)
 
     @property
-    def is_left(self) -> bool:
+    def is_forwarded(self) -> bool:
         """Whether an instance comes to know of it at all."""
         return self._folder is not None
 
-    def leave(self) -> None:
+    def write_file(self) -> None:
         """Leave what has come for the instance, if it has taken what was left before; a full disk loses nothing."""
         with self._lock:
             if self._folder is None or not (self._table.machines or self._table.unkept):
@@ -412,21 +427,21 @@ class UnknownAsked:
             with suppress(OSError):
                 if path.exists() or len(list(self._folder.glob(f"*{SUFFIX}"))) >= _MOST_FILES:
                     return
-                write_whole(path, render_unknown(self._table), mode=0o640)
+                write_atomically(path, render_unknown(self._table), mode=0o640)
                 self._table = UnknownMachines()
 
 
-class UnknownLeft(NamedTuple):
+class UnknownMachineFile(NamedTuple):
     path: Path
     table: UnknownMachines
 
 
-def unknown_left(folder: Path) -> Iterator[UnknownLeft]:
+def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
     """What writers have left in a spool; each is to be deleted once it stands elsewhere. Raises nothing."""
     with suppress(OSError):
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             with suppress(OSError):
                 table = UnknownMachines()
-                if path.stat().st_size <= ASKED_MOST_BYTES:
+                if path.stat().st_size <= MAX_FILE_BYTES:
                     table = parse_unknown(path.read_bytes())
-                yield UnknownLeft(path, table)
+                yield UnknownMachineFile(path, table)

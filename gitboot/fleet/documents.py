@@ -16,8 +16,8 @@ from gitboot.fleet.resources import KINDS, Id, Resource
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import Place, Value, locate, parse
 from gitboot.jsonio import API_VERSION
-from gitboot.model.fields import Fault, Invalid, Misfit, read
-from gitboot.model.scalars import Malformed, Path, parse_name, shown
+from gitboot.model.fields import Fault, InvalidDocument, InvalidField, read
+from gitboot.model.scalars import Malformed, Path, parse_name, quote_value
 from gitboot.model.server import Server
 from gitboot.problems import MAX_KEPT, Code, Problem
 from gitboot.text import did_you_mean, printable
@@ -27,20 +27,22 @@ def read_resource(value: dict[str, Value]) -> Resource:
     """Return a document as a resource of its kind. Raises `Invalid` with everything that is wrong with the document."""
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
-        code, message = Code.KIND, f"there is no kind {shown(kind)}"
+        code, message = Code.KIND, f"there is no kind {quote_value(kind)}"
         if kind is None:
             code, message = Code.MISSING_FIELD, "every document says its kind"
         otherwise = f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
         find_hint = partial(did_you_mean, kind, KINDS, otherwise)
-        raise Invalid([Fault((), Misfit(code, message, at=("kind",), find_hint=find_hint))])
+        raise InvalidDocument([Fault((), InvalidField(code, message, at=("kind",), find_hint=find_hint))])
     if version != API_VERSION:
         code = Code.MISSING_FIELD if version is None else Code.API_VERSION
-        message = f"expected apiVersion {API_VERSION}, found {shown(version)}"
-        raise Invalid([Fault((), Misfit(code, message, f"write apiVersion: {API_VERSION}", ("apiVersion",)))])
+        message = f"expected apiVersion {API_VERSION}, found {quote_value(version)}"
+        raise InvalidDocument(
+            [Fault((), InvalidField(code, message, f"write apiVersion: {API_VERSION}", ("apiVersion",)))]
+        )
     return read(KINDS[kind], value)
 
 
-def _id(value: dict[str, Value]) -> Id | None:
+def _find_id(value: dict[str, Value]) -> Id | None:
     kind, metadata = value.get("kind"), value.get("metadata")
     if not isinstance(kind, str) or kind not in KINDS or not isinstance(metadata, dict):
         return None
@@ -49,15 +51,15 @@ def _id(value: dict[str, Value]) -> Id | None:
     return None
 
 
-START: Final = Place(1, 1)  # of a file in which no line is to blame
+FILE_START: Final = Place(1, 1)  # of a file in which no line is to blame
 
 
-def problem_at(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
+def build_problem(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
     """Return a problem at a place of a file. Without a hint, the problem has the hint of its code."""
     return Problem(path=path, line=place.line, column=place.column, code=code, message=message, hint=hint or code.hint)
 
 
-def dotted(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Return a path as people write it, such as spec.interfaces[0].mac. Long keys are cut."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
     return printable("".join(steps)).removeprefix(".") or "the document"
@@ -66,47 +68,47 @@ def dotted(path: Path) -> str:
 _NAMES: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 
 
-class Unread(NamedTuple):
+class UnreadDocument(NamedTuple):
     """A document whose kind or name gitboot cannot read, or a text that may be several documents."""
 
     kind: str | None  # None: it may be of any
     names: frozenset[str] | None  # that it may have: what stands in it; None: nobody has read it
 
 
-ANYTHING: Final = Unread(None, None)
+ANYTHING: Final = UnreadDocument(None, None)
 
 
-def _texts(value: Value) -> Iterator[str]:
+def _list_texts(value: Value) -> Iterator[str]:
     match value:
         case dict():
             for key, each in value.items():
-                yield from (key, *_texts(each))
+                yield from (key, *_list_texts(each))
         case list():
             for each in value:
-                yield from _texts(each)
+                yield from _list_texts(each)
         case str():
             yield value
 
 
-class AllUnread:
+class UnreadDocuments:
     """The documents of a revision whose kind or name gitboot cannot read."""
 
-    def __init__(self, found: Iterable[Unread]) -> None:
-        self._unknown: set[str | None] = set()  # kinds of which one may have any name
+    def __init__(self, documents: Iterable[UnreadDocument]) -> None:
+        self._any_name_kinds: set[str | None] = set()  # kinds of which one may have any name
         self._names: set[tuple[str | None, str]] = set()
         self.kinds: set[str] = set()  # that are among them, perhaps
-        for each in found:
+        for each in documents:
             self.add(each)
 
-    def add(self, found: Unread) -> None:
-        self.kinds |= KINDS.keys() if found.kind is None else {found.kind}
-        if found.names is None:
-            self._unknown.add(found.kind)
+    def add(self, document: UnreadDocument) -> None:
+        self.kinds |= KINDS.keys() if document.kind is None else {document.kind}
+        if document.names is None:
+            self._any_name_kinds.add(document.kind)
         else:
-            self._names |= {(found.kind, name) for name in found.names}
+            self._names |= {(document.kind, name) for name in document.names}
 
     def may_hold(self, kind: str, name: str) -> bool:
-        return any(each in self._unknown or (each, name) in self._names for each in (kind, None))
+        return any(each in self._any_name_kinds or (each, name) in self._names for each in (kind, None))
 
 
 class ParsedBlob(Struct, frozen=True, kw_only=True):
@@ -116,7 +118,7 @@ class ParsedBlob(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...]  # the first ones, sorted
     more: int  # that lie behind those
     broken: tuple[Id, ...]  # documents that have problems of their own, but a name
-    unread: tuple[Unread, ...]  # documents whose kind or name could not be told
+    unread: tuple[UnreadDocument, ...]  # documents whose kind or name could not be told
 
     @property
     def has_only_servers(self) -> bool:
@@ -132,7 +134,7 @@ ParseCache = MutableMapping[BlobId, ParsedBlob]
 def parse_blob(data: bytes, path: str) -> ParsedBlob:
     """Return the documents of a file: each is a resource, or has problems."""
     if is_lfs_pointer(data):
-        problem = problem_at(path, START, Code.LFS_POINTER, Code.LFS_POINTER.headline)
+        problem = build_problem(path, FILE_START, Code.LFS_POINTER, Code.LFS_POINTER.headline)
         return ParsedBlob(resources=(), problems=(problem,), more=0, broken=(), unread=(ANYTHING,))
     parsed = parse(data, path)
     resources: list[tuple[int, Resource]] = []
@@ -141,20 +143,22 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     broken: list[Id] = []
     unread = [ANYTHING]
     if parsed.unread is not None:  # the name of a document that is no YAML is likely in its text
-        unread = [Unread(None, frozenset(_NAMES.findall(text.decode(errors="replace")))) for text in parsed.unread]
+        unread = [
+            UnreadDocument(None, frozenset(_NAMES.findall(text.decode(errors="replace")))) for text in parsed.unread
+        ]
     for document in parsed.documents:
         try:
             resources.append((document.index, read_resource(document.value)))
-        except Invalid as invalid:
+        except InvalidDocument as invalid:
             shown = _problems(data, path, document.index, invalid.faults, MAX_KEPT - len(problems))
             problems += shown
             more += len(invalid.faults) - len(shown)
-            if (key := _id(document.value)) is not None:
+            if (key := _find_id(document.value)) is not None:
                 broken.append(key)
             else:  # its name is likely there, in another place or spelling
-                kind, texts = document.value.get("kind"), _texts(document.value)
+                kind, texts = document.value.get("kind"), _list_texts(document.value)
                 names = frozenset(name for text in texts for name in _NAMES.findall(text.lower()))
-                unread.append(Unread(kind if isinstance(kind, str) and kind in KINDS else None, names))
+                unread.append(UnreadDocument(kind if isinstance(kind, str) and kind in KINDS else None, names))
     problems = sorted([*problems, *parsed.problems])
     return ParsedBlob(
         resources=tuple(resources),
@@ -171,7 +175,7 @@ def _problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_mo
     placed = [(locate(data, index, (*each.path, *each.error.at), key=each.is_key), each) for each in faults]
     placed.sort(key=itemgetter(0))
     return [
-        problem_at(path, place, each.error.code, *each.error.describe(dotted(each.path)))
+        build_problem(path, place, each.error.code, *each.error.describe(format_path(each.path)))
         for place, each in placed[:at_most]
     ]
 
@@ -182,16 +186,20 @@ def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
         return parse_blob(snapshot.read(blob), path)
     except Oversized as error:
         return ParsedBlob(
-            resources=(), problems=(oversized(path, START, error),), more=0, broken=(), unread=(ANYTHING,)
+            resources=(),
+            problems=(build_oversized_problem(path, FILE_START, error),),
+            more=0,
+            broken=(),
+            unread=(ANYTHING,),
         )
 
 
-def oversized(path: str, at: Place, error: Oversized) -> Problem:
+def build_oversized_problem(path: str, at: Place, error: Oversized) -> Problem:
     """Return the problem of a file that is too large to be read."""
-    return problem_at(path, at, Code.FILE_TOO_LARGE, too_large(error))
+    return build_problem(path, at, Code.FILE_TOO_LARGE, describe_size(error))
 
 
-def too_large(error: Oversized) -> str:
+def describe_size(error: Oversized) -> str:
     return f"the file has {error.size:,} bytes, over {MAX_FILE_BYTES:,}"
 
 
@@ -200,7 +208,7 @@ def is_lfs_pointer(data: bytes) -> bool:
 
 
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
-MOST_BYTES: Final = 64 * 1024  # a certificate with its chain has 10 KiB
+MAX_SECRET_BYTES: Final = 64 * 1024  # a certificate with its chain has 10 KiB
 _ARMOR: Final = re.compile(
     rb"\s*-----BEGIN AGE ENCRYPTED FILE-----\r?\n([A-Za-z0-9+/=\r\n]+)-----END AGE ENCRYPTED FILE-----\s*"
 )
@@ -208,35 +216,35 @@ _ARMOR: Final = re.compile(
 _HEADER: Final = b"age-encryption.org/v1\n"
 _STANZA: Final = re.compile(rb"-> ([!-~]+)(?: [!-~]+)*\n(?:[A-Za-z0-9+/]{64}\n)*[A-Za-z0-9+/]{0,63}\n")
 _MAC: Final = re.compile(rb"--- [A-Za-z0-9+/]{43}\n")
-_MOST_RECIPIENTS: Final = 20  # each is tried with each key
+_MAX_RECIPIENTS: Final = 20  # each is tried with each key
 
 
-class NotSealed(ValueError):
+class NotEncrypted(ValueError):
     """Why no endpoint could open a file."""
 
 
-def sealed(data: bytes) -> bytes:
+def parse_encrypted(data: bytes) -> bytes:
     """Return an encrypted file without its armor. Raises `NotSealed` if no endpoint could open the file."""
-    if len(data) > MOST_BYTES:
-        raise NotSealed(f"it has {len(data):,} bytes, over {MOST_BYTES:,}")
+    if len(data) > MAX_SECRET_BYTES:
+        raise NotEncrypted(f"it has {len(data):,} bytes, over {MAX_SECRET_BYTES:,}")
     if found := _ARMOR.fullmatch(data):
         try:
             data = b64decode(found[1].replace(b"\r", b"").replace(b"\n", b""), validate=True)
         except ValueError:
-            raise NotSealed("its armor is damaged") from None
+            raise NotEncrypted("its armor is damaged") from None
     if not data.startswith(_HEADER):
-        raise NotSealed("it is not encrypted by age")
+        raise NotEncrypted("it is not encrypted by age")
     kinds, at = [], len(_HEADER)
     while stanza := _STANZA.match(data, at):
         kinds.append(stanza[1].decode())
         at = stanza.end()
     if not _MAC.match(data, at):
-        raise NotSealed("it is not whole")
+        raise NotEncrypted("it is not whole")
     if "scrypt" in kinds:
-        raise NotSealed("it is encrypted with a passphrase, which nobody would enter")
+        raise NotEncrypted("it is encrypted with a passphrase, which nobody would enter")
     if "X25519" not in kinds:
         others = sorted({kind[:20] for kind in kinds if not kind.endswith("-grease")})
-        raise NotSealed(f"it is encrypted to no key of age itself (age1…), but to {', '.join(others[:3]) or 'none'}")
-    if len(kinds) > _MOST_RECIPIENTS:
-        raise NotSealed(f"it is encrypted to {len(kinds)} keys, over {_MOST_RECIPIENTS}")
+        raise NotEncrypted(f"it is encrypted to no key of age itself (age1…), but to {', '.join(others[:3]) or 'none'}")
+    if len(kinds) > _MAX_RECIPIENTS:
+        raise NotEncrypted(f"it is encrypted to {len(kinds)} keys, over {_MAX_RECIPIENTS}")
     return data

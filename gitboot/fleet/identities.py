@@ -16,10 +16,10 @@ from gitboot.model.scalars import (
     Path,
     SystemUuid,
     byte_orders,
+    is_derived_uuid,
     is_placeholder_mac,
     is_placeholder_serial,
     is_placeholder_uuid,
-    is_stand_in,
 )
 from gitboot.model.server import Server
 
@@ -27,26 +27,26 @@ from gitboot.model.server import Server
 class Identity(NamedTuple):
     """A value that no two servers share."""
 
-    what: str
+    kind: str
     value: str
-    same: str  # equal where it is the same thing in another spelling
+    normalized: str  # equal where it is the same thing in another spelling
     path: Path
 
     @property
     def is_placeholder(self) -> bool:
         """Return whether many machines show this value, or the value stands for an unknown UUID."""
-        match self.what:
+        match self.kind:
             case "UUID":
                 uuid = SystemUuid(self.value)
-                return is_placeholder_uuid(uuid) or is_stand_in(uuid)
+                return is_placeholder_uuid(uuid) or is_derived_uuid(uuid)
             case "serial":
                 return is_placeholder_serial(self.value)
             case "MAC address":
-                return is_placeholder_mac(MacAddress(self.same))
+                return is_placeholder_mac(MacAddress(self.normalized))
         return False
 
 
-def identities(server: Server) -> Iterator[Identity]:
+def list_identities(server: Server) -> Iterator[Identity]:
     spec = server.spec
     # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
     if spec.uuid is not None:
@@ -65,7 +65,7 @@ def identities(server: Server) -> Iterator[Identity]:
     if (bmc := spec.bmc) is None:
         return
     place = " ".join(filter(None, (bmc.address, bmc.system)))
-    same = " ".join(filter(None, place_of(bmc.address, bmc.system)))
+    same = " ".join(filter(None, normalize_bmc_address(bmc.address, bmc.system)))
     yield Identity("BMC", place, same, ("spec", "bmc", "address"))
     if bmc.reports is None:
         return
@@ -78,15 +78,17 @@ def identities(server: Server) -> Iterator[Identity]:
 
 
 @lru_cache(maxsize=1 << 16)
-def place_of(address: str, system: str | None) -> tuple[str, str | None]:
+def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | None]:
     """Return the address and the system of a BMC in one spelling. They are equal if they mean one system of one BMC."""
     parts = urlsplit(address)
-    scheme, host = parts.scheme.lower(), _host(parts.hostname or "")
+    scheme, host = parts.scheme.lower(), _normalize_host(parts.hostname or "")
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
-    return f"{scheme}://{host}{port}{_path(parts.path)}", _path(system) if system is not None else None
+    return f"{scheme}://{host}{port}{_normalize_path(parts.path)}", _normalize_path(
+        system
+    ) if system is not None else None
 
 
-def _host(host: str) -> str:
+def _normalize_host(host: str) -> str:
     try:
         address = ip_address(host.replace("%25", "%", 1))  # RFC 6874: how a URL writes the zone's sign
     except ValueError:
@@ -94,13 +96,13 @@ def _host(host: str) -> str:
     return f"[{address}]".replace("%", "%25") if address.version == 6 else str(address)
 
 
-def _path(path: str) -> str:
+def _normalize_path(path: str) -> str:
     """Return a path without empty segments and without a slash at its end. Only characters that need it are encoded."""
     return "".join(f"/{quote(unquote(segment), safe='')}" for segment in path.split("/") if segment)
 
 
 _PORTS: Final = {"http": 80, "https": 443, "ipmi": 623}
-Mark = tuple[str, str]  # an identity: what it is, as in `Why`, and its value
+IdentityKey = tuple[str, str]  # an identity: what it is, as in `Why`, and its value
 
 
 class LostIdentity(NamedTuple):
@@ -112,7 +114,7 @@ class LostIdentity(NamedTuple):
     netboots: bool = False  # whether it booted a system without installing it: its record does not show such a system
 
     @property
-    def mark(self) -> Mark:
+    def key(self) -> IdentityKey:
         return self.kind, self.value
 
 
@@ -129,13 +131,13 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
     fingerprint: str | None = None  # of the one certificate that it may show, beside what else is checked
 
     @property
-    def by_ipmi(self) -> bool:
+    def uses_ipmi(self) -> bool:
         return self.address.lower().startswith("ipmi:")
 
     @property
-    def place(self) -> tuple[str, str | None]:
+    def normalized_address(self) -> tuple[str, str | None]:
         """Return the address and the system in one spelling. No two BMCs share both."""
-        return place_of(self.address, self.system)
+        return normalize_bmc_address(self.address, self.system)
 
 
 class Machine(Struct, frozen=True, kw_only=True):
@@ -148,14 +150,14 @@ class Machine(Struct, frozen=True, kw_only=True):
     bmc: BmcAccess | None
     replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
 
-    def marks(self) -> Iterator[tuple[str, str]]:
+    def list_keys(self) -> Iterator[tuple[str, str]]:
         """Return what no other machine has while this machine is described: (what it is, its value)."""
         yield "name", self.name
         yield from (("MAC", mac) for mac in self.macs if not is_placeholder_mac(mac))
         if self.serial is not None and not is_placeholder_serial(self.serial):
             yield "serial", self.serial.upper()
         if self.bmc is not None:
-            yield "BMC", "".join(filter(None, self.bmc.place))
+            yield "BMC", "".join(filter(None, self.bmc.normalized_address))
 
 
 class Moves(Struct, frozen=True, kw_only=True):
@@ -173,14 +175,14 @@ class Moves(Struct, frozen=True, kw_only=True):
 NO_MOVES: Final = Moves()
 
 
-def machines(repository: FleetRepository, names: Collection[str] | None = None) -> dict[SystemUuid, Machine]:
+def list_machines(repository: FleetRepository, names: Collection[str] | None = None) -> dict[SystemUuid, Machine]:
     """Return the machines of a commit, or those with these names, by UUID and in the order of their names."""
     servers = repository.servers
     wanted = servers if names is None else sorted(name for name in names if name in servers)
-    return {servers[name].uuid: machine(repository, servers[name]) for name in wanted}
+    return {servers[name].uuid: build_machine(repository, servers[name]) for name in wanted}
 
 
-def machine(repository: FleetRepository, server: Server) -> Machine:
+def build_machine(repository: FleetRepository, server: Server) -> Machine:
     """Return the identity of one machine in a commit."""
     spec, bmc = server.spec, server.spec.bmc
     access = None
@@ -205,17 +207,21 @@ def machine(repository: FleetRepository, server: Server) -> Machine:
     )
 
 
-def taken_over(seen: Iterable[Machine], before: Iterable[Machine]) -> dict[SystemUuid, tuple[str, str, Machine]]:
+def find_changed_uuids(
+    after: Iterable[Machine], before: Iterable[Machine]
+) -> dict[SystemUuid, tuple[str, str, Machine]]:
     """Return the machines with a new UUID that carry a mark of another: (what, its value, whose), by the new UUID.
 
     A new motherboard brings a new UUID into the same chassis, where an installed system may lie on the disks.
     """
-    installed = (machine for machine in before if not is_stand_in(machine.uuid))  # nothing was, while none was known
-    whose: Mapping[tuple[str, str], Machine] = {mark: machine for machine in installed for mark in machine.marks()}
+    installed = (
+        machine for machine in before if not is_derived_uuid(machine.uuid)
+    )  # nothing was, while none was known
+    owners: Mapping[tuple[str, str], Machine] = {mark: machine for machine in installed for mark in machine.list_keys()}
     found = {}
-    for machine in seen:
-        for mark in machine.marks():
-            other = whose.get(mark)
+    for machine in after:
+        for mark in machine.list_keys():
+            other = owners.get(mark)
             if other is not None and other.uuid != machine.uuid:
                 found[machine.uuid] = (*mark, other)
                 break

@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from gitboot.fleet.documents import START, oversized, problem_at
+from gitboot.fleet.documents import FILE_START, build_oversized_problem, build_problem
 from gitboot.fleet.revision import Irregular, Oversized, Snapshot
 from gitboot.fleet.yaml import Place
-from gitboot.model.scalars import shown
+from gitboot.model.scalars import quote_value
 from gitboot.problems import Code, Problem
 
 MAX_BYTES: Final = 64 * 1024
@@ -23,10 +23,10 @@ MAX_BYTES: Final = 64 * 1024
 def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
     """Return the patterns of a file, and its lines that can match nothing."""
     patterns, malformed = [], []
-    for line in lines(data):
+    for line in list_lines(data):
         try:
             patterns.append(parse_pattern(line.text))
-        except NoPattern:
+        except InvalidPattern:
             malformed.append(line)
     return Ignore(patterns), tuple(malformed)
 
@@ -36,25 +36,25 @@ class Ignore:
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._automaton = _Automaton(patterns)
-        self._behind = lru_cache(maxsize=_FOLDERS)(self._enter)
-        self.leaves_out: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._leaves_out)
+        self._states_after = lru_cache(maxsize=_FOLDERS)(self._enter)
+        self.is_ignored: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._find_if_ignored)
 
-    def _leaves_out(self, path: str) -> bool:
+    def _find_if_ignored(self, path: str) -> bool:
         # A path that ends with "/" is a folder.
         folder, slash, name = path.removesuffix("/").rpartition("/")
-        states = self._behind(folder) if slash else self._automaton.start
+        states = self._states_after(folder) if slash else self._automaton.start
         if states is None:
             return True
-        return self._automaton.leaves_out(self._automaton.through(states, name), is_folder=path.endswith("/"))
+        return self._automaton.is_ignored(self._automaton.advance(states, name), is_folder=path.endswith("/"))
 
     def _enter(self, folder: str) -> int | None:
         # None: the folder and all below it are left out.
         states = self._automaton.start
         for name in folder.split("/"):
-            states = self._automaton.through(states, name)
-            if self._automaton.leaves_out(states, is_folder=True):
+            states = self._automaton.advance(states, name)
+            if self._automaton.is_ignored(states, is_folder=True):
                 return None
-            states = self._automaton.into_folder(states)
+            states = self._automaton.enter_folder(states)
         return states
 
 
@@ -67,13 +67,13 @@ class _States:
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._next = 0
-        self.ones: dict[Bytes, list[int]] = {}  # those that take one byte, by what they take
+        self.single_bytes: dict[Bytes, list[int]] = {}  # those that take one byte, by what they take
         self.stars: list[int] = []
         self.crossing: list[int] = []  # stars that take "/" as well
         self.entries: list[int] = []  # of what can be skipped: a star that crosses, and a "/"
         self.file_ends: list[int] = []
         self.ends: list[int] = []  # in a folder's name
-        self.takes_in: list[int] = []  # ends of patterns that do
+        self.negations: list[int] = []  # ends of patterns that do
         self.at_path: list[int] = []  # where patterns begin
         self.at_name: list[int] = []
         for pattern in patterns:
@@ -83,12 +83,12 @@ class _States:
             state = self._state()
             self.ends.append(state)
             self.file_ends += [state] * (not pattern.folders_only)
-            self.takes_in += [state] * pattern.takes_in
+            self.negations += [state] * pattern.is_negated
 
     def _add(self, token: Token) -> None:
         match token:
-            case One(members):
-                self.ones.setdefault(members, []).append(self._state())
+            case OneByte(members):
+                self.single_bytes.setdefault(members, []).append(self._state())
             case Star(crosses):
                 state = self._state()
                 self.stars.append(state)
@@ -96,7 +96,7 @@ class _States:
             case AnyFolders():
                 self.entries.append(self._state())
                 self._add(Star(crosses=True))
-                self._add(One(1 << SLASH))
+                self._add(OneByte(1 << SLASH))
 
     def _state(self) -> int:
         self._next += 1
@@ -109,36 +109,36 @@ class _Automaton:
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         states = _States(patterns)
         self._takes = [0] * 256
-        for members, taking in states.ones.items():
-            bits = _bits(taking)
+        for members, taking in states.single_bytes.items():
+            bits = _to_bits(taking)
             for byte in range(256):
                 if members >> byte & 1:
                     self._takes[byte] |= bits
-        self._stars, self._crossing, self._entries = map(_bits, (states.stars, states.crossing, states.entries))
-        self._ends, self._file_ends, self._takes_in = map(_bits, (states.ends, states.file_ends, states.takes_in))
-        self._at_name = self._with_skipped(_bits(states.at_name))
-        self.start = self._with_skipped(_bits(states.at_path)) | self._at_name
+        self._stars, self._crossing, self._entries = map(_to_bits, (states.stars, states.crossing, states.entries))
+        self._ends, self._file_ends, self._negations = map(_to_bits, (states.ends, states.file_ends, states.negations))
+        self._at_name = self._add_skipped(_to_bits(states.at_name))
+        self.start = self._add_skipped(_to_bits(states.at_path)) | self._at_name
 
-    def through(self, states: int, name: str) -> int:
+    def advance(self, states: int, name: str) -> int:
         for byte in name.encode():
-            states = self._with_skipped((states & self._takes[byte]) << 1 | states & self._stars)
+            states = self._add_skipped((states & self._takes[byte]) << 1 | states & self._stars)
         return states
 
-    def into_folder(self, states: int) -> int:
-        return self._with_skipped((states & self._takes[SLASH]) << 1 | states & self._crossing) | self._at_name
+    def enter_folder(self, states: int) -> int:
+        return self._add_skipped((states & self._takes[SLASH]) << 1 | states & self._crossing) | self._at_name
 
-    def leaves_out(self, states: int, *, is_folder: bool) -> bool:
+    def is_ignored(self, states: int, *, is_folder: bool) -> bool:
         ended = states & (self._ends if is_folder else self._file_ends)
-        return bool(ended) and not self._takes_in >> (ended.bit_length() - 1) & 1
+        return bool(ended) and not self._negations >> (ended.bit_length() - 1) & 1
 
-    def _with_skipped(self, states: int) -> int:
+    def _add_skipped(self, states: int) -> int:
         """Return the states, and the states that follow them without a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._stars) << 1
 
 
-def _bits(states: list[int]) -> int:
+def _to_bits(states: list[int]) -> int:
     """Return a number with these bits, which are in order. To set them one by one would copy the number each time."""
     bits = bytearray(states[-1] // 8 + 1 if states else 0)
     for state in states:
@@ -152,7 +152,7 @@ _ALL: Final[Bytes] = (1 << 256) - 1
 _NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
 
 
-class NoPattern(ValueError):
+class InvalidPattern(ValueError):
     """A line that can match nothing. Git ignores such a line."""
 
 
@@ -163,7 +163,7 @@ class Line(NamedTuple):
     text: bytes
 
 
-def lines(data: bytes) -> Iterator[Line]:
+def list_lines(data: bytes) -> Iterator[Line]:
     """Return the lines of a file as Git reads them: without a byte order mark, CR before LF, and spaces at the end."""
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
         line = line.removesuffix(b"\r")
@@ -177,7 +177,7 @@ def lines(data: bytes) -> Iterator[Line]:
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
-class One(NamedTuple):
+class OneByte(NamedTuple):
     """Takes one of these bytes."""
 
     bytes: Bytes
@@ -193,7 +193,7 @@ class AnyFolders(NamedTuple):
     """Takes any folders, each with its "/", or none."""
 
 
-Token = One | Star | AnyFolders
+Token = OneByte | Star | AnyFolders
 
 
 class Pattern(Struct, frozen=True, kw_only=True):
@@ -201,7 +201,7 @@ class Pattern(Struct, frozen=True, kw_only=True):
 
     tokens: tuple[Token, ...]
     is_path: bool  # matched against the whole path, else against each name in it
-    takes_in: bool  # what it matches is not left out, whatever lines above say
+    is_negated: bool  # what it matches is not left out, whatever lines above say
     folders_only: bool
 
 
@@ -210,13 +210,13 @@ def parse_pattern(text: bytes) -> Pattern:
     takes_in = text.startswith(b"!")
     text = text.removeprefix(b"!")
     if not text:
-        raise NoPattern
+        raise InvalidPattern
     glob = text.removesuffix(b"/")
     is_path = b"/" in glob
     return Pattern(
-        tokens=tuple(_tokens(glob.removeprefix(b"/"), is_path)),
+        tokens=tuple(_parse_tokens(glob.removeprefix(b"/"), is_path)),
         is_path=is_path,
-        takes_in=takes_in,
+        is_negated=takes_in,
         folders_only=glob != text,
     )
 
@@ -232,7 +232,7 @@ _TOKEN: Final = re.compile(
 )
 
 
-def _tokens(glob: bytes, is_path: bool) -> list[Token]:
+def _parse_tokens(glob: bytes, is_path: bool) -> list[Token]:
     tokens: list[Token] = []
     # Git compares bytes up to here and takes the rest for a pattern of its own: "**" may stand at its beginning.
     literal = next((index for index, byte in enumerate(glob) if byte in b"*?[\\"), len(glob))
@@ -240,7 +240,7 @@ def _tokens(glob: bytes, is_path: bool) -> list[Token]:
     while position < len(glob):
         found = _TOKEN.match(glob, position)
         if found is None:
-            raise NoPattern
+            raise InvalidPattern
         end = found.end()
         if found["stars"]:
             # Several stars take more than a name only as a name of their own.
@@ -252,47 +252,47 @@ def _tokens(glob: bytes, is_path: bool) -> list[Token]:
             else:
                 tokens.append(Star(crosses=is_name and (end == len(glob) or glob.startswith(b"\\/", end))))
         elif found["negated"] is not None:
-            members = _members([found["first"], *_MEMBER.findall(found["others"])])
-            tokens.append(One((members ^ _ALL if found["negated"] else members) & _NO_SLASH))
+            members = _parse_members([found["first"], *_MEMBER.findall(found["others"])])
+            tokens.append(OneByte((members ^ _ALL if found["negated"] else members) & _NO_SLASH))
         else:  # a byte, perhaps behind a backslash
-            tokens.append(One(_NO_SLASH if found[0] == b"?" else 1 << found[0][-1]))
+            tokens.append(OneByte(_NO_SLASH if found[0] == b"?" else 1 << found[0][-1]))
         position = end
     return tokens
 
 
-def _members(written: Iterable[bytes]) -> Bytes:
+def _parse_members(parts: Iterable[bytes]) -> Bytes:
     members: Bytes = 0
-    for each in written:
+    for each in parts:
         if each.startswith(b"[:"):
             if (name := each[2:-2]) not in _CLASSES:
-                raise NoPattern
+                raise InvalidPattern
             members |= _CLASSES[name]
         else:
             plain = re.sub(rb"\\(.)", rb"\1", each, flags=re.DOTALL)
             first, last = plain[0], plain[-1]  # of a range, or one byte
             if last < first:
-                raise NoPattern
+                raise InvalidPattern
             members |= (1 << last + 1) - (1 << first)
     return members
 
 
-def _bytes(members: Iterable[int]) -> Bytes:
+def _to_set(members: Iterable[int]) -> Bytes:
     return sum(1 << each for each in set(members))
 
 
 _CLASSES: Final[Mapping[bytes, Bytes]] = {
-    b"alnum": _bytes(map(ord, ascii_letters + digits)),
-    b"alpha": _bytes(map(ord, ascii_letters)),
-    b"blank": _bytes(b" \t"),
-    b"cntrl": _bytes([*range(32), 127]),
-    b"digit": _bytes(map(ord, digits)),
-    b"graph": _bytes(range(33, 127)),
-    b"lower": _bytes(map(ord, ascii_lowercase)),
-    b"print": _bytes(range(32, 127)),
-    b"punct": _bytes(map(ord, punctuation)),
-    b"space": _bytes(b" \t\n\r"),
-    b"upper": _bytes(map(ord, ascii_uppercase)),
-    b"xdigit": _bytes(map(ord, hexdigits)),
+    b"alnum": _to_set(map(ord, ascii_letters + digits)),
+    b"alpha": _to_set(map(ord, ascii_letters)),
+    b"blank": _to_set(b" \t"),
+    b"cntrl": _to_set([*range(32), 127]),
+    b"digit": _to_set(map(ord, digits)),
+    b"graph": _to_set(range(33, 127)),
+    b"lower": _to_set(map(ord, ascii_lowercase)),
+    b"print": _to_set(range(32, 127)),
+    b"punct": _to_set(map(ord, punctuation)),
+    b"space": _to_set(b" \t\n\r"),
+    b"upper": _to_set(map(ord, ascii_uppercase)),
+    b"xdigit": _to_set(map(ord, hexdigits)),
 }
 
 
@@ -304,44 +304,44 @@ class Listing(NamedTuple):
     problems: tuple[Problem, ...]
 
 
-def listed(snapshot: Snapshot) -> Listing:
+def list_fleet_files(snapshot: Snapshot) -> Listing:
     """Return the files of a revision without dot-files, dot-folders and the files that ``.gitbootignore`` names."""
-    named, problems = _named(snapshot)
+    is_named, problems = _read_ignore_file(snapshot)
 
-    def left_out(path: str, *, is_folder: bool = False) -> bool:
-        return path.startswith(".") or "/." in path or named(f"{path}/" if is_folder else path)
+    def is_ignored(path: str, *, is_folder: bool = False) -> bool:
+        return path.startswith(".") or "/." in path or is_named(f"{path}/" if is_folder else path)
 
     irregular = tuple(
         path
         for path, kind in sorted(snapshot.irregular.items())
-        if not left_out(path, is_folder=kind is Irregular.SUBMODULE)
+        if not is_ignored(path, is_folder=kind is Irregular.SUBMODULE)
     )
-    problems += (problem_at(path, START, *_IRREGULAR[snapshot.irregular[path]]) for path in irregular)
-    documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not left_out(path))
+    problems += (build_problem(path, FILE_START, *_IRREGULAR[snapshot.irregular[path]]) for path in irregular)
+    documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not is_ignored(path))
     return Listing(tuple(documents), irregular, tuple(problems))
 
 
-def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
+def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
     blob = snapshot.blobs.get(IGNORE_FILE)
     if blob is None:
-        return _nothing, []
+        return _ignore_nothing, []
     try:
         data = snapshot.read(blob)
     except Oversized as error:
-        return _nothing, [oversized(IGNORE_FILE, START, error)]
+        return _ignore_nothing, [build_oversized_problem(IGNORE_FILE, FILE_START, error)]
     if len(data) > MAX_BYTES:
         message = f"the file has {len(data):,} bytes, over {MAX_BYTES:,}"
         hint = "name folders and patterns, not file by file"
-        return _nothing, [problem_at(IGNORE_FILE, START, Code.FILE_TOO_LARGE, message, hint)]
+        return _ignore_nothing, [build_problem(IGNORE_FILE, FILE_START, Code.FILE_TOO_LARGE, message, hint)]
     ignore, malformed = read_ignore(data)
     problems = []
     for line in malformed:
-        message = f"no pattern in Git's sense: {shown(line.text.decode('utf-8', 'replace'))}"
-        problems.append(problem_at(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message))
-    return ignore.leaves_out, problems
+        message = f"no pattern in Git's sense: {quote_value(line.text.decode('utf-8', 'replace'))}"
+        problems.append(build_problem(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message))
+    return ignore.is_ignored, problems
 
 
-def _nothing(_: str) -> bool:
+def _ignore_nothing(_: str) -> bool:
     return False
 
 

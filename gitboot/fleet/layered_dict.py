@@ -11,24 +11,24 @@ K = TypeVar("K", bound=Any)
 V = TypeVar("V")
 
 
-def merged(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
+def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
     """Return ``before`` with the changed values and without the gone keys, or ``before`` itself if both are equal.
 
     If keys are added, those of ``before`` must be sorted. ``before`` must not change afterwards.
     """
-    if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in gone):
+    if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in removed):
         return before
-    return replaced(before, changed, gone)
+    return apply_changes(before, changed, removed)
 
 
-def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
+def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
     """Return ``before`` with the changed values and without the keys that are gone. Values are not compared."""
-    if not changed and not gone:
+    if not changed and not removed:
         return before
     base, over, without = before, dict(changed), set[K]()
     if isinstance(before, Overlay):
-        base, over, without = before.base, {**before.over, **changed}, before.without - changed.keys()
-    for key in gone:
+        base, over, without = before.base, {**before.over, **changed}, before.removed_keys - changed.keys()
+    for key in removed:
         over.pop(key, None)
         if key in base:
             without.add(key)
@@ -45,47 +45,47 @@ def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] 
     return dict(sorted(flat.items())) if come else flat
 
 
-def differing(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
+def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
     """Return the keys whose values are not the same objects. Values that both share below are not compared."""
-    (base, touched), (other_base, other_touched) = _layers(before), _layers(after)
+    (base, touched), (other_base, other_touched) = _split_layers(before), _split_layers(after)
     keys = {*touched, *other_touched} if base is other_base else {*before, *after}
     return {key for key in keys if before.get(key) is not after.get(key)}
 
 
-def _layers(mapping: Mapping[K, V]) -> tuple[Mapping[K, V], Collection[K]]:
+def _split_layers(mapping: Mapping[K, V]) -> tuple[Mapping[K, V], Collection[K]]:
     """Return what lies below a mapping, and the keys that differ from it."""
     if isinstance(mapping, Overlay):
-        return mapping.base, mapping.over.keys() | mapping.without
+        return mapping.base, mapping.over.keys() | mapping.removed_keys
     return mapping, ()
 
 
 class Overlay(Mapping[K, V]):
     """A mapping above another mapping, with which it shares nearly all of its values."""
 
-    __slots__ = ("base", "come", "over", "without")
+    __slots__ = ("added_keys", "base", "over", "removed_keys")
 
     def __init__(self, base: Mapping[K, V], over: dict[K, V], without: set[K], come: tuple[K, ...]) -> None:
-        self.base, self.over, self.without = base, over, without
-        self.come = come  # the keys that lie above alone, sorted
+        self.base, self.over, self.removed_keys = base, over, without
+        self.added_keys = come  # the keys that lie above alone, sorted
 
     def __getitem__(self, key: K) -> V:
         if key in self.over:
             return self.over[key]
-        if key in self.without:
+        if key in self.removed_keys:
             raise KeyError(key)
         return self.base[key]
 
     def get(self, key: K, /, default: Any = None) -> Any:
         if key in self.over:
             return self.over[key]
-        return default if key in self.without else self.base.get(key, default)
+        return default if key in self.removed_keys else self.base.get(key, default)
 
     def __contains__(self, key: object) -> bool:
-        return key in self.over or (key in self.base and key not in self.without)
+        return key in self.over or (key in self.base and key not in self.removed_keys)
 
     def __iter__(self) -> Iterator[K]:
-        below = (key for key in self.base if key not in self.without) if self.without else iter(self.base)
-        return merge(below, self.come) if self.come else iter(below)
+        below = (key for key in self.base if key not in self.removed_keys) if self.removed_keys else iter(self.base)
+        return merge(below, self.added_keys) if self.added_keys else iter(below)
 
     def __len__(self) -> int:
-        return len(self.base) - len(self.without) + len(self.come)
+        return len(self.base) - len(self.removed_keys) + len(self.added_keys)

@@ -54,12 +54,12 @@ class FleetRepository(Struct, frozen=True, kw_only=True):
     origins: Mapping[Id, Origin]
     read: Callable[[BlobId], bytes]
 
-    def place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
+    def find_place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
         """Return the file of a resource, and the place of the value at ``path``, or of the nearest value above it."""
         origin = self.origins[resource]
         return origin.path, locate(self.read(origin.blob), origin.document, path)
 
-    def problem(
+    def build_problem(
         self,
         code: Code,
         message: str,
@@ -68,7 +68,7 @@ class FleetRepository(Struct, frozen=True, kw_only=True):
         hint: str = "",
         severity: Severity = Severity.ERROR,
     ) -> Problem:
-        file, place = self.place(resource, *path)
+        file, place = self.find_place(resource, *path)
         return Problem(
             path=file,
             line=place.line,

@@ -15,19 +15,19 @@ from msgspec import Struct, structs
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import (
     ANYTHING,
-    START,
-    AllUnread,
-    NotSealed,
+    FILE_START,
+    NotEncrypted,
     ParseCache,
     ParsedBlob,
+    UnreadDocuments,
+    build_problem,
+    describe_size,
     is_lfs_pointer,
-    problem_at,
+    parse_encrypted,
     read_blob,
-    sealed,
-    too_large,
 )
-from gitboot.fleet.identities import Identity, identities, place_of
-from gitboot.fleet.ignore import IGNORE_FILE, Listing, listed
+from gitboot.fleet.identities import Identity, list_identities, normalize_bmc_address
+from gitboot.fleet.ignore import IGNORE_FILE, Listing, list_fleet_files
 from gitboot.fleet.resources import KINDS, FleetRepository, Id, Origin, Resource
 from gitboot.fleet.revision import BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import Place, locate
@@ -36,10 +36,10 @@ from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fields import read
 from gitboot.model.fleet import Fleet
-from gitboot.model.scalars import AGE, Malformed, Path, shown
+from gitboot.model.scalars import AGE_SUFFIX, Malformed, Path, quote_value
 from gitboot.model.server import Server
-from gitboot.problems import MAX_KEPT, Code, Problem, first
-from gitboot.text import near
+from gitboot.problems import MAX_KEPT, Code, Problem, select_first
+from gitboot.text import find_similar
 
 
 class LoadedFile(Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class FileBatch:
         return counts
 
 
-class Loaded(Struct, frozen=True, kw_only=True):
+class LoadedRevision(Struct, frozen=True, kw_only=True):
     """A valid revision."""
 
     snapshot: Snapshot
@@ -88,16 +88,16 @@ class Loaded(Struct, frozen=True, kw_only=True):
     repository: FleetRepository
 
 
-class Flawed(Struct, frozen=True, kw_only=True):
+class InvalidRevision(Struct, frozen=True, kw_only=True):
     """A revision that is not valid, as far as gitboot can look at it."""
 
     problems: tuple[Problem, ...]
     well_formed: FleetRepository  # every well-formed document; resources that it names may be missing
-    whole: FleetRepository  # the well-formed documents of which everything that they name is there
-    lacking: frozenset[str]  # kinds of which documents are broken, or named something that is missing
+    complete: FleetRepository  # the well-formed documents of which everything that they name is there
+    incomplete_kinds: frozenset[str]  # kinds of which documents are broken, or named something that is missing
 
 
-def list_files(snapshot: Snapshot, before: Loaded | None = None) -> Listing:
+def list_files(snapshot: Snapshot, before: LoadedRevision | None = None) -> Listing:
     """Return which files of a revision are documents; ``before`` is another revision, which may have the same."""
     if before is not None:
         known = before.snapshot
@@ -107,15 +107,15 @@ def list_files(snapshot: Snapshot, before: Loaded | None = None) -> Listing:
         )
         if has_same_names and snapshot.irregular == known.irregular:
             return before.listing
-    return listed(snapshot)
+    return list_fleet_files(snapshot)
 
 
 def load_revision(
     snapshot: Snapshot,
     cache: ParseCache | None = None,
-    before: Loaded | None = None,
+    before: LoadedRevision | None = None,
     listing: Listing | None = None,  # as `list_files` returns it
-) -> Loaded | Flawed:
+) -> LoadedRevision | InvalidRevision:
     """Return the revision at ``snapshot``, or what is wrong with it.
 
     ``cache`` keeps what blobs parse to between calls. Files that ``before`` has with the same blob are not read.
@@ -130,22 +130,22 @@ def load_revision(
         if (blob := blobs[path]) != blobs_before.get(path) or path not in known:
             if (parsed := cache.get(blob)) is None:
                 parsed = cache[blob] = read_blob(snapshot, blob, path)
-            found[path] = _loaded_file(path, blob, parsed)
+            found[path] = _load_file(path, blob, parsed)
     if before is not None and listing is before.listing:
         files = {**known, **found}
     else:
         files = {path: found[path] if path in found else known[path] for path in listing.documents}
-    batches = _batches(files.values(), before.batches if before is not None else ())
-    repository: FleetRepository | Flawed | None = None
+    batches = _build_batches(files.values(), before.batches if before is not None else ())
+    repository: FleetRepository | InvalidRevision | None = None
     if not listing.problems:
-        repository = _unchanged(snapshot, batches, before) or _valid_repository(snapshot, batches, before)
-    repository = repository or _examined(snapshot, listing, files)
-    if isinstance(repository, Flawed):
+        repository = _reuse_repository(snapshot, batches, before) or _build_valid_repository(snapshot, batches, before)
+    repository = repository or _examine(snapshot, listing, files)
+    if isinstance(repository, InvalidRevision):
         return repository
-    return Loaded(snapshot=snapshot, listing=listing, files=files, batches=batches, repository=repository)
+    return LoadedRevision(snapshot=snapshot, listing=listing, files=files, batches=batches, repository=repository)
 
 
-def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
+def _load_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
     named = tuple((Id(type(each).__name__, each.metadata.name), each) for _, each in parsed.resources)
     servers = [each for _, each in named if isinstance(each, Server)]
     bmcs = ((each.spec.bmc.address, each.spec.bmc.system) for each in servers if each.spec.bmc is not None)
@@ -156,9 +156,9 @@ def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
         origins=tuple(
             (key, Origin(path, blob, index)) for (key, _), (index, _) in zip(named, parsed.resources, strict=True)
         ),
-        references=tuple(sorted({Id(kind, name) for _, each in named for kind, name, _ in references(each)})),
-        identities=tuple(f"{each.what} {each.same}" for server in servers for each in identities(server)),
-        bmcs=tuple((place_of(address, None)[0], system is not None) for address, system in bmcs),
+        references=tuple(sorted({Id(kind, name) for _, each in named for kind, name, _ in list_references(each)})),
+        identities=tuple(f"{each.kind} {each.normalized}" for server in servers for each in list_identities(server)),
+        bmcs=tuple((normalize_bmc_address(address, None)[0], system is not None) for address, system in bmcs),
         has_problems=bool(parsed.problems or parsed.unread) or any(map(_has_empty_reports, servers)),
         has_only_servers=parsed.has_only_servers,
     )
@@ -167,17 +167,17 @@ def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
 _BATCH: Final = 128  # files
 
 
-def _batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> tuple[FileBatch, ...]:
+def _build_batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> tuple[FileBatch, ...]:
     """Return files in batches. A batch of ``before`` that has the same files at the same place is used again."""
     left, known, found = iter(files), iter(before), []
     while successive := tuple(islice(left, _BATCH)):
         old = next(known, None)
         is_same = old is not None and len(old.files) == len(successive) and all(map(is_, old.files, successive))
-        found.append(old if old is not None and is_same else _batch(successive))
+        found.append(old if old is not None and is_same else _build_batch(successive))
     return tuple(found)
 
 
-def _batch(files: tuple[LoadedFile, ...]) -> FileBatch:
+def _build_batch(files: tuple[LoadedFile, ...]) -> FileBatch:
     resources: defaultdict[str, dict[str, Resource]] = defaultdict(dict)
     for key, resource in chain.from_iterable(each.resources for each in files):
         resources[key.kind][key.name] = resource
@@ -195,7 +195,9 @@ def _batch(files: tuple[LoadedFile, ...]) -> FileBatch:
     )
 
 
-def _unchanged(snapshot: Snapshot, batches: Sequence[FileBatch], before: Loaded | None) -> FleetRepository | None:
+def _reuse_repository(
+    snapshot: Snapshot, batches: Sequence[FileBatch], before: LoadedRevision | None
+) -> FleetRepository | None:
     if before is None or len(batches) != len(before.batches) or not all(map(is_, batches, before.batches)):
         return None
     blobs, known = snapshot.blobs, before.snapshot.blobs
@@ -204,8 +206,8 @@ def _unchanged(snapshot: Snapshot, batches: Sequence[FileBatch], before: Loaded 
     return structs.replace(before.repository, revision=snapshot.revision, read=snapshot.read)
 
 
-def _valid_repository(
-    snapshot: Snapshot, batches: Sequence[FileBatch], before: Loaded | None
+def _build_valid_repository(
+    snapshot: Snapshot, batches: Sequence[FileBatch], before: LoadedRevision | None
 ) -> FleetRepository | None:
     """Return the repository, or None if any check across files fails. `_examined` then finds out what is wrong."""
     if any(each.has_problems for each in batches):
@@ -228,13 +230,13 @@ def _valid_repository(
         or any(key.kind != "file" and key.name not in resources[key.kind] for key in named)
     ):
         return None
-    contents = _contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
+    contents = _read_contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
     if contents is None:
         return None
-    return _repository(snapshot, resources, origins, contents)
+    return _build_repository(snapshot, resources, origins, contents)
 
 
-def _repository(
+def _build_repository(
     snapshot: Snapshot,
     resources: Mapping[str, Mapping[str, Any]],  # by kind and name
     origins: Mapping[Id, Origin],
@@ -251,11 +253,11 @@ def _repository(
         files=files,
         origins=origins,
         read=snapshot.read,
-        **{attribute: _in_order(resources[kind]) for kind, attribute in _ATTRIBUTES.items()},
+        **{attribute: _sort_by_name(resources[kind]) for kind, attribute in _ATTRIBUTES.items()},
     )
 
 
-def _in_order(resources: Mapping[str, Any]) -> Mapping[str, Any]:
+def _sort_by_name(resources: Mapping[str, Any]) -> Mapping[str, Any]:
     names = list(resources)  # usually in order: gitboot reads files by path
     return resources if sorted(names) == names else dict(sorted(resources.items()))
 
@@ -270,7 +272,7 @@ _ATTRIBUTES: Final = {
 }
 
 
-def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -> dict[str, bytes] | None:
+def _read_contents(snapshot: Snapshot, paths: Iterable[str], before: LoadedRevision | None) -> dict[str, bytes] | None:
     # None: a file is missing, or must not be used.
     known = before.repository.files if before is not None else {}
     blobs_before = before.snapshot.blobs if before is not None else {}
@@ -282,56 +284,64 @@ def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -
             contents[path] = known[path]
             continue
         try:
-            contents[path] = _read_named(snapshot, path)
+            contents[path] = _read_referenced_file(snapshot, path)
         except Malformed:
             return None
     return contents
 
 
-def _read_named(snapshot: Snapshot, path: str) -> bytes:
+def _read_referenced_file(snapshot: Snapshot, path: str) -> bytes:
     try:
         data = snapshot.read(snapshot.blobs[path])
     except Oversized as error:
-        raise Malformed(Code.FILE_TOO_LARGE, too_large(error)) from None
+        raise Malformed(Code.FILE_TOO_LARGE, describe_size(error)) from None
     if is_lfs_pointer(data):
-        raise Malformed(Code.LFS_POINTER, f"{shown(path)} is a Git LFS pointer")
-    if path.endswith(AGE):
+        raise Malformed(Code.LFS_POINTER, f"{quote_value(path)} is a Git LFS pointer")
+    if path.endswith(AGE_SUFFIX):
         try:
-            sealed(data)
-        except NotSealed as error:
+            parse_encrypted(data)
+        except NotEncrypted as error:
             raise Malformed(
-                Code.NOT_SEALED, f"{shown(path)} is no secret that an endpoint could open: {error}"
+                Code.NOT_SEALED, f"{quote_value(path)} is no secret that an endpoint could open: {error}"
             ) from None
     return data
 
 
-def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFile]) -> FleetRepository | Flawed:
+def _examine(
+    snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFile]
+) -> FleetRepository | InvalidRevision:
     draft = Draft(snapshot, listing.irregular)
     for path, each in files.items():
         draft.add(path, each.parsed)
-    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.known()):
+    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.list_known()):
         message = "the repository has no document of kind Fleet"
-        draft.problems.append(problem_at("fleet.yaml", START, Code.NO_FLEET, message))
-    for find in (_second_fleets, _duplicate_identities, _ambiguous_bmcs, _empty_reports, _dangling_references):
+        draft.problems.append(build_problem("fleet.yaml", FILE_START, Code.NO_FLEET, message))
+    for find in (
+        _find_second_fleets,
+        _find_duplicate_identities,
+        _find_ambiguous_bmcs,
+        _find_empty_reports,
+        _find_dangling_references,
+    ):
         draft.remarks += find(draft)
-    found, more = problems_of(draft.remarks, snapshot.read)
-    problems = first([*listing.problems, *draft.problems, *found], draft.more + more)
+    found, more = build_problems(draft.remarks, snapshot.read)
+    problems = select_first([*listing.problems, *draft.problems, *found], draft.more + more)
     if not problems:
-        return draft.repository()
-    whole = draft.whole()
-    lacking = {key.kind for key in draft.known() - whole} | draft.unread.kinds
-    if not draft.of(Fleet):
+        return draft.build_repository()
+    whole = draft.find_complete()
+    lacking = {key.kind for key in draft.list_known() - whole} | draft.unread.kinds
+    if not draft.list_kind(Fleet):
         lacking.add("Fleet")
-    return Flawed(
+    return InvalidRevision(
         problems=tuple(problems),
-        well_formed=draft.repository(),
-        whole=draft.repository(whole),
-        lacking=frozenset(lacking),
+        well_formed=draft.build_repository(),
+        complete=draft.build_repository(whole),
+        incomplete_kinds=frozenset(lacking),
     )
 
 
-def _second_fleets(draft: Draft) -> Iterator[Remark]:
-    fleets = [key for key, _ in draft.of(Fleet)]
+def _find_second_fleets(draft: Draft) -> Iterator[Remark]:
+    fleets = [key for key, _ in draft.list_kind(Fleet)]
     for other in fleets[1:]:
         yield Remark(
             spot=draft.spot(other, ("metadata", "name")),
@@ -342,32 +352,32 @@ def _second_fleets(draft: Draft) -> Iterator[Remark]:
         )
 
 
-def _duplicate_identities(draft: Draft) -> Iterator[Remark]:
+def _find_duplicate_identities(draft: Draft) -> Iterator[Remark]:
     first: dict[tuple[str, str], tuple[Id, Identity]] = {}
-    for key, server in draft.of(Server):
-        for identity in identities(server):
-            holder, held = first.setdefault((identity.what, identity.same), (key, identity))
+    for key, server in draft.list_kind(Server):
+        for identity in list_identities(server):
+            holder, held = first.setdefault((identity.kind, identity.normalized), (key, identity))
             if held is not identity:
                 yield Remark(
                     spot=draft.spot(key, identity.path),
                     code=Code.DUPLICATE_IDENTITY,
-                    message=partial(_held, identity, holder, held),
+                    message=partial(_describe_duplicate, identity, holder, held),
                     hint="correct the one that is wrong, or remove the document of a machine that is gone",
                     other=draft.spot(holder, held.path),
                 )
 
 
-def _held(identity: Identity, holder: Id, held: Identity, place: str) -> str:
-    spelt = f", as {held.value}" if held.value != identity.value else ""
-    return f"{identity.what} {identity.value} is {holder}'s at {place} already{spelt}"
+def _describe_duplicate(identity: Identity, holder: Id, other: Identity, place: str) -> str:
+    spelt = f", as {other.value}" if other.value != identity.value else ""
+    return f"{identity.kind} {identity.value} is {holder}'s at {place} already{spelt}"
 
 
-def _ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
+def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
     """Report servers that name no system of a BMC if another server names one."""
-    servers = [(key, server.spec.bmc) for key, server in draft.of(Server) if server.spec.bmc is not None]
-    named = {place_of(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
+    servers = [(key, server.spec.bmc) for key, server in draft.list_kind(Server) if server.spec.bmc is not None]
+    named = {normalize_bmc_address(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
-        if bmc.system is None and (other := named.get(place_of(bmc.address, None))):
+        if bmc.system is None and (other := named.get(normalize_bmc_address(bmc.address, None))):
             yield Remark(
                 spot=draft.spot(key, ("spec", "bmc", "address")),
                 code=Code.DUPLICATE_IDENTITY,
@@ -376,8 +386,8 @@ def _ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
             )
 
 
-def _empty_reports(draft: Draft) -> Iterator[Remark]:
-    for key, server in draft.of(Server):
+def _find_empty_reports(draft: Draft) -> Iterator[Remark]:
+    for key, server in draft.list_kind(Server):
         if _has_empty_reports(server):
             yield Remark(
                 spot=draft.spot(key, ("spec", "bmc", "reports")),
@@ -392,23 +402,23 @@ def _has_empty_reports(server: Server) -> bool:
     return reports is not None and reports.uuid is None and reports.serial is None
 
 
-def _dangling_references(draft: Draft) -> Iterator[Remark]:
+def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
     """Report names of nothing. The files that resources name are read into the draft."""
-    known, blobs = draft.known(), draft.snapshot.blobs
+    known, blobs = draft.list_known(), draft.snapshot.blobs
     names = _Names(known, blobs)
     for key, resource in sorted(draft.resources.items()):
-        for kind, name, at in references(resource):
+        for kind, name, at in list_references(resource):
             spot = draft.spot(key, at)
             if kind == "file" and name in blobs:
                 try:
-                    draft.files[name] = _read_named(draft.snapshot, name)
+                    draft.files[name] = _read_referenced_file(draft.snapshot, name)
                 except Malformed as error:
                     yield Remark(spot=spot, code=error.code, message=error.message)
-            elif kind == "file" and not draft.could_hold(name):
+            elif kind == "file" and not draft.may_contain(name):
                 yield Remark(
                     spot=spot,
                     code=Code.UNKNOWN_REFERENCE,
-                    message=f"there is no file {shown(name)}",
+                    message=f"there is no file {quote_value(name)}",
                     hint=partial(names.hint, kind, name, "add the file; paths start at the fleet's root"),
                 )
             elif kind != "file" and Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
@@ -421,17 +431,17 @@ def _dangling_references(draft: Draft) -> Iterator[Remark]:
 
 
 class _Names:
-    def __init__(self, known: Iterable[Id], files: Collection[str]) -> None:
+    def __init__(self, ids: Iterable[Id], files: Collection[str]) -> None:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
-        for kind, each in groupby(sorted(known), key=lambda key: key.kind):
+        for kind, each in groupby(sorted(ids), key=lambda key: key.kind):
             self._names[kind] = [key.name for key in each]
         self._near: dict[tuple[str, str], str | None] = {}
-        self._left = _COMPARISONS
+        self._comparisons_left = _COMPARISONS
 
     def hint(self, kind: str, name: str, otherwise: str) -> str:
-        if (kind, name) not in self._near and self._left > 0:
-            self._left -= len(self._names[kind])
-            self._near[kind, name] = near(name, self._names[kind])
+        if (kind, name) not in self._near and self._comparisons_left > 0:
+            self._comparisons_left -= len(self._names[kind])
+            self._near[kind, name] = find_similar(name, self._names[kind])
         meant = self._near.get((kind, name))
         return f"did you mean {meant}?" if meant else otherwise
 
@@ -446,7 +456,7 @@ class Draft:
         self.snapshot = snapshot
         self._irregular = frozenset(irregular)
         self._lengths = {len(path) for path in irregular}
-        self.unread = AllUnread([ANYTHING] if irregular else [])  # what could not be read may be a resource, too
+        self.unread = UnreadDocuments([ANYTHING] if irregular else [])  # what could not be read may be a resource, too
         self.resources: dict[Id, Resource] = {}
         self.files: dict[str, bytes] = {}  # that resources name
         self.remarks: list[Remark] = []
@@ -479,15 +489,15 @@ class Draft:
                 )
             )
 
-    def of(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
+    def list_kind(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
         """Return the resources of a kind in the order of their names."""
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
-    def known(self) -> set[Id]:
+    def list_known(self) -> set[Id]:
         """Return all resources, and the broken ones. To name a broken one is no second problem."""
         return self._broken | self.resources.keys()
 
-    def could_hold(self, path: str) -> bool:
+    def may_contain(self, path: str) -> bool:
         """Return whether a path is, or is below, a path at which there may be anything."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
@@ -495,27 +505,27 @@ class Draft:
     def spot(self, resource: Id, at: Path) -> Spot:
         return self._origins[resource], at
 
-    def whole(self) -> frozenset[Id]:
+    def find_complete(self) -> frozenset[Id]:
         """Return the resources that are written once, and that name only such resources and existing files."""
         kept = self.resources.keys() - self._twice
-        while lacking := {key for key in kept if not self._has_all(key, kept)}:
+        while lacking := {key for key in kept if not self._is_complete(key, kept)}:
             kept -= lacking
         return frozenset(kept)
 
-    def _has_all(self, key: Id, kept: set[Id]) -> bool:
+    def _is_complete(self, key: Id, candidates: set[Id]) -> bool:
         if key.kind == "Fleet":
             return True  # the others hold together by it, whatever profile it lacks
-        named = ((kind, name) for kind, name, _ in references(self.resources[key]) if kind != "Server")
-        return all(name in self.files if kind == "file" else Id(kind, name) in kept for kind, name in named)
+        named = ((kind, name) for kind, name, _ in list_references(self.resources[key]) if kind != "Server")
+        return all(name in self.files if kind == "file" else Id(kind, name) in candidates for kind, name in named)
 
-    def repository(self, kept: frozenset[Id] | None = None) -> FleetRepository:
+    def build_repository(self, ids: frozenset[Id] | None = None) -> FleetRepository:
         """Return the resources as a repository, or those that are kept. The first Fleet is always one of them."""
-        fleets = {key for key, _ in self.of(Fleet)[:1]}
+        fleets = {key for key, _ in self.list_kind(Fleet)[:1]}
         resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
         for key, resource in self.resources.items():
-            if kept is None or key in kept or key in fleets:
+            if ids is None or key in ids or key in fleets:
                 resources[key.kind][key.name] = resource
-        return _repository(self.snapshot, resources, self._origins, dict(sorted(self.files.items())))
+        return _build_repository(self.snapshot, resources, self._origins, dict(sorted(self.files.items())))
 
 
 Spot = tuple[Origin, Path]
@@ -535,10 +545,10 @@ class Remark(Struct, frozen=True, kw_only=True):
         return self.spot[0].path
 
 
-def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
+def build_problems(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
     """Return the first remarks of each file as problems, and by path how many more there are."""
     remarks = list(remarks)
-    places = _places((remark.spot for remark in remarks), read)
+    places = _locate_spots((remark.spot for remark in remarks), read)
     remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))
     shown: list[Remark] = []
     more: Counter[str] = Counter()
@@ -546,18 +556,18 @@ def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> t
         of_file = list(group)
         shown += of_file[:MAX_KEPT]
         more[path] = len(of_file[MAX_KEPT:])
-    others = _places((remark.other for remark in shown if remark.other), read)
+    others = _locate_spots((remark.other for remark in shown if remark.other), read)
     problems = []
     for remark in shown:
         message, hint = remark.message, remark.hint
         if not isinstance(message, str):
             message = message(f"{remark.other[0].path}:{others[remark.other].line}" if remark.other else "")
         hint = hint if isinstance(hint, str) else hint()
-        problems.append(problem_at(remark.path, places[remark.spot], remark.code, message, hint))
+        problems.append(build_problem(remark.path, places[remark.spot], remark.code, message, hint))
     return problems, more
 
 
-def _places(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dict[Spot, Place]:
+def _locate_spots(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dict[Spot, Place]:
     in_order = sorted(set(spots), key=lambda spot: spot[0])
     return {(origin, at): locate(read(origin.blob), origin.document, at) for origin, at in in_order}
 
@@ -609,7 +619,7 @@ _STEPS: Final = {
 }
 
 
-def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
+def list_references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
     """Return each name of another resource or file in ``resource``: (kind or "file", name, path of the field)."""
     for kind, steps in _STEPS[type(resource)]:
         for name, at in _values_at(resource.spec, steps, ("spec",)):
@@ -635,6 +645,6 @@ def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository
     ``cache`` keeps what blobs parse to between calls. Only blobs that it lacks are read.
     """
     found = load_revision(snapshot, cache)
-    if isinstance(found, Flawed):
+    if isinstance(found, InvalidRevision):
         raise InvalidRepository(found.problems)
     return found.repository

@@ -97,7 +97,7 @@ def parse(data: bytes, path: str) -> Parsed:
     unread: list[bytes] = []
     problems: list[Problem] = []
     index = more = 0
-    for span in _cut(data):
+    for span in _split_documents(data):
         reader = _Reader(data, span, path)
         if reader.is_empty:
             continue
@@ -121,7 +121,7 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     layout = _layout(data, index)
     at, key_at = layout.root, layout.root.start
     for number, step in enumerate(path, 1):
-        found = _step(at, step)
+        found = _find_item(at, step)
         if found is None:
             break
         key_at, at = found
@@ -133,44 +133,44 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
 def value_lines(data: bytes, index: int) -> dict[Path, int]:
     """Return the line of each value of a document, by its path. An absent value has the line of its key."""
     layout = _layout(data, index)
-    return {path: layout.lines.place(spot.start).line for path, spot in _spots((), layout.root)}
+    return {path: layout.lines.place(spot.start).line for path, spot in _list_spots((), layout.root)}
 
 
-def _spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
+def _list_spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
     yield path, spot
     if isinstance(spot.items, dict):
         for key, (_, below) in spot.items.items():
-            yield from _spots((*path, key), below)
+            yield from _list_spots((*path, key), below)
     else:
         for number, below in enumerate(spot.items or ()):
-            yield from _spots((*path, number), below)
+            yield from _list_spots((*path, number), below)
 
 
 def document_text(data: bytes, index: int) -> bytes:
     """Return the bytes of a document, from its `---` line to the next one."""
-    span = _spans(data)[index]
+    span = _list_spans(data)[index]
     return data[span.start : span.end]
 
 
 def lines_above(data: bytes, index: int) -> int:
     """Return how many lines a file has above a document."""
-    return _spans(data)[index].lines_before
+    return _list_spans(data)[index].lines_before
 
 
-def rewritten(data: bytes, index: int, path: Path, text: str) -> bytes:
+def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
     """Return the file with ``text`` instead of one scalar of a document. All other bytes stay.
 
     Raises KeyError if the path leads to no scalar, or to an absent one.
     """
     at = _layout(data, index).root
     for step in path:
-        found = _step(at, step)
+        found = _find_item(at, step)
         if found is None:
             raise KeyError(step)
         at = found[1]
     if at.end is None:
         raise KeyError(path)
-    span = _spans(data)[index]
+    span = _list_spans(data)[index]
     source = data[span.start : span.end]
     mark = codecs.BOM_UTF8 if source.startswith(codecs.BOM_UTF8) else b""
     written = source.decode("utf-8-sig")
@@ -181,7 +181,7 @@ def rewritten(data: bytes, index: int, path: Path, text: str) -> bytes:
 @lru_cache(maxsize=2)  # those of a problem, and of what it names
 def _layout(data: bytes, index: int) -> _Layout:
     try:
-        span = _spans(data)[index]
+        span = _list_spans(data)[index]
     except IndexError:
         raise IndexError(f"no document {index}") from None
     return _Reader(data, span).layout()
@@ -204,7 +204,7 @@ class _Span(NamedTuple):
     lines_before: int
 
 
-def _cut(data: bytes) -> Iterator[_Span]:
+def _split_documents(data: bytes) -> Iterator[_Span]:
     """Return every document of a file in order, also the empty ones."""
     start = lines = 0
     while start < len(data):
@@ -216,11 +216,11 @@ def _cut(data: bytes) -> Iterator[_Span]:
 
 
 @lru_cache(maxsize=2)
-def _spans(data: bytes) -> tuple[_Span, ...]:
-    return tuple(span for span in _cut(data) if not _Reader(data, span).is_empty)
+def _list_spans(data: bytes) -> tuple[_Span, ...]:
+    return tuple(span for span in _split_documents(data) if not _Reader(data, span).is_empty)
 
 
-class _CannotReadOn(Exception):
+class _UnreadableRest(Exception):
     """The rest of a document cannot be read. The problem is noted."""
 
 
@@ -236,11 +236,11 @@ class _Lines:
         return Place(self._lines_before + line + 1, offset - (self._ends[line - 1] if line else -1))
 
 
-def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
-    if isinstance(placed.items, dict) and isinstance(step, str):
-        return placed.items.get(step)
-    if isinstance(placed.items, list) and isinstance(step, int) and step < len(placed.items):
-        return placed.items[step].start, placed.items[step]
+def _find_item(spot: Spot, step: Step) -> tuple[int, Spot] | None:
+    if isinstance(spot.items, dict) and isinstance(step, str):
+        return spot.items.get(step)
+    if isinstance(spot.items, list) and isinstance(step, int) and step < len(spot.items):
+        return spot.items[step].start, spot.items[step]
     return None
 
 
@@ -272,7 +272,7 @@ class _Reader:
         return Document(value=value, index=index)
 
     def layout(self) -> _Layout:
-        return _Layout(_laid_out(self._next, self._root), self.lines)
+        return _Layout(_build_layout(self._next, self._root), self.lines)
 
     @property
     def start(self) -> Place:
@@ -344,7 +344,7 @@ class _Reader:
             self.note_syntax(error)
         except UnicodeDecodeError:  # from PyYAML, of the %-escapes in a tag
             self.note(self.start, Code.TAG, "a tag that is not UTF-8", _NO_TAGS)
-        except _CannotReadOn:
+        except _UnreadableRest:
             pass
         return None
 
@@ -357,11 +357,11 @@ class _Reader:
                 f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}",
                 "move a part of it to another document",
             )
-            raise _CannotReadOn
+            raise _UnreadableRest
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
             place = self.place_of_byte(directive.end())
             self.note(place, Code.DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
-            raise _CannotReadOn
+            raise _UnreadableRest
         self._next()  # the stream's start
         return self._next_root()
 
@@ -408,7 +408,7 @@ class _Reader:
             return None
         if depth > MAX_DEPTH:
             self.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
-            raise _CannotReadOn
+            raise _UnreadableRest
         if kind is MappingStartEvent:
             return self._mapping(depth)
         items: list[Value] = []
@@ -458,18 +458,18 @@ class _Reader:
             self.refuse(event, Code.TAG, "a tag", _NO_TAGS)
 
 
-def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
+def _build_layout(read: Callable[[], Any], event: Any) -> Spot:
     kind, start = type(event), event.start_mark.index
     if kind is MappingStartEvent:
         mapping: dict[str, tuple[int, Spot]] = {}
         while type(key := read()) is not MappingEndEvent:
             value, at = read(), key.start_mark.index
-            mapping[key.value] = at, Spot(at) if _is_absent(value) else _laid_out(read, value)
+            mapping[key.value] = at, Spot(at) if _is_absent(value) else _build_layout(read, value)
         return Spot(start, items=mapping)
     if kind is SequenceStartEvent:
         items: list[Spot] = []
         while type(item := read()) is not SequenceEndEvent:
-            items.append(_laid_out(read, item))
+            items.append(_build_layout(read, item))
         return Spot(start, items=items)
     return Spot(start, None if _is_absent(event) else event.end_mark.index)
 

@@ -6,24 +6,31 @@ import os
 import sys
 from functools import partial
 
-from gitboot.child_processes import OUT_OF_MEMORY, Spent, as_child_of, lift, read_frame, write_frame
-from gitboot.git.fetch import ERRORS, Failed, InThisProcess, Order, Report, order
-from gitboot.git.repository import lacks_memory, note_work, reported
+from gitboot.child_processes import (
+    OUT_OF_MEMORY,
+    ProcessUsage,
+    become_child,
+    lift_memory_limit,
+    read_frame,
+    write_frame,
+)
+from gitboot.git.fetch import ERRORS, FetchFailure, FetchOrder, InThisProcess, Report, parse_order
+from gitboot.git.repository import lacks_memory, report_steps_to, report_work
 
 
 def main(parent: str) -> None:
     """Fetch for the process ``parent``."""
-    orders, reports = as_child_of(parent)
-    spent = Spent.now()
+    orders, reports = become_child(parent)
+    usage = ProcessUsage.measure()
     while (frame := read_frame(orders)) is not None:
         try:
-            found = order(frame)
+            found = parse_order(frame)
             if found.memory is not None:
-                spent.limit(memory=found.memory)
+                usage.limit(memory=found.memory)
             else:
-                lift()
-            with reported(partial(write_frame, reports)):
-                answer = carry_out(found)
+                lift_memory_limit()
+            with report_steps_to(partial(write_frame, reports)):
+                answer = run_order(found)
             write_frame(reports, answer)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)  # what is half done is not trusted
@@ -31,14 +38,14 @@ def main(parent: str) -> None:
             os._exit(0)  # the instance has ended
 
 
-def carry_out(order: Order) -> Report:
-    note_work()
+def run_order(order: FetchOrder) -> Report:
+    report_work()
     try:
         return InThisProcess().carry_out(order)
     except tuple(ERRORS.values()) as error:
         if lacks_memory(error):
             raise MemoryError from error
-        return Failed(type(error).__name__, str(error))
+        return FetchFailure(type(error).__name__, str(error))
 
 
 if __name__ == "__main__":

@@ -14,13 +14,21 @@ from msgspec import structs
 from pygit2.enums import FileMode
 
 from gitboot.errors import UsageError
-from gitboot.files import fleet_root
+from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import Revision
-from gitboot.git.fetch import Arrived, Fetching, InThisProcess, Order, Work
-from gitboot.git.history import date_of, file_in
+from gitboot.git.fetch import Fetching, FetchOrder, FetchResult, InThisProcess, Work
+from gitboot.git.history import convert_date, read_file
 from gitboot.git.remote import Remote
-from gitboot.git.repository import CommitReader, Stored, blaming, containing, opened, peel_reference, tree_of
-from gitboot.git.snapshots import fleet_folder
+from gitboot.git.repository import (
+    CommitReader,
+    StoredRepository,
+    convert_errors,
+    open_containing_repository,
+    open_repository,
+    peel_reference,
+    read_tree,
+)
+from gitboot.git.snapshots import get_fleet_folder
 
 
 class Authorship(NamedTuple):
@@ -39,28 +47,28 @@ class OwnedBranch:
     """
 
     def __init__(
-        self, remote_of: Callable[[], Remote], ref: str, path: Path, *, fetching: Fetching | None = None
+        self, get_remote: Callable[[], Remote], ref: str, path: Path, *, fetching: Fetching | None = None
     ) -> None:
-        self._remote_of, self._ref, self._path = remote_of, ref, path
+        self._get_remote, self._ref, self._path = get_remote, ref, path
         self._fetching = fetching or InThisProcess()
 
     def fetch(self) -> str | None:
         """The commit that the branch is at; None where there is no such branch."""
-        with self._opened() as ours:
+        with self._open() as ours:
             tip = self._carry_out("tip").revision
             if tip and tip not in ours.odb:
                 self._carry_out("branch")
             return tip or None
 
     def is_default(self) -> bool:
-        with self._opened():
+        with self._open():
             head = self._carry_out("tip").head
             return head is not None and head.branch == self._ref
 
     def read(self, commit: str, path: str) -> bytes | None:
         """A file of a commit; None where it has none there."""
-        with self._opened() as ours, blaming(self._path):
-            return file_in(ours, CommitReader(ours).peel(commit), path)
+        with self._open() as ours, convert_errors(self._path):
+            return read_file(ours, CommitReader(ours).peel(commit), path)
 
     def commit(
         self,
@@ -71,10 +79,10 @@ class OwnedBranch:
         at: datetime,
     ) -> str:
         """A commit with these files changed, or removed where there is None; the branch does not have it yet."""
-        with self._opened() as ours, blaming(self._path):
+        with self._open() as ours, convert_errors(self._path):
             index = pygit2.Index()
             if parent is not None:
-                tree = tree_of(ours, CommitReader(ours).peel(parent))
+                tree = read_tree(ours, CommitReader(ours).peel(parent))
                 if tree is None:
                     raise KeyError(f"commit {parent} names no tree")
                 index.read_tree(tree)
@@ -83,42 +91,42 @@ class OwnedBranch:
                     index.add(pygit2.IndexEntry(path, ours.create_blob(content()), FileMode.BLOB))
                 elif path in index:
                     index.remove(path)
-            wrote = pygit2.Signature(author.name, author.email, author.time, author.offset)
+            author_signature = pygit2.Signature(author.name, author.email, author.time, author.offset)
             committer = pygit2.Signature("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
             parents: list[str | pygit2.Oid] = [parent] if parent is not None else []
-            return str(ours.create_commit(None, wrote, committer, message, index.write_tree(ours), parents))
+            return str(ours.create_commit(None, author_signature, committer, message, index.write_tree(ours), parents))
 
     def push(self, expected: str | None, commit: str) -> None:
         """Bring the branch from ``expected`` to a commit, or raise `SourceError` where it is not there any more."""
         self._carry_out("push", accepted=expected, pushed=commit)
 
-    def _carry_out(self, work: Work, **more: Any) -> Arrived:
-        remote = structs.replace(self._remote_of(), reference=self._ref)  # with the credentials of this moment
-        return self._fetching.carry_out(Order(work=work, remote=remote, folder=self._path, **more))
+    def _carry_out(self, work: Work, **more: Any) -> FetchResult:
+        remote = structs.replace(self._get_remote(), reference=self._ref)  # with the credentials of this moment
+        return self._fetching.carry_out(FetchOrder(work=work, remote=remote, folder=self._path, **more))
 
     @contextmanager
-    def _opened(self) -> Iterator[pygit2.Repository]:
-        with blaming(self._path):
+    def _open(self) -> Iterator[pygit2.Repository]:
+        with convert_errors(self._path):
             if not (self._path / "HEAD").exists():
                 pygit2.init_repository(str(self._path), bare=True).free()
-        with opened(self._path) as ours:
+        with open_repository(self._path) as ours:
             yield ours
 
 
-def authorship_of(clone: Stored, revision: Revision) -> Authorship | None:
-    with clone.reading() as ours:
+def read_authorship(clone: StoredRepository, revision: Revision) -> Authorship | None:
+    with clone.open() as ours:
         if revision not in ours.odb:
             return None
         author = CommitReader(ours).peel(revision).author
         texts = (raw.decode(errors="replace") for raw in (author.name, author.email))
-        name, email = (" ".join(text.translate(_UNWRITABLE).split()) for text in texts)
-        return Authorship(name or "unknown", email or "unknown", int(date_of(author).timestamp()), author.offset)
+        name, email = (" ".join(text.translate(_FORBIDDEN_CHARACTERS).split()) for text in texts)
+        return Authorship(name or "unknown", email or "unknown", int(convert_date(author).timestamp()), author.offset)
 
 
-_UNWRITABLE: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
+_FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
 
 
-def pushed_as(checkout: Path) -> str | None:
+def find_pushed_url(checkout: Path) -> str | None:
     """``https://HOST/PATH@COMMIT`` of its origin, where that had the commit when it was last looked at, or None.
 
     It does not name who fetches from there.
@@ -127,10 +135,10 @@ def pushed_as(checkout: Path) -> str | None:
         repository = pygit2.Repository(str(checkout))
         head = repository.head.target
         origin = urlsplit(repository.remotes["origin"].url or "")
-        there = [*repository.branches.remote.with_commit(head)]
+        branches = [*repository.branches.remote.with_commit(head)]
     except (pygit2.GitError, KeyError, ValueError):
         return None
-    if origin.scheme != "https" or not origin.hostname or not there:
+    if origin.scheme != "https" or not origin.hostname or not branches:
         return None
     port = f":{origin.port}" if origin.port else ""
     return f"https://{origin.hostname}{port}{origin.path}@{head}"
@@ -146,18 +154,18 @@ def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | N
 
     Those at remotes count as far as they were fetched. Raises `UsageError`.
     """
-    root = fleet_root(path)
-    with blaming(path), containing(root) as repository:
+    root = resolve_fleet_root(path)
+    with convert_errors(path), open_containing_repository(root) as repository:
         if repository is None:
             raise UsageError(f"{path} is in no Git repository: --no-commit changes the file alone")
         tracking = (f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes)
-        there = [name for name in (f"refs/heads/{branch}", *tracking) if name in repository.references]
-        folder = fleet_folder(repository, root)
-        tips = [peel_reference(repository, repository.references[name]) for name in there]
-        trees = [tree for tree in (tree_of(repository, tip) for tip in tips) if tree is not None]
-        wanted = {f"{folder}/{name}" if folder else name: pygit2.hash(content) for name, content in files.items()}
-        is_there = (all(name in tree and tree[name].id == id for name, id in wanted.items()) for tree in trees)
-        return any(is_there) if there else None
+        branches = [name for name in (f"refs/heads/{branch}", *tracking) if name in repository.references]
+        folder = get_fleet_folder(repository, root)
+        tips = [peel_reference(repository, repository.references[name]) for name in branches]
+        trees = [tree for tree in (read_tree(repository, tip) for tip in tips) if tree is not None]
+        blob_ids = {f"{folder}/{name}" if folder else name: pygit2.hash(content) for name, content in files.items()}
+        has_files = (all(name in tree and tree[name].id == id for name, id in blob_ids.items()) for tree in trees)
+        return any(has_files) if branches else None
 
 
 def propose(
@@ -167,13 +175,13 @@ def propose(
 
     Neither the work tree nor what is checked out is touched. It is by whom the repository's own configuration names.
     """
-    root = fleet_root(path)
-    with blaming(path), containing(root) as repository:
+    root = resolve_fleet_root(path)
+    with convert_errors(path), open_containing_repository(root) as repository:
         assert repository is not None  # noqa: S101 - is_proposed said so
-        folder = fleet_folder(repository, root)
+        folder = get_fleet_folder(repository, root)
         parent = CommitReader(repository).peel(base)
         index = pygit2.Index()
-        if (tree := tree_of(repository, parent)) is not None:
+        if (tree := read_tree(repository, parent)) is not None:
             index.read_tree(tree)
         for path_of_file, content in files.items():
             entry = index[f"{folder}/{path_of_file}" if folder else path_of_file]
@@ -182,7 +190,9 @@ def propose(
         with suppress(KeyError):
             default = repository.default_signature
             name, email = default.name, default.email
-        who = pygit2.Signature(name, email, int(at.timestamp()), 0)
-        commit = repository.create_commit(None, who, who, message, index.write_tree(repository), [parent.id])
+        signature = pygit2.Signature(name, email, int(at.timestamp()), 0)
+        commit = repository.create_commit(
+            None, signature, signature, message, index.write_tree(repository), [parent.id]
+        )
         repository.references.create(f"refs/heads/{branch}", commit)
         return Revision(str(commit))

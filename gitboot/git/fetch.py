@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import pygit2
 
-from gitboot.child_processes import OUT_OF_MEMORY, Child, ended
+from gitboot.child_processes import OUT_OF_MEMORY, Child, describe_exit
 from gitboot.errors import (
     BranchMissing,
     CorruptClone,
@@ -30,40 +30,40 @@ from gitboot.errors import (
     SubpathMissing,
     UsageError,
 )
-from gitboot.files import fleet_root
+from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import Revision
-from gitboot.git.remote import HEAD, Conversation, Head, Remote, head_of, wanted
+from gitboot.git.remote import HEAD, Head, Remote, RemoteConnection, find_reference, read_head
 from gitboot.git.repository import (
     ACCEPTED,
     CommitReader,
-    Step,
-    Stored,
-    blaming,
-    check,
+    FetchStep,
+    StoredRepository,
     check_history,
-    containing,
-    copy,
-    folder_of,
+    check_objects,
+    convert_errors,
+    copy_accepted_folder,
+    copy_objects,
+    get_common_directory,
     lacks_memory,
     merge_packs,
-    note_folder,
-    opened,
+    open_containing_repository,
+    open_repository,
     peel_reference,
+    read_fleet_folder,
     read_tag,
-    recover_folder,
-    shared_files_of,
+    store_fleet_folder,
 )
-from gitboot.git.snapshots import folder_in, tree_at
-from gitboot.jsonio import decoder
+from gitboot.git.snapshots import find_folder_in, tree_at
+from gitboot.jsonio import build_decoder
 
 _ALL: Final = "refs/gitboot/all/"
-_WHOLE: Final = "repository.whole"  # in STATE, during a fetch of all of the history
+_FULL_COPY: Final = "repository.whole"  # in STATE, during a fetch of all of the history
 EMPTY: Final = "repository.empty."  # in STATE, a repository with which the refs of a remote are listed
-_UNPARSED: Final = re.compile("failed to parse")  # libgit2 says so by words alone: signature.c, commit.c
+_PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 says so by words alone: signature.c, commit.c
 _FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, a tag, or a branch of gitboot's
 
 
-class Brought(NamedTuple):
+class FetchedCommit(NamedTuple):
     commit: Revision
     head: Head | None  # what the remote's HEAD names; None: nobody looked, because one commit is wanted
     tag: str | None  # the id of the annotated tag that the reference means, where it is one by its own account
@@ -84,32 +84,32 @@ class Upstream:
         Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would notice
         one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
         """
-        with suppress(SourceError, UsageError), self.local() as (repository, _):
+        with suppress(SourceError, UsageError), self.open_local() as (repository, _):
             if repository is not None:
-                return (shared_files_of(repository),)
+                return (get_common_directory(repository),)
         return ()  # what is wrong there is for `fetch` to say
 
-    def bring(self, ours: pygit2.Repository, kept: Iterable[str]) -> Brought:
+    def fetch(self, ours: pygit2.Repository, base_references: Iterable[str]) -> FetchedCommit:
         head: Head | None = None
-        with self.local() as (theirs, folder):
+        with self.open_local() as (theirs, folder):
             folder = "/".join(filter(None, (folder, self._remote.subpath)))
-            if folder != folder_of(ours):
-                note_folder(ours, folder)
+            if folder != read_fleet_folder(ours):
+                store_fleet_folder(ours, folder)
             if self._remote.commit:
                 name = tip = self._remote.commit
-                self.bring_commit(theirs, ours, tip, kept)
+                self.fetch_commit(theirs, ours, tip, base_references)
             else:
-                conversation = Conversation(self._remote, theirs, ours, self._state / "home")
-                heads, head = conversation.refs()
-                name = wanted(self._remote, heads)
+                conversation = RemoteConnection(self._remote, theirs, ours, self._state / "home")
+                heads, head = conversation.list_references()
+                name = find_reference(self._remote, heads)
                 tip = heads[name]
                 if tip not in ours.odb:
                     if theirs is not None:
                         self._copy(theirs, ours, tip)
                     else:
-                        self._fetch(conversation, ours, kept, f"+{name}:{_FETCHED}")
-        with blaming(self._remote.url):  # what led to the kept references was checked when they came
-            names = (ours.references.get(each) for each in kept)
+                        self._fetch_refs(conversation, ours, base_references, f"+{name}:{_FETCHED}")
+        with convert_errors(self._remote.url):  # what led to the kept references was checked when they came
+            names = (ours.references.get(each) for each in base_references)
             known = {peel_reference(ours, each).id for each in names if each is not None}
             check_history(ours, pygit2.Oid(hex=tip), known)
         try:
@@ -121,10 +121,10 @@ class Upstream:
         tag = read_tag(ours, pygit2.Oid(hex=tip))
         # An older tag that is served as a newer one does not bear the name under which it was found.
         is_own = tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}"
-        return Brought(commit, head, tip if is_own else None)
+        return FetchedCommit(commit, head, tip if is_own else None)
 
-    def bring_commit(
-        self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, kept: Iterable[str]
+    def fetch_commit(
+        self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, base_references: Iterable[str]
     ) -> None:
         """Bring one commit into the clone, with all branches and tags: few servers give one by its id."""
         if commit in ours.odb:
@@ -134,43 +134,47 @@ class Upstream:
             return
         for name in [name for name in ours.references if name.startswith(_ALL)]:
             ours.references.delete(name)  # a branch "a" keeps out a new branch "a/b"
-        conversation = Conversation(self._remote, None, ours, self._state / "home")
-        self._fetch(conversation, ours, kept, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*")
+        conversation = RemoteConnection(self._remote, None, ours, self._state / "home")
+        self._fetch_refs(
+            conversation, ours, base_references, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*"
+        )
         if commit not in ours.odb:
             raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
 
     def read_head(self) -> Head:
         with ExitStack() as stack:
-            theirs, _ = stack.enter_context(self.local())
+            theirs, _ = stack.enter_context(self.open_local())
             if theirs is not None:
-                with blaming(self._remote.url):
-                    return head_of(theirs)
-            stack.enter_context(blaming(self._state))
+                with convert_errors(self._remote.url):
+                    return read_head(theirs)
+            stack.enter_context(convert_errors(self._state))
             folder = stack.enter_context(TemporaryDirectory(prefix=EMPTY, dir=self._state))
             pygit2.init_repository(folder, bare=True).free()
-            empty = stack.enter_context(opened(Path(folder)))
-            heads, head = Conversation(self._remote, None, empty, self._state / "home").refs()
+            empty = stack.enter_context(open_repository(Path(folder)))
+            heads, head = RemoteConnection(self._remote, None, empty, self._state / "home").list_references()
             if not heads:
                 raise SourceError(f"{self._remote.url} has no commit yet")
             return head
 
     def _copy(self, theirs: pygit2.Repository, ours: pygit2.Repository, tip: str) -> None:
-        with blaming(self._remote.url):
-            copy(theirs, ours, pygit2.Oid(hex=tip))
+        with convert_errors(self._remote.url):
+            copy_objects(theirs, ours, pygit2.Oid(hex=tip))
 
-    def _fetch(self, conversation: Conversation, ours: pygit2.Repository, kept: Iterable[str], *refspecs: str) -> None:
+    def _fetch_refs(
+        self, conversation: RemoteConnection, ours: pygit2.Repository, base_references: Iterable[str], *refspecs: str
+    ) -> None:
         try:
             conversation.fetch(*refspecs)
         except SourceError as error:
             if lacks_memory(error):
                 raise
-            if _UNPARSED.search(str(error)):
+            if _PARSE_FAILURE.search(str(error)):
                 self._fetch_without_negotiation(ours, refspecs)
                 return
             # Perhaps what is sent builds on something that is damaged here. Then this raises CorruptClone.
-            for name in kept:
+            for name in base_references:
                 if (reference := ours.references.get(name)) is not None:
-                    check(ours, peel_reference(ours, reference).id)
+                    check_objects(ours, peel_reference(ours, reference).id)
             raise
 
     def _fetch_without_negotiation(self, ours: pygit2.Repository, refspecs: Iterable[str]) -> None:
@@ -178,13 +182,13 @@ class Upstream:
 
         To negotiate, libgit2 parses the newest commits of the clone, and gives up at one that it cannot parse.
         """
-        folder = self._state / _WHOLE
+        folder = self._state / _FULL_COPY
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            with blaming(folder):
+            with convert_errors(folder):
                 pygit2.init_repository(folder, bare=True).free()
-            with opened(folder) as whole:
-                Conversation(self._remote, None, whole, self._state / "home").fetch(*refspecs)
+            with open_repository(folder) as whole:
+                RemoteConnection(self._remote, None, whole, self._state / "home").fetch(*refspecs)
                 for name in sorted(whole.references):
                     target = whole.references[name].resolve().target
                     assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference names an object
@@ -194,22 +198,22 @@ class Upstream:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
-    def local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
+    def open_local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
         local = self._remote.local
         if local is None:
             yield None, ""
             return
         if not local.exists():
             raise SourceError(f"{local} is not there")
-        root = fleet_root(local)
+        root = resolve_fleet_root(local)
         with ExitStack() as stack:
-            with blaming(local):
-                theirs = stack.enter_context(containing(root))
+            with convert_errors(local):
+                theirs = stack.enter_context(open_containing_repository(root))
             if theirs is None:
                 raise UsageError(f"{local} is no Git repository; make it one with git init")
             if theirs.is_shallow:
                 raise UsageError(f"{local} is a shallow clone; complete it with git fetch --unshallow")
-            yield theirs, folder_in(theirs, root) or ""
+            yield theirs, find_folder_in(theirs, root) or ""
 
 
 CLONE: Final = "repository.git"  # in STATE
@@ -224,45 +228,55 @@ MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
 Work = Literal["fetch", "anew", "restore", "head", "tip", "branch", "push"]
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What to fetch or push, from where to where. It contains the credentials."""
 
     work: Work
     remote: Remote
     folder: Path  # the state directory; for a branch that gitboot owns, the branch's repository
-    accepted: str | None = None  # the accepted commit; of a push, the commit that the branch is at, if there is one
-    pushed: str = ""  # the commit to push
+    expected_commit: str | None = (
+        None  # the accepted commit; of a push, the commit that the branch is at, if there is one
+    )
+    pushed_commit: str = ""  # the commit to push
     memory: int | None = None  # bytes; None: no limit
 
 
-class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class FetchResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The result of an order that was carried out."""
 
     revision: str = ""  # what the reference means; "": no commit
     head: Head | None = None  # what the remote's HEAD names; None: the order did not read it
-    found: bool = True  # the accepted commit, too, where it was to be
+    has_accepted_commit: bool = True  # the accepted commit, too, where it was to be
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class FetchFailure(msgspec.Struct, frozen=True, tag=True):
     """The error of an order."""
 
     error: str  # a name of `ERRORS`
     message: str
 
 
-Report = Arrived | Failed | Step
-order: Final[Callable[[bytes], Order]] = decoder(Order)
-report: Final[Callable[[bytes], Report]] = decoder(Report)
+Report = FetchResult | FetchFailure | FetchStep
+parse_order: Final[Callable[[bytes], FetchOrder]] = build_decoder(FetchOrder)
+parse_report: Final[Callable[[bytes], Report]] = build_decoder(Report)
 # What fetching raises on purpose.
-_RAISED: Final = (SourceError, BranchMissing, CorruptClone, SourceRefused, SourceTooLarge, SubpathMissing, UsageError)
-ERRORS: Final = {each.__name__: each for each in _RAISED}
+_FETCH_ERRORS: Final = (
+    SourceError,
+    BranchMissing,
+    CorruptClone,
+    SourceRefused,
+    SourceTooLarge,
+    SubpathMissing,
+    UsageError,
+)
+ERRORS: Final = {each.__name__: each for each in _FETCH_ERRORS}
 
 
 class Fetching(ABC):
     """Fetches and pushes, in this process or in a process of its own."""
 
     @abstractmethod
-    def carry_out(self, order: Order) -> Arrived:
+    def carry_out(self, order: FetchOrder) -> FetchResult:
         """Carry out an order, and return its result. Raises `SourceError`, `SourceRefused`, `UsageError`, …."""
 
     def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
@@ -270,16 +284,18 @@ class Fetching(ABC):
 
         Return the commit, and what HEAD names. HEAD is None if the reference is a commit's id.
         """
-        found = self.carry_out(Order(work="anew" if anew else "fetch", remote=remote, folder=state))
+        found = self.carry_out(FetchOrder(work="anew" if anew else "fetch", remote=remote, folder=state))
         return Revision(found.revision), found.head
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
         """Fetch into a new clone; return whether it has the accepted commit, which is looked for all over."""
-        return self.carry_out(Order(work="restore", remote=remote, folder=state, accepted=accepted)).found
+        return self.carry_out(
+            FetchOrder(work="restore", remote=remote, folder=state, expected_commit=accepted)
+        ).has_accepted_commit
 
     def read_head(self, remote: Remote, state: Path) -> Head:
         """Return what the remote's HEAD names. Raises `SourceError` if the remote has no commit."""
-        head = self.carry_out(Order(work="head", remote=remote, folder=state)).head
+        head = self.carry_out(FetchOrder(work="head", remote=remote, folder=state)).head
         assert head is not None  # noqa: S101 - this order is to read it
         return head
 
@@ -287,94 +303,96 @@ class Fetching(ABC):
 class InThisProcess(Fetching):
     """Fetches without limits."""
 
-    def carry_out(self, order: Order) -> Arrived:
+    def carry_out(self, order: FetchOrder) -> FetchResult:
         remote, folder = order.remote, order.folder
         match order.work:
             case "fetch" | "anew":
-                clone = _create(folder) if order.work == "anew" else Stored(folder / CLONE, CorruptClone)
+                clone = (
+                    _create_clone(folder) if order.work == "anew" else StoredRepository(folder / CLONE, CorruptClone)
+                )
                 revision, head = _fetch_into(clone, remote, Upstream(remote, folder))
-                return Arrived(revision=revision, head=head)
+                return FetchResult(revision=revision, head=head)
             case "restore":
-                return Arrived(found=_restore(remote, folder, order.accepted))
+                return FetchResult(has_accepted_commit=_restore_clone(remote, folder, order.expected_commit))
             case "head":
-                return Arrived(head=Upstream(remote, folder).read_head())
-        with blaming(folder), opened(folder) as ours:
-            conversation = Conversation(remote, None, ours, folder.with_name("home"))
+                return FetchResult(head=Upstream(remote, folder).read_head())
+        with convert_errors(folder), open_repository(folder) as ours:
+            conversation = RemoteConnection(remote, None, ours, folder.with_name("home"))
             match order.work:
                 case "branch":
                     conversation.fetch(f"+{remote.reference}:{_FETCHED}")
                 case "tip":
-                    heads, head = conversation.refs()
-                    return Arrived(revision=heads.get(remote.reference or HEAD, ""), head=head)
+                    heads, head = conversation.list_references()
+                    return FetchResult(revision=heads.get(remote.reference or HEAD, ""), head=head)
                 case "push":
-                    ours.references.create(_PUSHED, order.pushed, force=True)
-                    conversation.push(f"{_PUSHED}:{remote.reference}", order.accepted)
-        return Arrived()
+                    ours.references.create(_PUSHED, order.pushed_commit, force=True)
+                    conversation.push(f"{_PUSHED}:{remote.reference}", order.expected_commit)
+        return FetchResult()
 
 
-def _restore(remote: Remote, state: Path, accepted: str | None) -> bool:
-    new, upstream = _create(state), Upstream(remote, state)
+def _restore_clone(remote: Remote, state: Path, accepted: str | None) -> bool:
+    new, upstream = _create_clone(state), Upstream(remote, state)
     _fetch_into(new, remote, upstream)
     if accepted is None:
         return True
-    with new.reading() as ours:
+    with new.open() as ours:
         for old in (state / CLONE, state / BROKEN):
-            with suppress(SourceError), blaming(old), opened(old) as left:
-                copy(left, ours, pygit2.Oid(hex=accepted))
-                recover_folder(ours, left)
-        with suppress(SourceError), upstream.local() as (theirs, _):
-            upstream.bring_commit(theirs, ours, accepted, ())
+            with suppress(SourceError), convert_errors(old), open_repository(old) as old_clone:
+                copy_objects(old_clone, ours, pygit2.Oid(hex=accepted))
+                copy_accepted_folder(ours, old_clone)
+        with suppress(SourceError), upstream.open_local() as (theirs, _):
+            upstream.fetch_commit(theirs, ours, accepted, ())
         if accepted in ours.odb:
-            point(ours, ACCEPTED, accepted)
+            set_reference(ours, ACCEPTED, accepted)
             return True
     return False
 
 
-def latest_of(remote: Remote) -> str:
-    return intern(f"refs/gitboot/latest/{_name(remote)}")  # pygit2 never lets go of a name that it looked up
+def build_latest_reference(remote: Remote) -> str:
+    return intern(f"refs/gitboot/latest/{_hash_remote(remote)}")  # pygit2 never lets go of a name that it looked up
 
 
-def tag_of(remote: Remote) -> str:
-    return intern(f"refs/gitboot/tag/{_name(remote)}")
+def build_tag_reference(remote: Remote) -> str:
+    return intern(f"refs/gitboot/tag/{_hash_remote(remote)}")
 
 
-def _name(remote: Remote) -> str:
+def _hash_remote(remote: Remote) -> str:
     """Another URL, reference or folder is another source: what was fetched from the one before is not its commit."""
     place = (remote.url, remote.reference, *filter(None, [remote.subpath]))
     return hashlib.sha256("\n".join(map(str, place)).encode()).hexdigest()[:16]
 
 
-def _fetch_into(clone: Stored, remote: Remote, upstream: Upstream) -> tuple[Revision, Head | None]:
-    latest, tag = latest_of(remote), tag_of(remote)
-    with clone.reading() as ours:
-        brought = upstream.bring(ours, (ACCEPTED, latest))
-        if brought.tag is not None:
-            point(ours, tag, brought.tag)
+def _fetch_into(clone: StoredRepository, remote: Remote, upstream: Upstream) -> tuple[Revision, Head | None]:
+    latest, tag = build_latest_reference(remote), build_tag_reference(remote)
+    with clone.open() as ours:
+        fetched = upstream.fetch(ours, (ACCEPTED, latest))
+        if fetched.tag is not None:
+            set_reference(ours, tag, fetched.tag)
         elif tag in ours.references:
             ours.references.delete(tag)
-        point(ours, latest, brought.commit)
+        set_reference(ours, latest, fetched.commit)
         merge_packs(ours, MAX_PACKS)
-    return brought.commit, brought.head
+    return fetched.commit, fetched.head
 
 
-def _create(state: Path) -> Stored:
-    new = Stored(state / NEW, CorruptClone)
-    with blaming(new.path):
+def _create_clone(state: Path) -> StoredRepository:
+    new = StoredRepository(state / NEW, CorruptClone)
+    with convert_errors(new.path):
         shutil.rmtree(new.path, ignore_errors=True)
         ours = pygit2.init_repository(new.path, bare=True)
         ours.config["gc.pruneExpire"] = "never"  # should a person run git gc
     return new
 
 
-def point(ours: pygit2.Repository, name: str, tip: str) -> None:
+def set_reference(ours: pygit2.Repository, name: str, tip: str) -> None:
     reference = ours.references.get(name)
     if reference is None or str(reference.target) != tip:
         ours.references.create(name, tip, force=True)
 
 
-MEBIBYTES: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
-TOTAL_S: Final = 3600.0  # of whatever makes no new clone
-_START_S: Final = 60.0  # until a process has read its program from a slow disk
+DEFAULT_MEMORY_MIB: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
+FETCH_TIMEOUT_S: Final = 3600.0  # of whatever makes no new clone
+_START_TIMEOUT_S: Final = 60.0  # until a process has read its program from a slow disk
 
 
 class FetchProcess(Fetching):
@@ -388,76 +406,78 @@ class FetchProcess(Fetching):
     end with the thread that started them, and with `close`.
     """
 
-    def __init__(self, mebibytes: int | None = None, *, deadline_s: float = TOTAL_S) -> None:
-        self._memory, self._deadline_s = (mebibytes or MEBIBYTES) << 20, deadline_s
-        self._changing = Lock()  # what follows
+    def __init__(self, mebibytes: int | None = None, *, deadline_s: float = FETCH_TIMEOUT_S) -> None:
+        self._memory, self._deadline_s = (mebibytes or DEFAULT_MEMORY_MIB) << 20, deadline_s
+        self._lock = Lock()  # what follows
         self._idle: Child | None = None
         self._busy: set[Child] = set()
         self._is_closed = False
 
     def close(self) -> None:
         """End the processes, whatever they are at, and start no more."""
-        with self._changing:
+        with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, None
             for child in self._busy:
                 child.kill()
         if idle is not None:
             idle.kill()
-            idle.put_away()
+            idle.reap()
 
-    def carry_out(self, order: Order) -> Arrived:
+    def carry_out(self, order: FetchOrder) -> FetchResult:
         if order.work != "push":  # what is packed for a push is gitboot's own, and may be large
             order = msgspec.structs.replace(order, memory=self._memory)
         url, child, is_new = order.remote.url, *self._take_child()
-        start_s = _START_S if is_new else order.remote.timeout_s
+        start_s = _START_TIMEOUT_S if is_new else order.remote.timeout_s
         total_s = None if order.work in ("anew", "restore") else self._deadline_s
-        waiting = _Waiting(Step(start_s, f"the process that fetches did not begin within {start_s:g} s"), total_s)
-        answered = None
+        deadline = _StepDeadline(
+            FetchStep(start_s, f"the process that fetches did not begin within {start_s:g} s"), total_s
+        )
+        answer = None
         try:
             child.send(order)
-            for frame in child.answers(waiting.left_s):
-                found = report(frame)
-                if not isinstance(found, Step):
-                    answered = found
+            for frame in child.read_answers(deadline.remaining_s):
+                found = parse_report(frame)
+                if not isinstance(found, FetchStep):
+                    answer = found
                     break
-                waiting.begin(found)
-            if answered is None:
-                raise self._died(url, child.wait())
+                deadline.begin(found)
+            if answer is None:
+                raise self._build_exit_error(url, child.wait())
         except TimeoutError:
-            raise SourceError(f"{url}: {waiting.complaint}") from None
+            raise SourceError(f"{url}: {deadline.complaint}") from None
         except BrokenPipeError:
-            raise self._died(url, child.wait()) from None
+            raise self._build_exit_error(url, child.wait()) from None
         finally:
-            self._give_back(child, is_free=answered is not None)
-        if isinstance(answered, Failed):
-            raise ERRORS[answered.error](answered.message)
-        return answered
+            self._return_child(child, is_free=answer is not None)
+        if isinstance(answer, FetchFailure):
+            raise ERRORS[answer.error](answer.message)
+        return answer
 
     def _take_child(self) -> tuple[Child, bool]:
         """Return a process that no other thread uses meanwhile, and whether it was started just now."""
-        with self._changing:
+        with self._lock:
             if self._is_closed:
                 raise SourceError("nothing is fetched any more: this instance ends")
             child, self._idle = self._idle, None
             if child is not None and child.has_ended:
-                child.put_away()
+                child.reap()
                 child = None
             is_new = child is None
             child = child or Child("gitboot.git")
             self._busy.add(child)
             return child, is_new
 
-    def _give_back(self, child: Child, *, is_free: bool) -> None:
-        with self._changing:
+    def _return_child(self, child: Child, *, is_free: bool) -> None:
+        with self._lock:
             self._busy.remove(child)
             if is_free and not self._is_closed and self._idle is None:
                 self._idle = child
                 return
         child.kill()
-        child.put_away()
+        child.reap()
 
-    def _died(self, url: str, status: int) -> SourceError | SourceTooLarge:
+    def _build_exit_error(self, url: str, status: int) -> SourceError | SourceTooLarge:
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):
             return SourceTooLarge(
                 f"{url}: to fetch it takes more memory than the {self._memory >> 20} MiB that it may; let it have more "
@@ -465,23 +485,23 @@ class FetchProcess(Fetching):
             )
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return SourceError(f"{url}: the fetch was killed, as where a machine has no memory left")
-        return SourceError(f"{url}: the fetch ended {ended(status)}")
+        return SourceError(f"{url}: the fetch ended {describe_exit(status)}")
 
 
-class _Waiting:
-    def __init__(self, first: Step, total_s: float | None) -> None:
+class _StepDeadline:
+    def __init__(self, first: FetchStep, total_s: float | None) -> None:
         """``total_s`` is for all steps; None: as long as data arrives."""
         self._total_s, self._ends_s = total_s, math.inf if total_s is None else time.monotonic() + total_s
         self.begin(first)
 
-    def begin(self, step: Step) -> None:
-        self._step, self._step_ends_s = step, time.monotonic() + step.within_s
+    def begin(self, step: FetchStep) -> None:
+        self._step, self._step_ends_s = step, time.monotonic() + step.timeout_s
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         return min(self._step_ends_s, self._ends_s) - time.monotonic()
 
     @property
     def complaint(self) -> str:
         if self._ends_s <= time.monotonic():
             return f"the fetch was not complete after {self._total_s:g} s"
-        return self._step.complaint
+        return self._step.timeout_message

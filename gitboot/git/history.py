@@ -17,35 +17,35 @@ from msgspec import Struct
 from pygit2.enums import DiffOption, SortMode
 
 from gitboot.errors import InvalidRepository, UsageError
-from gitboot.files import fleet_root
+from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import BlobId, Irregular, Message, Revision, Snapshot
 from gitboot.git.repository import (
     CommitObject,
     CommitReader,
     Person,
-    Stored,
-    blaming,
-    containing,
-    files_of,
-    objects_of,
-    tree_of,
+    StoredRepository,
+    convert_errors,
+    get_git_directory,
+    get_objects_directory,
+    open_containing_repository,
+    read_tree,
 )
 from gitboot.git.snapshots import (
     WORKTREE,
     check_folder,
-    commit_at,
-    fleet_folder,
-    folder_in,
-    of_commit,
-    of_worktree,
-    read_work_file,
+    find_folder_in,
+    get_fleet_folder,
+    load_commit,
+    load_worktree,
+    read_worktree_file,
+    resolve_commit,
     tree_at,
 )
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class HistoryStep(Struct, frozen=True, kw_only=True):
     """A commit, and the tree that the fleet is in it."""
 
     commit: CommitSummary
@@ -55,31 +55,33 @@ class Step(Struct, frozen=True, kw_only=True):
 class History:
     """The commits that led to a revision, the newest first; made by `open_history`."""
 
-    def __init__(self, repository: Stored, folder: str, steps: tuple[Step, ...], *, shallow: bool) -> None:
+    def __init__(
+        self, repository: StoredRepository, folder: str, steps: tuple[HistoryStep, ...], *, shallow: bool
+    ) -> None:
         self._repository, self._folder = repository, folder
         self.steps = steps
         self.shallow = shallow  # whether the clone has not all that came before
 
     def snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
-        return of_commit(self._repository, revision, self._folder, previous)
+        return load_commit(self._repository, revision, self._folder, previous)
 
 
 def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
     """What led to ``rev`` (HEAD, if None) of the fleet at ``path``, as `open_snapshot` has it."""
-    root = fleet_root(Path(path))
+    root = resolve_fleet_root(Path(path))
     if rev == WORKTREE:
         raise UsageError("what lies uncommitted has no history; name a revision, or none for HEAD")
-    with blaming(path), containing(root) as git:
+    with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
             raise UsageError(f"{path} is in no Git repository, so it has no history")
-        folder = fleet_folder(git, root)
-        start = commit_at(git, rev or "HEAD", str(path))
+        folder = get_fleet_folder(git, root)
+        start = resolve_commit(git, rev or "HEAD", str(path))
         steps = tuple(
-            Step(commit=describe(commit), tree=None if tree is None else tree.hex())
+            HistoryStep(commit=summarize_commit(commit), tree=None if tree is None else tree.hex())
             for commit in CommitReader(git).first_parents(start)
             for tree in (tree_at(git, commit.revision, folder),)
         )
-        return History(Stored(files_of(git)), folder, steps, shallow=git.is_shallow)
+        return History(StoredRepository(get_git_directory(git)), folder, steps, shallow=git.is_shallow)
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -95,25 +97,25 @@ class CommitSummary(Struct, frozen=True, kw_only=True):
     subject: str
 
 
-def describe(commit: CommitObject) -> CommitSummary:
+def summarize_commit(commit: CommitObject) -> CommitSummary:
     return CommitSummary(
         revision=commit.revision,
-        author=named(commit.author),
-        date=date_of(commit.author),
-        subject=one_line(_text(commit.message).lstrip().partition("\n")[0]),
+        author=format_person(commit.author),
+        date=convert_date(commit.author),
+        subject=one_line(_decode(commit.message).lstrip().partition("\n")[0]),
     )
 
 
-def date_of(who: Person) -> datetime:
+def convert_date(person: Person) -> datetime:
     """Return when an author or a committer signed. A date outside 1970 to 9999 becomes the nearest date inside."""
-    return _EPOCH + timedelta(seconds=min(max(who.time, 0), _YEAR_9999))
+    return _EPOCH + timedelta(seconds=min(max(person.time, 0), _YEAR_9999))
 
 
-def named(who: Person) -> str:
-    return one_line(f"{_text(who.name)} <{_text(who.email)}>")
+def format_person(person: Person) -> str:
+    return one_line(f"{_decode(person.name)} <{_decode(person.email)}>")
 
 
-def _text(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
@@ -123,106 +125,110 @@ class Blame:
     Each file is looked into when one of its lines is first asked for.
     """
 
-    def __init__(self, repository: Stored, commit: Revision | None, folder: str, root: Path | None) -> None:
+    def __init__(self, repository: StoredRepository, commit: Revision | None, folder: str, root: Path | None) -> None:
         self._repository, self._commit = repository, commit  # None: there is no commit yet
         self._prefix = f"{folder}/" if folder else ""
         self._root = root  # where the fleet lies, where it is looked at uncommitted
-        self._lines = cache(self._looked_into)
+        self._lines = cache(self._blame_file)
 
     def line(self, path: str, number: int) -> CommitSummary | None:
         """Who wrote a line, 1-based, of a file of the fleet; None where it is not committed yet."""
         return self._lines(path).get(number)
 
-    def _looked_into(self, path: str) -> dict[int, CommitSummary]:
-        with self._repository.reading() as git:
+    def _blame_file(self, path: str) -> dict[int, CommitSummary]:
+        with self._repository.open() as git:
             if self._commit is None:
                 return {}
-            tree = tree_of(git, CommitReader(git).peel(self._commit))
+            tree = read_tree(git, CommitReader(git).peel(self._commit))
             name = self._prefix + path
             if tree is None or name not in tree:
                 return {}
             try:
                 hunks = list(git.blame(name, newest_commit=pygit2.Oid(hex=self._commit)))
             except pygit2.GitError:  # libgit2 stops at a commit that it cannot parse
-                lines = _blamed_along_first_parents(git, name, self._commit)
+                lines = _blame_along_first_parents(git, name, self._commit)
             else:
                 reader, lines = CommitReader(git), {}
                 for hunk in hunks:
                     start = hunk.final_start_line_number
-                    wrote = describe(reader.read(hunk.final_commit_id))
+                    wrote = summarize_commit(reader.read(hunk.final_commit_id))
                     lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
             if self._root is None:
                 return lines
-            old, new = git[tree[name].id].peel(pygit2.Blob).data, read_work_file(self._root, path)
-        return {now: lines[before] for now, before in _kept(old, new).items() if before in lines}
+            old, new = git[tree[name].id].peel(pygit2.Blob).data, read_worktree_file(self._root, path)
+        return {now: lines[before] for now, before in _match_lines(old, new).items() if before in lines}
 
 
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
     """The blame of the fleet at ``path`` as of ``rev``, both as `open_snapshot` has them; None without Git."""
-    root = fleet_root(Path(path))
-    with blaming(path), containing(root) as git:
+    root = resolve_fleet_root(Path(path))
+    with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
             return None
-        folder = folder_in(git, root)
+        folder = find_folder_in(git, root)
         uncommitted = folder is not None and rev in (None, WORKTREE)
         unborn = uncommitted and git.head_is_unborn
-        commit = None if unborn else commit_at(git, "HEAD" if uncommitted or rev is None else rev, str(path))
-        return Blame(Stored(files_of(git)), commit, fleet_folder(git, root), root if uncommitted else None)
+        commit = None if unborn else resolve_commit(git, "HEAD" if uncommitted or rev is None else rev, str(path))
+        return Blame(
+            StoredRepository(get_git_directory(git)), commit, get_fleet_folder(git, root), root if uncommitted else None
+        )
 
 
-def _blamed_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
+def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
     """Return who wrote each line. A line that a merge brought in is its merge commit's."""
     lines: dict[int, CommitSummary] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)
-    content = file_in(git, newer, path) or b""
+    content = read_file(git, newer, path) or b""
     origins = {number: number for number in range(1, content.count(b"\n") + 2)}  # line in content -> line in the newest
     for older in [*islice(reader.first_parents(commit), 1, None), None]:
-        before = (file_in(git, older, path) if older is not None else None) or b""
+        before = (read_file(git, older, path) if older is not None else None) or b""
         if before == content and older is not None:
             newer = older
             continue
-        kept = _kept(before, content) if before else {}
-        lines |= {final: describe(newer) for now, final in origins.items() if now not in kept}
-        origins = {kept[now]: final for now, final in origins.items() if now in kept}
+        matches = _match_lines(before, content) if before else {}
+        lines |= {final: summarize_commit(newer) for now, final in origins.items() if now not in matches}
+        origins = {matches[now]: final for now, final in origins.items() if now in matches}
         if not origins or older is None:
             break
         newer, content = older, before
     return lines
 
 
-def file_in(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes | None:
+def read_file(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes | None:
     """Return a file of a commit. None: the commit has no such file."""
-    tree = tree_of(git, commit)
+    tree = read_tree(git, commit)
     found = tree[path] if tree is not None and path in tree else None
     return found.data if isinstance(found, pygit2.Blob) else None
 
 
-def _kept(old: bytes, new: bytes) -> dict[int, int]:
+def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
     """The lines of ``new`` that stand in ``old`` too, and where; a checkout may have changed their ends."""
-    everything = max(old.count(b"\n"), new.count(b"\n")) + 1
-    patch = pygit2.Patch.create_from(old, new, flag=DiffOption.IGNORE_WHITESPACE_EOL, context_lines=everything)
+    line_count = max(old.count(b"\n"), new.count(b"\n")) + 1
+    patch = pygit2.Patch.create_from(old, new, flag=DiffOption.IGNORE_WHITESPACE_EOL, context_lines=line_count)
     if not patch.hunks:
-        return {number: number for number in range(1, everything + 1)}
+        return {number: number for number in range(1, line_count + 1)}
     return {line.new_lineno: line.old_lineno for line in patch.hunks[0].lines if line.origin == " "}
 
 
-def commits_between(git: pygit2.Repository, hidden: Iterable[pygit2.Oid], *tips: pygit2.Oid) -> Iterator[CommitObject]:
+def commits_between(
+    git: pygit2.Repository, excluded: Iterable[pygit2.Oid], *tips: pygit2.Oid
+) -> Iterator[CommitObject]:
     """Yield the commits that led to one of ``tips`` and to none of ``hidden``, children before their parents."""
-    reader, hidden = CommitReader(git), tuple(hidden)
+    reader, excluded = CommitReader(git), tuple(excluded)
     try:
         walker = git.walk(None, SortMode.TOPOLOGICAL)
         for tip in tips:
             walker.push(tip)
-        for each in hidden:
+        for each in excluded:
             walker.hide(each)
         found = [commit.id for commit in walker]
     except pygit2.GitError:  # libgit2 stops at a commit that it cannot parse
-        found = _sorted_topologically(reader, tips, seen=ancestors(reader, hidden))
+        found = _sort_topologically(reader, tips, seen=find_ancestors(reader, excluded))
     return map(reader.read, found)
 
 
-def _sorted_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen: set[pygit2.Oid]) -> list[pygit2.Oid]:
+def _sort_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen: set[pygit2.Oid]) -> list[pygit2.Oid]:
     finished: list[pygit2.Oid] = []
     pending = [(tip, False) for tip in tips]
     while pending:
@@ -236,8 +242,8 @@ def _sorted_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen
     return finished[::-1]
 
 
-def ancestors(reader: CommitReader, tips: Iterable[pygit2.Oid]) -> set[pygit2.Oid]:
-    return set(_sorted_topologically(reader, tips, seen=set()))
+def find_ancestors(reader: CommitReader, tips: Iterable[pygit2.Oid]) -> set[pygit2.Oid]:
+    return set(_sort_topologically(reader, tips, seen=set()))
 
 
 def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> bool:
@@ -247,16 +253,16 @@ def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> boo
     try:
         return bool(git.descendant_of(new, old))
     except pygit2.GitError:
-        return old in ancestors(CommitReader(git), [new])
+        return old in find_ancestors(CommitReader(git), [new])
 
 
-def merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) -> pygit2.Oid | None:
+def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) -> pygit2.Oid | None:
     """Return a commit that led to both, and to no other such commit; None if there is none."""
     try:
         found: pygit2.Oid | None = git.merge_base(one, other)
     except pygit2.GitError:
         reader = CommitReader(git)
-        both = ancestors(reader, [one]) & ancestors(reader, [other])
+        both = find_ancestors(reader, [one]) & find_ancestors(reader, [other])
         best = both - {parent for each in both for parent in reader.read(each).parents}
         found = min(best, default=None)
     return found
@@ -272,7 +278,7 @@ class Merge(NamedTuple):
     messages: tuple[Message, ...]  # of it, and of all commits that it brought in
 
 
-def line(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tuple[Merge, ...]:
+def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tuple[Merge, ...]:
     """The commits from ``old``, without it, to ``new`` by first parents, the oldest first; none where that is no way.
 
     Nor where it is a long one.
@@ -285,11 +291,13 @@ def line(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tup
         if not commit.parents or len(found) > MAX_STEPS:
             return ()
     return tuple(
-        Merge(each.revision, tuple(messages(repository, each.parents[0], each.id))) for each in reversed(found)
+        Merge(each.revision, tuple(list_messages(repository, each.parents[0], each.id))) for each in reversed(found)
     )
 
 
-def leading_from(repository: pygit2.Repository, old: pygit2.Oid | None, new: pygit2.Oid) -> tuple[Revision, ...] | None:
+def list_first_parents_since(
+    repository: pygit2.Repository, old: pygit2.Oid | None, new: pygit2.Oid
+) -> tuple[Revision, ...] | None:
     """``new`` and what led to it by first parents since ``old``, the oldest first; None where that is a long line.
 
     Where the branch was rewound or written anew it begins behind the last commit of ``old``'s own first-parent line.
@@ -306,15 +314,19 @@ def leading_from(repository: pygit2.Repository, old: pygit2.Oid | None, new: pyg
     return tuple(Revision(str(each)) for each in reversed(found[:until]))
 
 
-def messages(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid) -> Iterator[Message]:
+def list_messages(
+    repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid
+) -> Iterator[Message]:
     """The messages of the commits that ``new``, or one of the ``others``, has and ``old`` has not, the newest first."""
-    yield from map(message_of, commits_between(repository, [old], new, *others))
+    yield from map(read_message, commits_between(repository, [old], new, *others))
 
 
-def message_of(commit: CommitObject) -> Message:
+def read_message(commit: CommitObject) -> Message:
     text = commit.message.decode(errors="replace")
     content = commit.content_digest if has_acknowledgement(commit) else ""
-    return Message(commit.revision, text, named(commit.author), named(commit.committer), content=content)
+    return Message(
+        commit.revision, text, format_person(commit.author), format_person(commit.committer), content=content
+    )
 
 
 def has_acknowledgement(commit: CommitObject) -> bool:
@@ -324,34 +336,36 @@ def has_acknowledgement(commit: CommitObject) -> bool:
 _ACKNOWLEDGEMENT: Final = re.compile(rb"gitboot-ack", re.IGNORECASE)
 
 
-def acknowledging_content(
-    repository: pygit2.Repository, hidden: Iterable[pygit2.Oid], tips: Iterable[pygit2.Oid]
+def list_acknowledging_content(
+    repository: pygit2.Repository, excluded: Iterable[pygit2.Oid], tips: Iterable[pygit2.Oid]
 ) -> frozenset[str]:
     """Return the signed content, as digests, of acknowledging commits that led to ``tips`` and not to ``hidden``."""
-    found = commits_between(repository, hidden, *tips)
+    found = commits_between(repository, excluded, *tips)
     return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))
 
 
-class Passed(Struct, frozen=True, kw_only=True):
+class RangeCommit(Struct, frozen=True, kw_only=True):
     """One commit of the first-parent line from BASE to HEAD, and its fleet."""
 
     merge: Merge
     snapshot: Callable[[], Snapshot]
 
 
-class Range(Struct, frozen=True, kw_only=True):
+class CommitRange(Struct, frozen=True, kw_only=True):
     """Two snapshots of one fleet, and what the commits between them say."""
 
     base: Snapshot
     head: Snapshot
     folder: str  # of the fleet in its repository
     messages: tuple[Message, ...]  # of BASE..HEAD, the newest first
-    repository: Stored
-    met: frozenset[str] = frozenset()  # the signed content, as digests, of acknowledging commits that led to BASE
-    line: tuple[Passed, ...] = ()  # from BASE to HEAD, the oldest first; empty where BASE is not on HEAD's line
+    repository: StoredRepository
+    base_acknowledgements: frozenset[str] = (
+        frozenset()
+    )  # the signed content, as digests, of acknowledging commits that led to BASE
+    commits: tuple[RangeCommit, ...] = ()  # from BASE to HEAD, the oldest first; empty where BASE is not on HEAD's line
 
 
-def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | None = None) -> Range:
+def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | None = None) -> CommitRange:
     """The range ``text`` of the repository around ``path``; with ``merge`` HEAD is merged into BASE first.
 
     Where a commit is ``accepted``, HEAD, or what the merge makes, is compared with that, whatever BASE is.
@@ -364,67 +378,70 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
     if not base or base == WORKTREE or ".." in head:
         raise UsageError(f"{text!r} is no range: write BASE..HEAD, BASE...HEAD, or BASE for what lies uncommitted")
     head = (head or "HEAD") if is_range else WORKTREE
-    root = fleet_root(path)
-    with blaming(path), containing(root) as repository:
+    root = resolve_fleet_root(path)
+    with convert_errors(path), open_containing_repository(root) as repository:
         if not root.is_dir() and (repository is None or head == WORKTREE):
             raise UsageError(f"{path} is not a directory")
         if repository is None:
             raise UsageError(f"{path} is in no Git repository, so there is nothing to compare with")
-        in_worktree, folder = folder_in(repository, root), fleet_folder(repository, root)
-        old, new = _commit(repository, base, path), _commit(repository, "HEAD" if head == WORKTREE else head, path)
+        in_worktree, folder = find_folder_in(repository, root), get_fleet_folder(repository, root)
+        old, new = (
+            _resolve_commit(repository, base, path),
+            _resolve_commit(repository, "HEAD" if head == WORKTREE else head, path),
+        )
         if not root.is_dir() and all(tree_at(repository, Revision(str(each)), folder) is None for each in (old, new)):
             raise UsageError(f"{path} is not a directory, nor is {folder} a folder of one of the commits")
         if head != WORKTREE:  # BASE may have a symlink that HEAD replaces with a folder
             check_folder(repository, Revision(str(new)), folder, path)
-        stored = Stored(files_of(repository))
+        stored = StoredRepository(get_git_directory(repository))
         if head == WORKTREE:
             if in_worktree is None:
                 raise UsageError(f"{path} has no work tree, where something could lie uncommitted: write BASE..HEAD")
             if merge or dots == "...":
                 raise UsageError(f"{path}: what lies in the work tree is compared as it is: BASE..WORKTREE")
-            snapshot = of_worktree(root, repository, in_worktree)
+            snapshot = load_worktree(root, repository, in_worktree)
         else:
-            snapshot = of_commit(stored, Revision(str(new)), folder)
+            snapshot = load_commit(stored, Revision(str(new)), folder)
         if dots == "..." and not merge and accepted is None:
-            old = _merge_base(repository, old, new, path)
-        first = _commit(repository, accepted, path) if accepted is not None else old
-        passed = tuple(
-            Passed(merge=each, snapshot=partial(of_commit, stored, each.revision, folder))
-            for each in line(repository, first, old if merge else new)
+            old = _require_merge_base(repository, old, new, path)
+        first = _resolve_commit(repository, accepted, path) if accepted is not None else old
+        commits = tuple(
+            RangeCommit(merge=each, snapshot=partial(load_commit, stored, each.revision, folder))
+            for each in list_first_parent_merges(repository, first, old if merge else new)
         )
         if merge:
-            merged = snapshot = _merged(repository, old, new, folder, path)
-            last = Merge(merged.revision, tuple(messages(repository, old, new)))
-            is_on_line = bool(passed) or first == old  # else BASE does not lead there
-            passed = (*passed, Passed(merge=last, snapshot=lambda: merged)) if is_on_line else ()
-        found = tuple(messages(repository, first, new, *([old] if merge else [])))
-        can_repeat = any(each.content for each in found)  # else the history is not searched
-        return Range(
-            met=acknowledging_content(repository, (), [first]) if can_repeat else frozenset(),
-            base=of_commit(stored, Revision(str(first)), folder),
+            merged = snapshot = _merge_in_memory(repository, old, new, folder, path)
+            last = Merge(merged.revision, tuple(list_messages(repository, old, new)))
+            is_on_line = bool(commits) or first == old  # else BASE does not lead there
+            commits = (*commits, RangeCommit(merge=last, snapshot=lambda: merged)) if is_on_line else ()
+        range_messages = tuple(list_messages(repository, first, new, *([old] if merge else [])))
+        can_repeat = any(each.content for each in range_messages)  # else the history is not searched
+        return CommitRange(
+            base_acknowledgements=list_acknowledging_content(repository, (), [first]) if can_repeat else frozenset(),
+            base=load_commit(stored, Revision(str(first)), folder),
             head=snapshot,
             folder=folder,
             repository=stored,
-            messages=found,
-            line=() if head == WORKTREE else passed,
+            messages=range_messages,
+            commits=() if head == WORKTREE else commits,
         )
 
 
-def head_commit(path: Path, text: str) -> Revision | None:
+def find_head_commit(path: Path, text: str) -> Revision | None:
     """Return the commit that HEAD of the range ``text`` names, before any merge; None if HEAD is the work tree."""
     _, found, head = text.replace("...", "..").partition("..")
     if not found or head == WORKTREE:
         return None
-    with containing(path.resolve()) as repository:
-        return commit_at(repository, head or "HEAD", str(path)) if repository is not None else None
+    with open_containing_repository(path.resolve()) as repository:
+        return resolve_commit(repository, head or "HEAD", str(path)) if repository is not None else None
 
 
-def _commit(repository: pygit2.Repository, rev: str, path: Path) -> pygit2.Oid:
-    return pygit2.Oid(hex=commit_at(repository, rev, str(path)))
+def _resolve_commit(repository: pygit2.Repository, rev: str, path: Path) -> pygit2.Oid:
+    return pygit2.Oid(hex=resolve_commit(repository, rev, str(path)))
 
 
-def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, path: Path) -> pygit2.Oid:
-    found = merge_base(repository, old, new)
+def _require_merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, path: Path) -> pygit2.Oid:
+    found = find_merge_base(repository, old, new)
     if found is None:
         hint = "fetch more of the history" if repository.is_shallow else "write BASE..HEAD"
         raise UsageError(f"{path}: the two commits have no common ancestor here; {hint}")
@@ -436,24 +453,26 @@ def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid,
 _IRREGULAR: Final = {0o120000: Irregular.SYMLINK, 0o160000: Irregular.SUBMODULE}
 
 
-def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path) -> Snapshot:
-    base = _merge_base(repository, old, new, path)
+def _merge_in_memory(
+    repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path
+) -> Snapshot:
+    base = _require_merge_base(repository, old, new, path)
     # libgit2 writes the files that it merges: into a repository that is thrown away, beside which ours is read.
     with tempfile.TemporaryDirectory() as scratch:
-        aside = pygit2.init_repository(scratch, bare=True)
+        temporary = pygit2.init_repository(scratch, bare=True)
         try:
-            aside.odb.add_disk_alternate(str(objects_of(repository)))
+            temporary.odb.add_disk_alternate(str(get_objects_directory(repository)))
             try:
-                index = aside.merge_commits(old, new)
+                index = temporary.merge_commits(old, new)
             except pygit2.GitError:  # libgit2 may be unable to parse a commit whose tree is whole
-                reader = CommitReader(aside)
-                ancestor, ours, theirs = (tree_of(aside, reader.read(each)) for each in (base, old, new))
+                reader = CommitReader(temporary)
+                ancestor, ours, theirs = (read_tree(temporary, reader.read(each)) for each in (base, old, new))
                 if ancestor is None or ours is None or theirs is None:
                     raise
-                index = aside.merge_trees(ancestor, ours, theirs)
+                index = temporary.merge_trees(ancestor, ours, theirs)
             prefix = f"{folder}/" if folder else ""
-            if clashing := list(_conflicts(index.conflicts or (), prefix)):
-                raise InvalidRepository(clashing)
+            if problems := list(_list_conflicts(index.conflicts or (), prefix)):
+                raise InvalidRepository(problems)
             blobs, irregular = dict[str, BlobId](), dict[str, Irregular]()
             for entry in index:
                 name = entry.path.removeprefix(prefix)
@@ -464,21 +483,21 @@ def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, fol
                     irregular[name] = _IRREGULAR[entry.mode]
                 else:
                     blobs[name] = BlobId(str(entry.id))
-            made = {blob: aside.odb.read(blob)[1] for blob in blobs.values() if blob not in repository.odb}
+            new_blobs = {blob: temporary.odb.read(blob)[1] for blob in blobs.values() if blob not in repository.odb}
         finally:
-            aside.free()
-    stored = of_commit(Stored(files_of(repository)), Revision(str(old)), folder)
+            temporary.free()
+    stored = load_commit(StoredRepository(get_git_directory(repository)), Revision(str(old)), folder)
     return Snapshot(
         revision=Revision(f"{new} merged into {old}"),
         blobs=blobs,
-        read=lambda blob: made[blob] if blob in made else stored.read(blob),
+        read=lambda blob: new_blobs[blob] if blob in new_blobs else stored.read(blob),
         irregular=irregular,
     )
 
 
-def _conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:
+def _list_conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:
     """A problem for each file of the fleet that does not merge; what clashes beside the fleet is not its own."""
     for sides in conflicts:
         path = str(next(side.path for side in sides if side is not None))
         if path.startswith(prefix):
-            yield Code.MERGE_CONFLICT.problem("the two branches do not merge", path.removeprefix(prefix))
+            yield Code.MERGE_CONFLICT.build_problem("the two branches do not merge", path.removeprefix(prefix))

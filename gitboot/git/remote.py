@@ -19,10 +19,10 @@ import pygit2
 from msgspec import Struct
 from pygit2.enums import CredentialType
 
-from gitboot.child_processes import limited_files
+from gitboot.child_processes import limit_file_size
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
-from gitboot.files import write_whole
-from gitboot.git.repository import Transfer, note_work, objects_of, steps, words
+from gitboot.files import write_atomically
+from gitboot.git.repository import Transfer, format_error, get_objects_directory, get_step_reporter, report_work
 from gitboot.text import one_line
 
 
@@ -61,34 +61,34 @@ class Remote(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         try:
-            parts = address(self.url)
+            parts = parse_git_url(self.url)
             _ = parts.port
         except ValueError as error:
-            raise UsageError(f"{self._shown}: {error}") from error
+            raise UsageError(f"{self._redacted_url}: {error}") from error
         match parts.scheme, self.credentials:
             case ("ssh", SshKey()) | ("https", Password() | None) | ("http" | "git" | "file" | "", None):
                 pass
             case "ssh", _:
-                raise UsageError(f"{self._shown} needs a private key and a known_hosts file (--git-ssh)")
+                raise UsageError(f"{self._redacted_url} needs a private key and a known_hosts file (--git-ssh)")
             case "http", Password():
-                raise UsageError(f"{self._shown} would send the password unencrypted; use https")
+                raise UsageError(f"{self._redacted_url} would send the password unencrypted; use https")
             case "https" | "http" | "git" | "file" | "", _:
-                raise UsageError(f"{self._shown} takes no {type(self.credentials).__name__}")
+                raise UsageError(f"{self._redacted_url} takes no {type(self.credentials).__name__}")
             case scheme, _:
-                raise UsageError(f"{self._shown}: {scheme} is none of https, http, ssh, git and file")
+                raise UsageError(f"{self._redacted_url}: {scheme} is none of https, http, ssh, git and file")
         if parts.password is not None or (parts.username is not None and parts.scheme != "ssh"):
-            raise UsageError(f"{self._shown}: credentials do not belong into a URL, which is shown and logged")
+            raise UsageError(f"{self._redacted_url}: credentials do not belong into a URL, which is shown and logged")
         if self.reference is not None and is_range(self.reference):
             parse_range(self.reference)
 
     @property
-    def _shown(self) -> str:
+    def _redacted_url(self) -> str:
         return re.sub(r"//[^/@]*@", "//", self.url)
 
     @property
     def local(self) -> Path | None:
         """The repository, or a folder of its work tree, where it is on this machine."""
-        parts = address(self.url)
+        parts = parse_git_url(self.url)
         paths = {"": parts.path, "file": unquote(parts.path)}
         return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
 
@@ -101,7 +101,7 @@ class Remote(Struct, frozen=True, kw_only=True):
 _SCP: Final = re.compile(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?!//)(?P<path>.*)", re.DOTALL)
 
 
-def address(url: str) -> SplitResult:
+def parse_git_url(url: str) -> SplitResult:
     """A URL in its parts; by the rules of git-fetch(1) user@host:path is ssh's, and what else has no scheme a path."""
     if "://" in url:
         return urlsplit(url)
@@ -123,7 +123,7 @@ class Head(NamedTuple):
     is_checked_out: bool = False  # whether the repository has a work tree
 
 
-def head_of(repository: pygit2.Repository) -> Head:
+def read_head(repository: pygit2.Repository) -> Head:
     branch = None
     with suppress(KeyError):
         target = repository.lookup_reference(HEAD).target
@@ -131,7 +131,7 @@ def head_of(repository: pygit2.Repository) -> Head:
     return Head(branch, not repository.is_bare)
 
 
-def wanted(remote: Remote, heads: Heads) -> str:
+def find_reference(remote: Remote, heads: Heads) -> str:
     """The ref that the remote's reference means: of a branch and a tag of one name the branch.
 
     So whoever may push tags cannot move what follows a protected branch.
@@ -141,20 +141,20 @@ def wanted(remote: Remote, heads: Heads) -> str:
         names = [HEAD]
     elif is_range(reference):
         tags = [name.removeprefix("refs/tags/") for name in heads if name.startswith("refs/tags/")]
-        names = [f"refs/tags/{highest(parse_range(reference), tags)}"]
+        names = [f"refs/tags/{find_highest_tag(parse_range(reference), tags)}"]
     elif reference.startswith("refs/"):
         names = [reference]
     else:
         names = [f"refs/heads/{reference}", f"refs/tags/{reference}"]
-    found = next((name for name in names if name in heads), None)
-    if found is None:
+    reference_name = next((name for name in names if name in heads), None)
+    if reference_name is None:
         if not heads:
             raise SourceError(f"{remote.url} has no commit yet")
-        raise BranchMissing(f"{remote.url} has {_missing(reference, heads)}")
-    return found
+        raise BranchMissing(f"{remote.url} has {_explain_missing_reference(reference, heads)}")
+    return reference_name
 
 
-def _missing(reference: str | None, heads: Heads) -> str:
+def _explain_missing_reference(reference: str | None, heads: Heads) -> str:
     if reference in (None, HEAD):
         return "a HEAD that names no commit; name the branch to follow with --rev"
     if is_range(reference):
@@ -164,79 +164,79 @@ def _missing(reference: str | None, heads: Heads) -> str:
     return f"no branch or tag {reference}; {others}. Name the branch to follow with --rev"
 
 
-class Conversation:
+class RemoteConnection:
     """What is asked of one remote, to fetch into one repository; sets what libgit2 needs to know for it."""
 
     def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
         self._remote, self._local, self._ours = remote, local, ours
         self._callbacks = _Callbacks(remote)
-        with self._translated():
+        with self._translate_errors():
             pygit2.settings.server_connect_timeout = round(remote.connect_timeout_s * 1000)
             pygit2.settings.server_timeout = round(remote.timeout_s * 1000)
             if remote.ca_bundle is not None:
                 try:
                     pygit2.settings.set_ssl_cert_locations(str(remote.ca_bundle), None)
                 except pygit2.GitError as error:
-                    raise UsageError(f"{remote.ca_bundle} holds no certificates: {words(error)}") from error
+                    raise UsageError(f"{remote.ca_bundle} holds no certificates: {format_error(error)}") from error
             if isinstance(remote.credentials, SshKey):
                 _check_private_key(remote.credentials.private_key)
                 _expect_host_keys(remote, remote.credentials.known_hosts, home)
             # A remote without a name brings no tags, stands in no configuration and keeps no credentials.
             self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
 
-    def refs(self) -> tuple[Heads, Head]:
+    def list_references(self) -> tuple[Heads, Head]:
         heads: dict[str, str] = {}
-        with self._translated():
+        with self._translate_errors():
             if self._local is not None:  # to list the heads, libgit2 parses commits, and fails if it cannot
                 for name in ("HEAD", *self._local.references):
                     with suppress(KeyError):  # it is unborn or dangling
                         heads[name] = str(self._local.lookup_reference(name).resolve().target)
-                note_work()
-                return heads, head_of(self._local)
-            steps().begin_answer(self._remote.timeout_s)
-            listed = self._link.list_heads(self._callbacks)
-            note_work()
-            branch = next((each.symref_target for each in listed if each.name == HEAD), None)
-            return {str(each.name): str(each.oid) for each in listed}, Head(branch)
+                report_work()
+                return heads, read_head(self._local)
+            get_step_reporter().begin_answer(self._remote.timeout_s)
+            remote_heads = self._link.list_heads(self._callbacks)
+            report_work()
+            branch = next((each.symref_target for each in remote_heads if each.name == HEAD), None)
+            return {str(each.name): str(each.oid) for each in remote_heads}, Head(branch)
 
     def fetch(self, *refspecs: str) -> None:
         """Fetch refs. Raises `SourceTooLarge` if the clone would take more disk than it may."""
         room = None  # bytes that the clone may still take
         if self._remote.max_bytes is not None:
-            sizes = (file.stat().st_size for file in objects_of(self._ours).rglob("*") if file.is_file())
+            sizes = (file.stat().st_size for file in get_objects_directory(self._ours).rglob("*") if file.is_file())
             if (room := self._remote.max_bytes - sum(sizes)) <= 0:
-                raise _too_large(self._remote)
+                raise _build_too_large_error(self._remote)
         # A pack that arrives is completed with objects of the clone, which are not counted as received.
-        with self._translated(), limited_files(room):
-            self._callbacks.room = room
-            self._callbacks.transfer = steps().begin_download(self._remote.timeout_s)
+        with self._translate_errors(), limit_file_size(room):
+            self._callbacks.remaining_bytes = room
+            self._callbacks.transfer = get_step_reporter().begin_download(self._remote.timeout_s)
             self._link.fetch(list(refspecs), callbacks=self._callbacks)
-            note_work()
+            report_work()
 
     def push(self, refspec: str, expected: str | None) -> None:
         """Push one ref that the remote is to have at ``expected``, if at all.
 
         Raises `SourceRefused` where the remote does not take it, `SourceError` where it has it elsewhere by now.
         """
-        with self._translated():
-            self._callbacks.expected = expected
-            steps().begin_answer(self._remote.timeout_s)
+        with self._translate_errors():
+            self._callbacks.expected_commit = expected
+            get_step_reporter().begin_answer(self._remote.timeout_s)
             self._link.push([refspec], callbacks=self._callbacks)
-        if self._callbacks.rejected is not None:
-            raise SourceRefused(f"{self._remote.url} does not take {refspec}: {self._callbacks.rejected}")
+        if self._callbacks.rejection is not None:
+            raise SourceRefused(f"{self._remote.url} does not take {refspec}: {self._callbacks.rejection}")
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        self._callbacks.answered, self._callbacks.rejected = False, None
+    def _translate_errors(self) -> Iterator[None]:
+        self._callbacks.has_sent_credentials, self._callbacks.rejection = False, None
         try:
             yield
         except (pygit2.AuthError, pygit2.CertificateError) as error:
-            raise SourceRefused(f"{self._remote.url}: {words(error)}") from error
+            raise SourceRefused(f"{self._remote.url}: {format_error(error)}") from error
         except pygit2.GitError as error:
-            if self._callbacks.room is not None and _FILE_TOO_LARGE in str(error):
-                raise _too_large(self._remote) from error
+            if self._callbacks.remaining_bytes is not None and _FILE_TOO_LARGE in str(error):
+                raise _build_too_large_error(self._remote) from error
             kind = SourceRefused if _REFUSED.search(str(error)) else SourceError
-            raise kind(f"{self._remote.url}: {words(error)}") from error
+            raise kind(f"{self._remote.url}: {format_error(error)}") from error
 
 
 # libgit2 distinguishes these from other faults by their words only.
@@ -244,7 +244,7 @@ _REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http
 _FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # by `limited_files`
 
 
-def _too_large(remote: Remote) -> SourceTooLarge:
+def _build_too_large_error(remote: Remote) -> SourceTooLarge:
     mebibytes = (remote.max_bytes or 0) >> 20
     return SourceTooLarge(
         f"{remote.url}: the clone would take more than the {mebibytes} MiB on disk that it may; let it have more "
@@ -259,19 +259,19 @@ class _Callbacks(pygit2.RemoteCallbacks):
     def __init__(self, remote: Remote) -> None:
         super().__init__()
         self._remote = remote
-        self.answered = False
-        self.expected: str | None = None  # where the remote has what is pushed to
-        self.rejected: str | None = None  # why the remote did not take what was pushed
+        self.has_sent_credentials = False
+        self.expected_commit: str | None = None  # where the remote has what is pushed to
+        self.rejection: str | None = None  # why the remote did not take what was pushed
         self.transfer: Transfer | None = None  # of the data that is fetched or pushed now
-        self.room: int | None = None  # how many bytes may be fetched; None: no limit
+        self.remaining_bytes: int | None = None  # how many bytes may be fetched; None: no limit
 
     def transfer_progress(self, stats: pygit2.remotes.TransferProgress) -> None:
-        if self.room is not None and stats.received_bytes > self.room:
-            raise _too_large(self._remote)
+        if self.remaining_bytes is not None and stats.received_bytes > self.remaining_bytes:
+            raise _build_too_large_error(self._remote)
         if stats.received_objects < stats.total_objects and self.transfer is not None:
             self.transfer.count(stats.received_bytes)
         else:  # all has arrived, and is unpacked
-            note_work()
+            report_work()
 
     def push_transfer_progress(self, _objects: int, _total: int, bytes_pushed: int) -> None:
         if self.transfer is not None:
@@ -280,21 +280,21 @@ class _Callbacks(pygit2.RemoteCallbacks):
     def push_negotiation(self, updates: list[pygit2.remotes.PushUpdate]) -> None:
         for each in updates:
             found = str(each.src) if any(each.src.raw) else None
-            if found != self.expected:
+            if found != self.expected_commit:
                 raise SourceError(
-                    f"{self._remote.url}: {each.dst_refname} was moved from {self.expected} to {found} by another"
+                    f"{self._remote.url}: {each.dst_refname} was moved from {self.expected_commit} to {found} by another"
                 )
-        self.transfer = steps().begin_upload(self._remote.timeout_s)
+        self.transfer = get_step_reporter().begin_upload(self._remote.timeout_s)
 
     def push_update_reference(self, _refname: str, message: str | None) -> None:
         if message is not None:
-            self.rejected = one_line(message)
+            self.rejection = one_line(message)
 
     def credentials(
         self, url: str, username_from_url: str | None, allowed_types: CredentialType
     ) -> pygit2.UserPass | pygit2.Keypair | pygit2.Username:
         def origin(url: str) -> tuple[str, str | None, int | None]:
-            parts = address(url)
+            parts = parse_git_url(url)
             return parts.scheme.lower(), parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
 
         if origin(url) != origin(self._remote.url):  # where a server has led: libgit2 asks anew there
@@ -305,13 +305,13 @@ class _Callbacks(pygit2.RemoteCallbacks):
         match self._remote.credentials:
             case SshKey() if allowed_types & CredentialType.USERNAME:
                 return pygit2.Username("git")
-            case _ if self.answered:  # libgit2 asks for as long as the answer is wrong
+            case _ if self.has_sent_credentials:  # libgit2 asks for as long as the answer is wrong
                 raise SourceRefused(f"{self._remote.url} refuses the credentials")
             case SshKey(private_key=key, passphrase=passphrase) if allowed_types & CredentialType.SSH_KEY:
-                self.answered = True
+                self.has_sent_credentials = True
                 return pygit2.Keypair(username_from_url or "git", None, str(key), passphrase)
             case Password(user=user, password=password) if allowed_types & CredentialType.USERPASS_PLAINTEXT:
-                self.answered = True
+                self.has_sent_credentials = True
                 return pygit2.UserPass(user, password)
             case None:
                 raise SourceRefused(f"{self._remote.url} asks for credentials, and none are set")
@@ -338,26 +338,26 @@ def _check_private_key(file: Path) -> None:
 
 
 def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
-    parts = address(remote.url)
+    parts = parse_git_url(remote.url)
     host, port = parts.hostname or "", parts.port or DEFAULT_PORT
     try:
-        keys = trusted_keys(known_hosts.read_text(errors="replace"), host, port)
+        keys = parse_known_hosts(known_hosts.read_text(errors="replace"), host, port)
     except OSError as error:
         raise UsageError(f"{known_hosts}: {error.strerror}") from error
     if not keys:
         raise SourceRefused(f"{known_hosts} has no key of {host} port {port}; get it from the host's operator")
-    with _expecting:
-        _expected[host, port] = keys
+    with _host_keys_lock:
+        _host_keys[host, port] = keys
         file = home / ".ssh" / "known_hosts"
         file.parent.mkdir(parents=True, exist_ok=True)
-        lines = (f"[{host}]:{port} {key}\n" for (host, port), keys in _expected.items() for key in keys)
-        write_whole(file, "".join(lines).encode())
+        lines = (f"[{host}]:{port} {key}\n" for (host, port), keys in _host_keys.items() for key in keys)
+        write_atomically(file, "".join(lines).encode())
         pygit2.settings.homedir = str(home)
 
 
 # libssh2 looks into one file, whichever remotes several threads talk to: it has the keys of all of them.
-_expecting: Final = Lock()
-_expected: Final[dict[tuple[str, int], tuple[str, ...]]] = {}
+_host_keys_lock: Final = Lock()
+_host_keys: Final[dict[tuple[str, int], tuple[str, ...]]] = {}
 Release = tuple[int, int, int]
 
 
@@ -369,24 +369,24 @@ class Version(NamedTuple):
     prerelease: tuple[tuple[int, int, str], ...]  # numbers before words
 
 
-class Term(NamedTuple):
+class VersionInterval(NamedTuple):
     """One comparison, as the versions from ``start`` to before ``stop``."""
 
     start: Version
     stop: Version
     names_prerelease: bool
 
-    def holds(self, version: Version) -> bool:
+    def contains(self, version: Version) -> bool:
         return self.start <= version < self.stop and (version.is_final or self.names_prerelease)
 
 
-Range = tuple[tuple[Term, ...], ...]  # one of these, of which all hold
+Range = tuple[tuple[VersionInterval, ...], ...]  # one of these, of which all hold
 
 
-def highest(wanted: Range, tags: Iterable[str]) -> str | None:
+def find_highest_tag(range: Range, tags: Iterable[str]) -> str | None:
     """The tag whose name is the highest version in the range; of ``v1.0.0`` and ``1.0.0`` always the same."""
     versions = ((version, tag) for tag in tags if (version := parse_version(tag)))
-    within = [each for each in versions if any(all(term.holds(each[0]) for term in terms) for terms in wanted)]
+    within = [each for each in versions if any(all(term.contains(each[0]) for term in terms) for terms in range)]
     return max(within)[1] if within else None
 
 
@@ -399,7 +399,7 @@ _TERM: Final = re.compile(rf"\s*([<>]=?|[=^~])?\s*v?{_PART}(?:\.{_PART})?(?:\.{_
 
 def parse_version(text: str) -> Version | None:
     match = _VERSION.fullmatch(text)
-    return _version([int(part) for part in match.group(1, 2, 3)], match["prerelease"]) if match else None
+    return _build_version([int(part) for part in match.group(1, 2, 3)], match["prerelease"]) if match else None
 
 
 def is_range(text: str) -> bool:
@@ -414,12 +414,12 @@ def parse_range(text: str) -> Range:
     """
     found = []
     for alternative in map(str.strip, text.split("||")):
-        terms, position = list[Term](), 0
+        terms, position = list[VersionInterval](), 0
         while position < len(alternative) or not position:
             match = _TERM.match(alternative, position)
             if match is None:
                 raise UsageError(f"{text!r} is no range of versions; write >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*")
-            terms.append(_term(match))
+            terms.append(_parse_term(match))
             position = match.end()
         found.append(tuple(terms))
     return tuple(found)
@@ -429,14 +429,14 @@ _LOWEST: Final = Version((0, 0, 0), False, ())
 _HIGHEST: Final = Version((1 << 63, 0, 0), False, ())
 
 
-def _term(match: re.Match[str]) -> Term:
+def _parse_term(match: re.Match[str]) -> VersionInterval:
     operator, *written = match.group(1, 2, 3, 4)
     parts = [int(part) for part in written if part and part.isdigit()]
-    low = _version([*parts, 0, 0, 0], match["prerelease"])
+    low = _build_version([*parts, 0, 0, 0], match["prerelease"])
     if len(parts) == 3 and operator not in ("^", "~"):
         beyond = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))  # nothing lies between the two
     else:
-        beyond = _next(parts, operator)
+        beyond = _find_next_version(parts, operator)
     ranges = {
         "<": (_LOWEST, low),
         "<=": (_LOWEST, beyond),
@@ -444,10 +444,10 @@ def _term(match: re.Match[str]) -> Term:
         ">": (beyond, _HIGHEST),
     }
     start, stop = ranges.get(operator, (low, beyond))
-    return Term(start, stop, match["prerelease"] is not None)
+    return VersionInterval(start, stop, match["prerelease"] is not None)
 
 
-def _next(parts: list[int], operator: str | None) -> Version:
+def _find_next_version(parts: list[int], operator: str | None) -> Version:
     """Where a term ends that leaves some parts open: before the pre-releases of the next release."""
     if not parts:
         return _HIGHEST
@@ -456,10 +456,10 @@ def _next(parts: list[int], operator: str | None) -> Version:
         raised = next((index for index, part in enumerate(parts) if part), raised)
     elif operator == "~":
         raised = min(raised, 1)
-    return _version([*parts[:raised], parts[raised] + 1, 0, 0], None)._replace(is_final=False)
+    return _build_version([*parts[:raised], parts[raised] + 1, 0, 0], None)._replace(is_final=False)
 
 
-def _version(parts: list[int], prerelease: str | None) -> Version:
+def _build_version(parts: list[int], prerelease: str | None) -> Version:
     identifiers = prerelease.split(".") if prerelease else ()
     return Version(
         (parts[0], parts[1], parts[2]),
@@ -468,7 +468,7 @@ def _version(parts: list[int], prerelease: str | None) -> Version:
     )
 
 
-def trusted_keys(text: str, host: str, port: int) -> tuple[str, ...]:
+def parse_known_hosts(text: str, host: str, port: int) -> tuple[str, ...]:
     """The keys, as ``TYPE BASE64``, that the file lets ``host`` show at ``port``; sorted."""
     names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
     trusted: set[str] = set()
@@ -478,7 +478,7 @@ def trusted_keys(text: str, host: str, port: int) -> tuple[str, ...]:
         if not fields or fields[0].startswith("#"):
             continue
         marker = fields.pop(0) if fields[0].startswith("@") else None
-        if len(fields) < 3 or not any(_covers(fields[0], name) for name in names):
+        if len(fields) < 3 or not any(_matches_host(fields[0], name) for name in names):
             continue
         key = f"{fields[1]} {fields[2]}"
         if marker is None:
@@ -488,16 +488,16 @@ def trusted_keys(text: str, host: str, port: int) -> tuple[str, ...]:
     return tuple(sorted(trusted - revoked))
 
 
-def _covers(patterns: str, name: str) -> bool:
+def _matches_host(patterns: str, name: str) -> bool:
     """Whether a line's first field means ``name``: by its hash, or by patterns; "!" before one excludes."""
     if patterns.startswith("|1|"):
         with suppress(ValueError):
             salt, digest = (base64.b64decode(part, validate=True) for part in patterns.split("|")[2:])
             return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
         return False
-    fitting = []
+    matching = []
     for pattern in patterns.split(","):
         wild = re.escape(pattern.removeprefix("!").lower()).replace(r"\*", ".*").replace(r"\?", ".")
         if re.fullmatch(wild, name) is not None:
-            fitting.append(pattern)
-    return bool(fitting) and not any(pattern.startswith("!") for pattern in fitting)
+            matching.append(pattern)
+    return bool(matching) and not any(pattern.startswith("!") for pattern in matching)

@@ -38,7 +38,7 @@ pygit2.settings.enable_fsync_gitdir(True)
 
 
 _T = TypeVar("_T")
-_MORE_TRIES: Final = 2
+_RETRIES: Final = 2
 MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # of one folder, which is held in memory whole
 TREE: Final = b"40000"
 SYMLINK: Final = b"120000"
@@ -48,15 +48,15 @@ _ENTRY: Final = re.compile(rb"([1-7][0-7]{4,5}) ([^\0]+)\0(.{20})", re.DOTALL)
 
 
 @contextmanager
-def blaming(what: object, wrong: type[SourceError] = SourceError) -> Iterator[None]:
+def convert_errors(subject: object, error_type: type[SourceError] = SourceError) -> Iterator[None]:
     """What pygit2 or the operating system raises within becomes ``wrong``, and ``what`` is named."""
     try:
         yield
     except (pygit2.GitError, KeyError, OSError) as error:
-        raise wrong(f"{what}: {words(error)}") from error
+        raise error_type(f"{subject}: {format_error(error)}") from error
 
 
-def words(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     message = one_line(str(error).strip("'\""))  # the quotes of a KeyError
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 
@@ -78,14 +78,14 @@ _NO_MEMORY: Final = re.compile(r"out of memory|cannot allocate memory|failed to 
 LIBGIT2_VERSION: Final = pygit2.LIBGIT2_VERSION
 
 
-def features() -> dict[str, bool]:
+def list_features() -> dict[str, bool]:
     """What this machine's libgit2 can be asked for, by name."""
     wanted = {"https": Feature.HTTPS, "ssh": Feature.SSH, "threads": Feature.THREADS}
     return {name: bool(pygit2.features & feature) for name, feature in wanted.items()}
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[pygit2.Repository]:
+def open_repository(path: Path) -> Iterator[pygit2.Repository]:
     """The repository at ``path`` itself, not one around it; closed at the end."""
     repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
     try:
@@ -95,7 +95,7 @@ def opened(path: Path) -> Iterator[pygit2.Repository]:
 
 
 @contextmanager
-def containing(folder: Path) -> Iterator[pygit2.Repository | None]:
+def open_containing_repository(folder: Path) -> Iterator[pygit2.Repository | None]:
     """The repository whose work tree or whose own files ``folder`` is part of, or would be.
 
     Raises `UsageError` for a repository that is committed into another.
@@ -106,7 +106,7 @@ def containing(folder: Path) -> Iterator[pygit2.Repository | None]:
         yield None
     else:
         _check_not_committed(Path(found))
-        with opened(Path(found)) as repository:
+        with open_repository(Path(found)) as repository:
             yield repository
 
 
@@ -121,7 +121,10 @@ def _check_not_committed(files: Path) -> None:
         return
     for folder in files.parents:
         if (folder / ".git").exists():
-            with suppress(pygit2.GitError), opened(folder) as around:  # a .git that is no repository tracks no files
+            with (
+                suppress(pygit2.GitError),
+                open_repository(folder) as around,
+            ):  # a .git that is no repository tracks no files
                 if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
                     raise UsageError(
                         f"{files} is a Git repository that is committed into the repository {folder}, and gitboot does "
@@ -133,53 +136,53 @@ def has_repository(folder: Path) -> bool:
     return folder.is_dir() and pygit2.discover_repository(str(folder)) is not None
 
 
-def files_of(repository: pygit2.Repository) -> Path:
+def get_git_directory(repository: pygit2.Repository) -> Path:
     """Where Git keeps its own files, ``.git`` or the bare repository itself."""
     return Path(str(repository.path))
 
 
-def shared_files_of(repository: pygit2.Repository) -> Path:
+def get_common_directory(repository: pygit2.Repository) -> Path:
     """Where a repository keeps objects and refs; a linked work tree has them elsewhere (gitrepository-layout(5))."""
-    files = files_of(repository)
+    files = get_git_directory(repository)
     common = files / "commondir"
     return (files / common.read_text().strip()).resolve() if common.exists() else files
 
 
-def objects_of(repository: pygit2.Repository) -> Path:
-    return shared_files_of(repository) / "objects"
+def get_objects_directory(repository: pygit2.Repository) -> Path:
+    return get_common_directory(repository) / "objects"
 
 
-class Stored:
+class StoredRepository:
     """A repository at a path, and what is raised where it cannot be read."""
 
-    def __init__(self, path: Path, wrong: type[SourceError] = SourceError) -> None:
+    def __init__(self, path: Path, error_type: type[SourceError] = SourceError) -> None:
         self.path = path
-        self._wrong = wrong
-        self.replacing = Lock()  # held while another repository takes its place
+        self._error_type = error_type
+        self.replacement_lock = Lock()  # held while another repository takes its place
 
     @contextmanager
-    def reading(self) -> Iterator[pygit2.Repository]:
-        with self.blamed(), ExitStack() as stack:
-            with self.replacing:
-                repository = stack.enter_context(opened(self.path))
+    def open(self) -> Iterator[pygit2.Repository]:
+        with self.convert_errors(), ExitStack() as stack:
+            with self.replacement_lock:
+                repository = stack.enter_context(open_repository(self.path))
             yield repository
 
-    def steadily(self, read: Callable[[], _T]) -> _T:
+    def retry(self, read: Callable[[], _T]) -> _T:
         """Read again what cannot be read, twice: a fetch beside it merges packs, and what was open then is gone."""
-        for _ in range(_MORE_TRIES):
-            with suppress(self._wrong):
+        for _ in range(_RETRIES):
+            with suppress(self._error_type):
                 return read()
         return read()
 
-    def blamed(self) -> AbstractContextManager[None]:
-        return blaming(self.path, self._wrong)
+    def convert_errors(self) -> AbstractContextManager[None]:
+        return convert_errors(self.path, self._error_type)
 
 
 class MalformedTree(Exception):
     """A tree that Git would not have written."""
 
 
-def entries(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
+def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
     """A tree's entries, several times as fast as from pygit2; raise `MalformedTree`."""
     size = objects.read_header(pygit2.Oid(raw=tree))[1]
     if size > MAX_TREE_BYTES:  # a few bytes of a pack can be gigabytes
@@ -276,13 +279,13 @@ def parse_person(text: bytes) -> Person:
         sign, hours, minutes = (time[2][:1], int(time[2][1:3]), int(time[2][3:5])) if time[2] else (b"+", 0, 0)
         if hours <= 14 and minutes <= 59:  # else no place on Earth has it, and libgit2 takes it for 0 (signature.c)
             offset = (hours * 60 + minutes) * (-1 if sign == b"-" else 1)
-    return Person(name.strip(_CRUD), email.strip(_CRUD), seconds, offset)
+    return Person(name.strip(_TRIMMED_BYTES), email.strip(_TRIMMED_BYTES), seconds, offset)
 
 
 _TIME: Final = re.compile(rb"[ \t]*(-?[0-9]+)(?:[ \t]+([+-][0-9]{4})(?![0-9]))?")
 _TIME_AT_END: Final = re.compile(rb"(?:^|[ \t])-?[0-9]+(?:[ \t]+[+-][0-9]{4})?[ \t]*$")
 _MOST_DIGITS: Final = 19  # of a number with 63 bits
-_CRUD: Final = bytes(range(33)) + b".,:;<>\"\\'"  # libgit2 removes these around names: signature.c, is_crud
+_TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"  # libgit2 removes these around names: signature.c, is_crud
 
 
 def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
@@ -300,7 +303,7 @@ class CommitReader:
 
     def __init__(self, git: pygit2.Repository) -> None:
         self._git = git
-        shallow = shared_files_of(git) / "shallow"
+        shallow = get_common_directory(git) / "shallow"
         self._cut = frozenset(shallow.read_bytes().split()) if git.is_shallow and shallow.exists() else frozenset()
 
     def read(self, id: pygit2.Oid | str) -> CommitObject:
@@ -330,7 +333,7 @@ class CommitReader:
             yield commit
 
 
-def tree_of(git: pygit2.Repository, commit: CommitObject) -> pygit2.Tree | None:
+def read_tree(git: pygit2.Repository, commit: CommitObject) -> pygit2.Tree | None:
     """Return a commit's tree; None if it names none. Raises `KeyError` if the tree is missing."""
     found = git[commit.tree] if commit.tree is not None else None
     return found if isinstance(found, pygit2.Tree) else None
@@ -398,79 +401,79 @@ def check_subpath(path: Path, folder: str) -> None:
             )
 
 
-def folder_of(ours: pygit2.Repository) -> str:
-    return _noted(ours, _FOLDER) or ""
+def read_fleet_folder(ours: pygit2.Repository) -> str:
+    return _read_setting(ours, _FOLDER) or ""
 
 
-def folder_at(ours: pygit2.Repository, revision: Revision) -> str:
+def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
     """The fleet's folder in a commit: the accepted one keeps that in which it was accepted.
 
     So where an instance is led to another folder, the next commit is judged by what was there before.
     """
     accepted = ours.references.get(ACCEPTED)
-    folder = _noted(ours, _ACCEPTED_FOLDER)
+    folder = _read_setting(ours, _ACCEPTED_FOLDER)
     if folder is None or accepted is None or str(accepted.target) != revision:
-        return folder_of(ours)
+        return read_fleet_folder(ours)
     return folder
 
 
-def note_folder(ours: pygit2.Repository, folder: str) -> None:
+def store_fleet_folder(ours: pygit2.Repository, folder: str) -> None:
     """Let commits that are fetched have the fleet in another folder."""
-    if _noted(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references:  # by a gitboot that noted none
-        note_accepted(ours, folder_of(ours))
+    if _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references:  # by a gitboot that noted none
+        store_accepted_folder(ours, read_fleet_folder(ours))
     ours.config[_FOLDER] = folder
 
 
-def note_accepted(ours: pygit2.Repository, folder: str) -> None:
-    if _noted(ours, _ACCEPTED_FOLDER) != folder:
+def store_accepted_folder(ours: pygit2.Repository, folder: str) -> None:
+    if _read_setting(ours, _ACCEPTED_FOLDER) != folder:
         ours.config[_ACCEPTED_FOLDER] = folder
 
 
-def recover_folder(ours: pygit2.Repository, left: pygit2.Repository) -> None:
-    if (folder := _noted(left, _ACCEPTED_FOLDER)) is not None:
-        note_accepted(ours, folder)
+def copy_accepted_folder(ours: pygit2.Repository, old_clone: pygit2.Repository) -> None:
+    if (folder := _read_setting(old_clone, _ACCEPTED_FOLDER)) is not None:
+        store_accepted_folder(ours, folder)
 
 
-def _noted(ours: pygit2.Repository, name: str) -> str | None:
+def _read_setting(ours: pygit2.Repository, name: str) -> str | None:
     return str(ours.config[name]) if name in ours.config else None
 
 
-_NAME: Final = "left-out"
-_LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)
+_OVERSIZED_LIST: Final = "left-out"
+_OVERSIZED_LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)
 
 
-def is_left_out(size: int) -> bool:
+def is_oversized(size: int) -> bool:
     """Whether a blob of so many bytes is; the commit that has it is told so when it is read."""
     return size > MAX_FILE_BYTES
 
 
-def left_out(repository: Path) -> dict[str, int]:
+def read_oversized_blobs(repository: Path) -> dict[str, int]:
     """The sizes of those that a repository's own files name, by their ids; nothing in one that is no clone."""
     with suppress(FileNotFoundError):
-        return {blob: int(size) for blob, size in _LINE.findall((repository / _NAME).read_text())}
+        return {blob: int(size) for blob, size in _OVERSIZED_LINE.findall((repository / _OVERSIZED_LIST).read_text())}
     return {}
 
 
-def note_left_out(repository: Path, sizes: Mapping[str, int]) -> None:
+def add_oversized_blobs(repository: Path, sizes: Mapping[str, int]) -> None:
     """Add some. A line that a crash has cut is none; the clone that lacks it counts as damaged, and is made anew."""
-    known = left_out(repository)
-    with (repository / _NAME).open("a") as file:
+    known = read_oversized_blobs(repository)
+    with (repository / _OVERSIZED_LIST).open("a") as file:
         file.writelines(f"{blob} {size}\n" for blob, size in sorted(sizes.items()) if blob not in known)
 
 
-WORK_S: Final = 120.0  # without progress: as long as a stage of a reconcile may take (docs/running.md)
-SLOWEST: Final = 1 << 10  # bytes a second: as curl's manual suggests for --speed-limit
-_WORK_EVERY_S: Final = 1.0  # between two reports of work that goes on
+WORK_TIMEOUT_S: Final = 120.0  # without progress: as long as a stage of a reconcile may take (docs/running.md)
+MIN_RATE: Final = 1 << 10  # bytes a second: as curl's manual suggests for --speed-limit
+_WORK_REPORT_INTERVAL_S: Final = 1.0  # between two reports of work that goes on
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class FetchStep(msgspec.Struct, frozen=True, tag=True):
     """What a fetch does from now on."""
 
-    within_s: float  # until the next step begins
-    complaint: str  # the error if it does not
+    timeout_s: float  # until the next step begins
+    timeout_message: str  # the error if it does not
 
 
-ReportStep = Callable[[Step], None]
+ReportStep = Callable[[FetchStep], None]
 
 
 class Transfer:
@@ -478,10 +481,10 @@ class Transfer:
 
     def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
         """``work_s`` is the time for work on this host before the transfer begins."""
-        self._report, self._size = report, max(1, round(SLOWEST * period_s))
+        self._report, self._size = report, max(1, round(MIN_RATE * period_s))
         complaint = f"it {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the file of --config)"
-        self._step, self._counted = Step(period_s, complaint), 0
-        report(Step(work_s + period_s, complaint))
+        self._step, self._counted = FetchStep(period_s, complaint), 0
+        report(FetchStep(work_s + period_s, complaint))
 
     def count(self, size_bytes: int) -> None:
         if size_bytes - self._counted >= self._size:
@@ -489,49 +492,49 @@ class Transfer:
             self._report(self._step)
 
 
-class Steps:
+class StepReporter:
     """Reports the steps of one fetch to whoever waits for it."""
 
     def __init__(self, report: ReportStep, now_s: Callable[[], float] = time.monotonic) -> None:
         self._report, self._now_s = report, now_s
-        self._worked_s: float | None = None  # when work was reported last; None: another step was
+        self._work_reported_s: float | None = None  # when work was reported last; None: another step was
 
     def begin_answer(self, within_s: float) -> None:
-        self._worked_s = None
+        self._work_reported_s = None
         complaint = f"its answer was not complete after {within_s:g} s (git-timeout in the file of --config)"
-        self._report(Step(within_s, complaint))
+        self._report(FetchStep(within_s, complaint))
 
     def begin_download(self, period_s: float) -> Transfer:
-        self._worked_s = None
+        self._work_reported_s = None
         return Transfer(self._report, period_s, "sent")
 
     def begin_upload(self, period_s: float) -> Transfer:
-        self._worked_s = None
-        return Transfer(self._report, period_s, "took", work_s=WORK_S)
+        self._work_reported_s = None
+        return Transfer(self._report, period_s, "took", work_s=WORK_TIMEOUT_S)
 
-    def note_work(self) -> None:
+    def report_work(self) -> None:
         now_s = self._now_s()
-        if self._worked_s is None or now_s - self._worked_s >= _WORK_EVERY_S:
-            self._worked_s = now_s
-            self._report(Step(WORK_S, f"the fetch made no progress for {WORK_S:g} s"))
+        if self._work_reported_s is None or now_s - self._work_reported_s >= _WORK_REPORT_INTERVAL_S:
+            self._work_reported_s = now_s
+            self._report(FetchStep(WORK_TIMEOUT_S, f"the fetch made no progress for {WORK_TIMEOUT_S:g} s"))
 
 
-def steps() -> Steps:
+def get_step_reporter() -> StepReporter:
     """Return the steps of the fetch that this thread makes. Outside of `reported`, nobody gets the reports."""
-    return _steps.get() or Steps(lambda _: None)
+    return _steps.get() or StepReporter(lambda _: None)
 
 
-_steps: ContextVar[Steps | None] = ContextVar("steps of the fetch that this thread makes", default=None)
+_steps: ContextVar[StepReporter | None] = ContextVar("steps of the fetch that this thread makes", default=None)
 
 
-def note_work() -> None:
+def report_work() -> None:
     if (found := _steps.get()) is not None:
-        found.note_work()
+        found.report_work()
 
 
 @contextmanager
-def reported(report: ReportStep) -> Iterator[None]:
-    token = _steps.set(Steps(report))
+def report_steps_to(report: ReportStep) -> Iterator[None]:
+    token = _steps.set(StepReporter(report))
     try:
         yield
     finally:
@@ -545,38 +548,38 @@ _PIECE_BYTES: Final = 1 << 20
 _IDS_AT: Final = 8 + 4 * 256  # in a pack's index: behind a header of two words and the fan-out table
 
 
-def copy(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) -> None:
+def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) -> None:
     """Bring ``tip`` into ``ours``, in one pack with all that it refers to and ``ours`` lacks.
 
     A fetch by libgit2 does the same, but reads every tree of the last commit for each new one: with 100,000
     files that takes 100 ms instead of 10. A blob that no fleet needs is left out, and noted: to write it anew is to
     hold all of it in memory, where a few bytes of a pack can be gigabytes.
     """
-    held: pygit2.Odb | tuple[()] = ours.odb
-    if not any(_packs(ours).iterdir()):
-        _take_packs(theirs, ours)
-        held = ()  # their packs may hold a commit and lack its parents, which lie about loose
+    present: pygit2.Odb | tuple[()] = ours.odb
+    if not any(_get_pack_directory(ours).iterdir()):
+        _copy_packs(theirs, ours)
+        present = ()  # their packs may hold a commit and lack its parents, which lie about loose
     large: dict[str, int] = {}
-    lacking = left_out(files_of(theirs))  # where that is a clone, too
-    with opened(files_of(ours)) as building:
-        building.odb.add_disk_alternate(intern(str(objects_of(theirs))))  # pygit2 never lets go of it
-        builder = _builder(building)
-        for oid in _referred(theirs, tip, held):
-            note_work()
+    known_oversized = read_oversized_blobs(get_git_directory(theirs))  # where that is a clone, too
+    with open_repository(get_git_directory(ours)) as combined:
+        combined.odb.add_disk_alternate(intern(str(get_objects_directory(theirs))))  # pygit2 never lets go of it
+        builder = _create_pack_builder(combined)
+        for oid in _list_reachable(theirs, tip, present):
+            report_work()
             if oid in ours.odb:
                 continue
-            size = lacking.get(str(oid)) or _blob_size(theirs, oid)
-            if is_left_out(size):
+            size = known_oversized.get(str(oid)) or _read_blob_size(theirs, oid)
+            if is_oversized(size):
                 large[str(oid)] = size
             else:
                 builder.add(oid)
         if large:
-            note_left_out(files_of(ours), large)
+            add_oversized_blobs(get_git_directory(ours), large)
         if len(builder):
-            builder.write(_packs(ours))
+            builder.write(_get_pack_directory(ours))
 
 
-def _builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
+def _create_pack_builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
     """One that looks for differences between small objects alone: between large ones it takes minutes for a few."""
     for name, value in _DELTA_LIMIT.items():
         if name not in ours.config:
@@ -584,29 +587,29 @@ def _builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
     return pygit2.PackBuilder(ours)
 
 
-def _take_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
-    for index in _packs(theirs).glob("pack-*.idx"):
+def _copy_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
+    for index in _get_pack_directory(theirs).glob("pack-*.idx"):
         for file in (index.with_suffix(".pack"), index):
-            with open(_packs(ours) / file.name, "xb") as copied, open(file, "rb") as original:
+            with open(_get_pack_directory(ours) / file.name, "xb") as copied, open(file, "rb") as original:
                 while piece := original.read(_PIECE_BYTES):
                     copied.write(piece)
-                    note_work()
+                    report_work()
                 copied.flush()
                 os.fsync(copied.fileno())
 
 
-def check(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
+def check_objects(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
     """Read all that ``tip`` refers to; raise what pygit2 does where something is damaged or missing."""
-    for oid in _referred(repository, tip, ()):
-        note_work()
-        if not is_left_out(_blob_size(repository, oid)):
+    for oid in _list_reachable(repository, tip, ()):
+        report_work()
+        if not is_oversized(_read_blob_size(repository, oid)):
             repository.odb.read(oid)
 
 
-def _referred(
+def _list_reachable(
     repository: pygit2.Repository,
     tip: pygit2.Oid,
-    held: pygit2.Odb | Collection[pygit2.Oid],
+    excluded: pygit2.Odb | Collection[pygit2.Oid],
     *,
     with_files: bool = True,
 ) -> set[pygit2.Oid]:
@@ -618,9 +621,9 @@ def _referred(
     pending, reader = [tip], CommitReader(repository)
     while pending:
         oid = pending.pop()
-        if oid in found or oid in held:
+        if oid in found or oid in excluded:
             continue
-        note_work()
+        report_work()
         found.add(oid)
         kind, size = repository.odb.read_header(oid)
         if size > MAX_TREE_BYTES:
@@ -632,23 +635,23 @@ def _referred(
                 commit = reader.read(oid)
                 pending += [*filter(None, [commit.tree if with_files else None]), *commit.parents]
             case ObjectType.TREE:
-                for mode, _, raw in entries(repository.odb, oid.raw):
+                for mode, _, raw in parse_tree(repository.odb, oid.raw):
                     if mode == TREE:
                         pending.append(pygit2.Oid(raw=raw))
-                    elif mode != SUBMODULE and (blob := pygit2.Oid(raw=raw)) not in held:
+                    elif mode != SUBMODULE and (blob := pygit2.Oid(raw=raw)) not in excluded:
                         found.add(blob)
     return found
 
 
-def check_history(repository: pygit2.Repository, tip: pygit2.Oid, known: Collection[pygit2.Oid]) -> None:
+def check_history(repository: pygit2.Repository, tip: pygit2.Oid, excluded: Collection[pygit2.Oid]) -> None:
     """Raise what pygit2 does where a commit or a tag on the way from ``tip`` to what is known is too large to be read.
 
     A few bytes of a pack can be gigabytes, and whoever reads a commit reads all of it.
     """
-    _referred(repository, tip, known, with_files=False)
+    _list_reachable(repository, tip, excluded, with_files=False)
 
 
-def _blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
+def _read_blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
     kind, size = repository.odb.read_header(oid)
     return size if kind == ObjectType.BLOB else 0
 
@@ -659,15 +662,15 @@ def merge_packs(repository: pygit2.Repository, limit: int) -> None:
     One that holds what is too large to be held in memory stays as it is. Killed halfway, some objects are there twice,
     until the next time.
     """
-    folder = _packs(repository)
+    folder = _get_pack_directory(repository)
     packs = sorted(folder.glob("pack-*.pack"), key=lambda pack: pack.stat().st_size)
     if len(packs) <= limit:
         return
-    ids = {pack: partial(_ids, pack.with_suffix(".idx")) for pack in packs[:-1]}
-    small = [pack for pack in ids if not any(is_left_out(_blob_size(repository, oid)) for oid in ids[pack]())]
+    ids = {pack: partial(_list_pack_objects, pack.with_suffix(".idx")) for pack in packs[:-1]}
+    small = [pack for pack in ids if not any(is_oversized(_read_blob_size(repository, oid)) for oid in ids[pack]())]
     if len(small) < 2:
         return
-    builder = _builder(repository)
+    builder = _create_pack_builder(repository)
     for oid in chain.from_iterable(ids[pack]() for pack in small):
         builder.add(oid)
     builder.write(folder)
@@ -677,11 +680,11 @@ def merge_packs(repository: pygit2.Repository, limit: int) -> None:
             pack.unlink()
 
 
-def _packs(repository: pygit2.Repository) -> Path:
-    return files_of(repository) / "objects" / "pack"
+def _get_pack_directory(repository: pygit2.Repository) -> Path:
+    return get_git_directory(repository) / "objects" / "pack"
 
 
-def _ids(index: Path) -> Iterator[pygit2.Oid]:
+def _list_pack_objects(index: Path) -> Iterator[pygit2.Oid]:
     """The objects of a pack; gitformat-pack(5), "Version 2 pack-*.idx files"."""
     data = index.read_bytes()
     count = int.from_bytes(data[_IDS_AT - 4 : _IDS_AT])

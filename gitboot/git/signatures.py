@@ -14,16 +14,16 @@ from typing import Final, NamedTuple
 import pygit2
 from msgspec import Struct
 
-from gitboot.child_processes import Ended, ask
+from gitboot.child_processes import ProcessResult, run_with_input
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
-from gitboot.git.history import MAX_STEPS, leading_from
-from gitboot.git.repository import CommitReader, Stored, split_signatures
+from gitboot.git.history import MAX_STEPS, list_first_parents_since
+from gitboot.git.repository import CommitReader, StoredRepository, split_signatures
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
 
-class Signatures:
+class SignatureChecker:
     """Looks at the signatures of a repository's commits, each once for as long as the keys are the same.
 
     What the repository's configuration, its attributes or a user's Git say does not count: no Git program is run.
@@ -32,63 +32,65 @@ class Signatures:
 
     def __init__(
         self,
-        repository: Stored,
+        repository: StoredRepository,
         keys: SignatureKeys,
         verify: Verify | None = None,
         tag_on: Callable[[Revision], bytes | None] = lambda _: None,
     ) -> None:
         self._repository, self._keys, self._verify = repository, keys, verify
         self._tag_on = tag_on  # the annotated tag that is followed, where it points to a commit
-        self._known: dict[str, Signer | Distrusted] = {}
-        self._mark = ""
+        self._verdicts: dict[str, Signer | UntrustedSignature] = {}
+        self._fingerprint = ""
 
-    def mark(self, revision: Revision) -> str:
+    def fingerprint(self, revision: Revision) -> str:
         """What is another where a signature may be judged otherwise by now."""
-        mark = self._mark_of_keys()
+        mark = self._get_key_fingerprint()
         if self._verify is not Verify.TAG:
             return mark
         return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
-    def faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
+    def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
         """What speaks against these commits, of one first-parent line, the oldest first.
 
         ``since`` is the accepted one; None: there is none yet, and what led to the newest is not looked at.
         """
         match self._verify:
             case Verify.HEAD:
-                found = {each: self._fault(each) for each in revisions}
+                found = {each: self._find_fault(each) for each in revisions}
             case Verify.RANGE:
-                found = self._in_range(since, revisions)
+                found = self._check_range(since, revisions)
             case Verify.TAG:
-                found = {each: _fault_of_tag(each, None) for each in revisions[:-1]}
-                found |= {each: _fault_of_tag(each, self._tagger(each)) for each in revisions[-1:]}
+                found = {each: _build_tag_fault(each, None) for each in revisions[:-1]}
+                found |= {each: _build_tag_fault(each, self._find_tagger(each)) for each in revisions[-1:]}
             case None:
                 return {}
         return {revision: fault for revision, fault in found.items() if fault is not None}
 
-    def signer(self, revision: Revision) -> Signer | None:
+    def find_signer(self, revision: Revision) -> Signer | None:
         """Whose trusted key vouches for a commit: its own signature, or that of the tag where one is wanted."""
-        found = self._tagger(revision) if self._verify is Verify.TAG else self._signer(revision)
+        found = self._find_tagger(revision) if self._verify is Verify.TAG else self._find_commit_signer(revision)
         return found if isinstance(found, Signer) else None
 
-    def signed(self, message: Message) -> Message:
-        found = self._signer(Revision(message.commit))
+    def add_signer(self, message: Message) -> Message:
+        found = self._find_commit_signer(Revision(message.commit))
         return message._replace(signer=found if isinstance(found, Signer) else None)
 
-    def _in_range(self, since: Revision | None, revisions: Sequence[Revision]) -> dict[Revision, Problem | None]:
+    def _check_range(self, since: Revision | None, revisions: Sequence[Revision]) -> dict[Revision, Problem | None]:
         newest = revisions[-1]
-        with self._repository.reading() as git:
+        with self._repository.open() as git:
             old = pygit2.Oid(hex=since) if since is not None else None
-            line = leading_from(git, old, pygit2.Oid(hex=newest))
+            line = list_first_parents_since(git, old, pygit2.Oid(hex=newest))
             # A line that begins where a shallow clone does may not lead back to what was accepted.
             is_cut = line is not None and since not in (None, newest) and git.is_shallow
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
             what = f"more than {MAX_STEPS} commits lie between it and what was accepted"
             return dict.fromkeys(
-                revisions, Code.UNTRUSTED.problem(f"{newest[:12]}: {what}; start once with --verify head")
+                revisions, Code.UNTRUSTED.build_problem(f"{newest[:12]}: {what}; start once with --verify head")
             )
-        failed = next(((at, fault) for at, each in enumerate(line) if (fault := self._fault(each)) is not None), None)
+        failed = next(
+            ((at, fault) for at, each in enumerate(line) if (fault := self._find_fault(each)) is not None), None
+        )
         if failed is None and is_cut:
             raise UsageError(f"this clone is shallow, and lacks what led to {newest[:12]}: fetch more of its history")
         if failed is None:
@@ -97,62 +99,66 @@ class Signatures:
         good = frozenset(line[:at])
         return {each: None if each in good else fault for each in revisions}
 
-    def _fault(self, revision: Revision) -> Problem | None:
-        found = self._signer(revision)
-        return None if isinstance(found, Signer) else Code.UNTRUSTED.problem(f"{revision[:12]} is {found}")
+    def _find_fault(self, revision: Revision) -> Problem | None:
+        found = self._find_commit_signer(revision)
+        return None if isinstance(found, Signer) else Code.UNTRUSTED.build_problem(f"{revision[:12]} is {found}")
 
-    def _tagger(self, revision: Revision) -> Signer | Distrusted | None:
+    def _find_tagger(self, revision: Revision) -> Signer | UntrustedSignature | None:
         """Return who has signed the tag on a commit, or why that proves nothing; None: there is no such tag."""
         tag = self._tag_on(revision)
         if tag is None:
             return None
-        return self._judged(f"tag {revision}", lambda: _signer_of(tag, of_tag, self._keys, is_merge=False))
+        return self._cache_verdict(
+            f"tag {revision}", lambda: _find_object_signer(tag, parse_tag_signature, self._keys, is_merge=False)
+        )
 
-    def _signer(self, revision: Revision) -> Signer | Distrusted:
+    def _find_commit_signer(self, revision: Revision) -> Signer | UntrustedSignature:
         def judge() -> Signer:
-            with self._repository.reading() as git:
+            with self._repository.open() as git:
                 commit = CommitReader(git).peel(revision)
-            return _signer_of(commit.raw, of_commit, self._keys, is_merge=len(commit.parents) > 1)
+            return _find_object_signer(commit.raw, parse_commit_signature, self._keys, is_merge=len(commit.parents) > 1)
 
-        return self._judged(revision, judge)
+        return self._cache_verdict(revision, judge)
 
-    def _judged(self, name: str, judge: Callable[[], Signer]) -> Signer | Distrusted:
-        mark = self._mark_of_keys()
-        if mark != self._mark or len(self._known) > _MOST_KNOWN:
-            self._known, self._mark = {}, mark
-        if name not in self._known or name.startswith("tag "):  # a tag may be another on the same commit
+    def _cache_verdict(self, name: str, judge: Callable[[], Signer]) -> Signer | UntrustedSignature:
+        mark = self._get_key_fingerprint()
+        if mark != self._fingerprint or len(self._verdicts) > _MAX_VERDICTS:
+            self._verdicts, self._fingerprint = {}, mark
+        if name not in self._verdicts or name.startswith("tag "):  # a tag may be another on the same commit
             try:
-                self._known[name] = judge()
-            except Distrusted as error:
-                self._known[name] = error
-        return self._known[name]
+                self._verdicts[name] = judge()
+            except UntrustedSignature as error:
+                self._verdicts[name] = error
+        return self._verdicts[name]
 
-    def _mark_of_keys(self) -> str:
+    def _get_key_fingerprint(self) -> str:
         try:
-            return self._keys.mark()
+            return self._keys.fingerprint()
         except UsageError as error:  # they were read at the start: a person is about to change them
             raise SourceError(str(error)) from error
 
 
-_MOST_KNOWN: Final = 4096
+_MAX_VERDICTS: Final = 4096
 
 
-def _signer_of(raw: bytes, read: Callable[[bytes], Signed | None], keys: SignatureKeys, *, is_merge: bool) -> Signer:
+def _find_object_signer(
+    raw: bytes, read: Callable[[bytes], SignedContent | None], keys: SignatureKeys, *, is_merge: bool
+) -> Signer:
     try:
         signed = read(raw)
     except AmbiguousSignature as error:
-        raise Distrusted(f"signed in a way that is not read: {error}") from None
+        raise UntrustedSignature(f"signed in a way that is not read: {error}") from None
     if signed is None:
-        raise Distrusted("not signed")
-    return keys.signer(signed, is_merge=is_merge)
+        raise UntrustedSignature("not signed")
+    return keys.find_signer(signed, is_merge=is_merge)
 
 
-def _fault_of_tag(revision: Revision, signer: Signer | Distrusted | None) -> Problem | None:
+def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | None) -> Problem | None:
     if signer is None:
         message = f"{revision[:12]} is not what an annotated tag of that name, which --rev follows, points to"
     else:
         message = f"the tag on {revision[:12]} is {signer}"
-    return None if isinstance(signer, Signer) else Code.UNTRUSTED.problem(message)
+    return None if isinstance(signer, Signer) else Code.UNTRUSTED.build_problem(message)
 
 
 class TrustedKeys(Struct, frozen=True, kw_only=True):
@@ -163,83 +169,85 @@ class TrustedKeys(Struct, frozen=True, kw_only=True):
     forge_keys: tuple[tuple[str, Path], ...] = ()  # (name, file) of forges: OpenPGP or SSH public keys
 
     @property
-    def of_people(self) -> bool:
+    def has_personal_keys(self) -> bool:
         return self.allowed_signers is not None or self.openpgp_keys is not None
 
     @property
-    def any(self) -> bool:
-        return self.of_people or bool(self.forge_keys)
+    def has_keys(self) -> bool:
+        return self.has_personal_keys or bool(self.forge_keys)
 
 
 class SignatureKeys:
     """The trusted keys, as their files have them now; what gpg needs of them lies below ``folder``."""
 
-    def __init__(self, trusted: TrustedKeys, folder: Path) -> None:
-        self._trusted, self._folder = trusted, folder
-        self._mark = ""
-        self._of_people: tuple[_AllowedSigners | Keyring, ...] = ()
-        self._of_forges: dict[str, _AllowedSigners | Keyring] = {}
+    def __init__(self, trusted_keys: TrustedKeys, folder: Path) -> None:
+        self._trusted, self._folder = trusted_keys, folder
+        self._fingerprint = ""
+        self._personal_keys: tuple[_AllowedSigners | Keyring, ...] = ()
+        self._forge_keys: dict[str, _AllowedSigners | Keyring] = {}
 
-    def mark(self) -> str:
+    def fingerprint(self) -> str:
         """What is another as soon as a key comes or goes; raises `UsageError` where they cannot be read."""
         mark = sha256()
         trusted = self._trusted
         people = [trusted.allowed_signers] if trusted.allowed_signers is not None else []
-        people += _key_files(trusted.openpgp_keys) if trusted.openpgp_keys is not None else []
+        people += _list_key_files(trusted.openpgp_keys) if trusted.openpgp_keys is not None else []
         for path in (*people, *(path for _, path in trusted.forge_keys)):
             try:
                 mark.update(sha256(path.read_bytes()).digest())
             except OSError as error:
                 raise UsageError(f"{path}: {error.strerror}") from None
-        if self._mark != mark.hexdigest():
-            self._take_up()
-            self._mark = mark.hexdigest()
-        return self._mark
+        if self._fingerprint != mark.hexdigest():
+            self._load_keys()
+            self._fingerprint = mark.hexdigest()
+        return self._fingerprint
 
-    def signer(self, signed: Signed, *, is_merge: bool) -> Signer:
+    def find_signer(self, signature: SignedContent, *, is_merge: bool) -> Signer:
         """Whose trusted key has signed; raises `Distrusted`. A forge's counts for merges alone.
 
         A key has to be valid now: when a commit was made only says who has made it.
         """
-        self.mark()
-        unlisted = Unlisted("signed by a key that is not listed")
-        for keys in self._of_people:
+        self.fingerprint()
+        unlisted = UnlistedKey("signed by a key that is not listed")
+        for keys in self._personal_keys:
             try:
-                return _signer(keys, signed)
-            except Unlisted as error:
+                return _find_signer(keys, signature)
+            except UnlistedKey as error:
                 unlisted = error
-        for name, keys in self._of_forges.items():
+        for name, keys in self._forge_keys.items():
             try:
-                found = _signer(keys, signed)
-            except Unlisted:
+                found = _find_signer(keys, signature)
+            except UnlistedKey:
                 continue
             if not is_merge:
-                raise Distrusted(f"signed by the forge {name} and no merge, which is all that a forge's key counts for")
+                raise UntrustedSignature(
+                    f"signed by the forge {name} and no merge, which is all that a forge's key counts for"
+                )
             return Signer(name, found.key, is_forge=True)
         raise unlisted
 
-    def _take_up(self) -> None:
+    def _load_keys(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700, parents=True)
         people: list[_AllowedSigners | Keyring] = []
         if (path := self._trusted.allowed_signers) is not None:
             people.append(_AllowedSigners(path, self._folder))
         if (path := self._trusted.openpgp_keys) is not None:
-            people.append(Keyring.made(_key_files(path), self._folder / "people"))
-        self._of_people, self._of_forges = tuple(people), {}
+            people.append(Keyring.create(_list_key_files(path), self._folder / "people"))
+        self._personal_keys, self._forge_keys = tuple(people), {}
         for number, (name, path) in enumerate(self._trusted.forge_keys):
             signers = self._folder / f"forge-{number}.signers"
             if ssh_keys := [line for line in path.read_bytes().split(b"\n") if _SSH_KEY.match(line)]:
                 signers.write_bytes(b"".join(b'forge namespaces="git" %b\n' % line for line in ssh_keys))
-                self._of_forges[name] = _AllowedSigners(signers, self._folder)
+                self._forge_keys[name] = _AllowedSigners(signers, self._folder)
             else:
-                self._of_forges[name] = Keyring.made([path], self._folder / f"forge-{number}")
+                self._forge_keys[name] = Keyring.create([path], self._folder / f"forge-{number}")
 
 
 _SSH_KEY: Final = re.compile(rb"(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
 
 
-def _key_files(path: Path) -> list[Path]:
+def _list_key_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     found = sorted(each for each in path.iterdir() if not each.name.startswith(".") and each.is_file())
@@ -252,45 +260,45 @@ class _AllowedSigners:
     def __init__(self, path: Path, scratch: Path) -> None:
         self._path, self._scratch = path.absolute(), scratch
 
-    def signer(self, signed: Signed) -> Signer:
+    def find_signer(self, signed: SignedContent) -> Signer:
         if not signed.signature.startswith(b"-----BEGIN SSH SIGNATURE-----"):
-            raise Unlisted("signed by an OpenPGP key, and none is listed")
+            raise UnlistedKey("signed by an OpenPGP key, and none is listed")
         with TemporaryDirectory(dir=self._scratch) as folder:
             signature = Path(folder, "signature")
             signature.write_bytes(signed.signature)
-            whole = self._keygen("check-novalidate", "-n", "git", "-s", signature, given=signed.payload)
+            whole = self._run_ssh_keygen("check-novalidate", "-n", "git", "-s", signature, stdin=signed.payload)
             key = _FINGERPRINT.search(whole.output)
             if whole.status != 0 or key is None:
-                raise Distrusted("not what its signature is of: it was changed after it was signed")
-            known = self._keygen("find-principals", "-f", self._path, "-s", signature)
+                raise UntrustedSignature("not what its signature is of: it was changed after it was signed")
+            known = self._run_ssh_keygen("find-principals", "-f", self._path, "-s", signature)
             for principal in known.output.splitlines():
                 arguments = ("-n", "git", "-f", self._path, "-I", principal, "-s", signature)
-                found = self._keygen("verify", *arguments, given=signed.payload)
+                found = self._run_ssh_keygen("verify", *arguments, stdin=signed.payload)
                 if found.status == 0 and found.output.startswith(f'Good "git" signature for {principal} with '):
                     return Signer(one_line(principal), key[1])
         if "key has expired" in known.errors:
-            raise Distrusted(f"signed by the key {key[1]}, which has expired")
+            raise UntrustedSignature(f"signed by the key {key[1]}, which has expired")
         if known.status == 0:
-            raise Distrusted(f"signed by the key {key[1]}, which is listed for other things than Git")
-        raise Unlisted(f"signed by the key {key[1]}, which is not listed")
+            raise UntrustedSignature(f"signed by the key {key[1]}, which is listed for other things than Git")
+        raise UnlistedKey(f"signed by the key {key[1]}, which is not listed")
 
-    def _keygen(self, what: str, *arguments: str | Path, given: bytes = b"") -> Ended:
-        return ask_alone(["ssh-keygen", "-Y", what, *map(str, arguments)], given, self._scratch)
+    def _run_ssh_keygen(self, action: str, *arguments: str | Path, stdin: bytes = b"") -> ProcessResult:
+        return run_isolated(["ssh-keygen", "-Y", action, *map(str, arguments)], stdin, self._scratch)
 
 
 _FINGERPRINT: Final = re.compile(r" key (SHA256:\S+)")
 
 
-def _signer(keys: _AllowedSigners | Keyring, signed: Signed) -> Signer:
+def _find_signer(keys: _AllowedSigners | Keyring, signature: SignedContent) -> Signer:
     if isinstance(keys, _AllowedSigners):
-        return keys.signer(signed)
-    if not signed.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
-        raise Unlisted("signed by an SSH key, and no file of allowed signers is given")
-    found = keys.signer(signed.signature, signed.payload, takes_text=False)
+        return keys.find_signer(signature)
+    if not signature.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
+        raise UnlistedKey("signed by an SSH key, and no file of allowed signers is given")
+    found = keys.find_signer(signature.signature, signature.payload, takes_text=False)
     return found._replace(person=one_line(found.person))
 
 
-class Signed(NamedTuple):
+class SignedContent(NamedTuple):
     payload: bytes
     signature: bytes
 
@@ -299,30 +307,30 @@ class AmbiguousSignature(Exception):
     """An object whose signature Git's own programs and others could take for different ones."""
 
 
-def of_commit(raw: bytes) -> Signed | None:
+def parse_commit_signature(raw: bytes) -> SignedContent | None:
     """A commit without its header ``gpgsig``, and that header; None where it has none."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
         raise AmbiguousSignature("it has a signature for another kind of repository")
     if len(signatures) > 1:
         raise AmbiguousSignature("it has more than one signature")
-    return Signed(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None
+    return SignedContent(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None
 
 
-def of_tag(raw: bytes) -> Signed | None:
+def parse_tag_signature(raw: bytes) -> SignedContent | None:
     """An annotated tag up to the last line that begins a signature, and what follows."""
     *_, start = (0, *(found.start() for found in _BEGIN.finditer(raw)))
-    return Signed(raw[:start], raw[start:]) if start else None
+    return SignedContent(raw[:start], raw[start:]) if start else None
 
 
 _BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$", re.MULTILINE)
 
 
-class Distrusted(Exception):
+class UntrustedSignature(Exception):
     """A signature that proves nothing: why, in words that follow "it is"."""
 
 
-class Unlisted(Distrusted):
+class UnlistedKey(UntrustedSignature):
     """It may be as good as any, but its key is not among these."""
 
 
@@ -333,15 +341,15 @@ class Keyring:
         self._home = home
 
     @classmethod
-    def made(cls, files: Sequence[Path], home: Path) -> Keyring:
+    def create(cls, files: Sequence[Path], home: Path) -> Keyring:
         home.mkdir(mode=0o700)
         keyring = cls(home)
         for path in files:
-            if "IMPORT_OK" not in keyring._gpg("--import", str(path.absolute())).output:
+            if "IMPORT_OK" not in keyring._run_gpg("--import", str(path.absolute())).output:
                 raise UsageError(f"{path} has no OpenPGP public key that gpg can read")
         return keyring
 
-    def signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
+    def find_signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
         """Whose key has signed these bytes, or this file; raises `Distrusted`. The name is as the key has it.
 
         A signature of a text covers every text that differs only in the ends of its lines: RFC 4880, 5.2.1.
@@ -349,10 +357,10 @@ class Keyring:
         of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         with TemporaryDirectory(dir=self._home) as folder:
             detached = Path(folder, "signature")
-            detached.write_bytes(self._only_signatures(signature, Path(folder)))
-            return _judged(self._gpg("--verify", str(detached), of, given=given), takes_text=takes_text)
+            detached.write_bytes(self._extract_signature_packets(signature, Path(folder)))
+            return _parse_gpg_status(self._run_gpg("--verify", str(detached), of, stdin=given), takes_text=takes_text)
 
-    def _only_signatures(self, signature: bytes, scratch: Path) -> bytes:
+    def _extract_signature_packets(self, signature: bytes, scratch: Path) -> bytes:
         """Return the packets of a signature without armour; raise `Distrusted` if other packets are among them.
 
         gpg decompresses a compressed packet in a signature: 810 bytes become a gigabyte.
@@ -360,21 +368,21 @@ class Keyring:
         if signature[:1] < b"\x80":  # no packet: each begins with this bit (RFC 4880, 4.2)
             armoured, binary = scratch / "armoured", scratch / "binary"
             armoured.write_bytes(signature)
-            ended = self._gpg("--output", str(binary), "--dearmor", str(armoured))
+            ended = self._run_gpg("--output", str(binary), "--dearmor", str(armoured))
             signature = binary.read_bytes() if ended.status == 0 and binary.exists() else b""
-        if not set(_packet_tags(signature)) <= _TAGS_OF_SIGNATURES:
-            raise Distrusted("signed in a way that is not read: it is cut off, or holds other OpenPGP packets")
+        if not set(_read_packet_tags(signature)) <= _TAGS_OF_SIGNATURES:
+            raise UntrustedSignature("signed in a way that is not read: it is cut off, or holds other OpenPGP packets")
         return signature
 
-    def _gpg(self, *arguments: str, given: bytes = b"") -> Ended:
-        return ask_alone(["gpg", "--homedir", str(self._home), *_OF_ITS_OWN, *arguments], given, self._home)
+    def _run_gpg(self, *arguments: str, stdin: bytes = b"") -> ProcessResult:
+        return run_isolated(["gpg", "--homedir", str(self._home), *_GPG_OPTIONS, *arguments], stdin, self._home)
 
 
 _TAGS_OF_SIGNATURES: Final = frozenset({2, 10})  # a signature, and a marker, which gpg ignores (RFC 4880, 4.3)
-_OTHER: Final = -1
+_INVALID_TAG: Final = -1
 
 
-def _packet_tags(data: bytes) -> Iterator[int]:
+def _read_packet_tags(data: bytes) -> Iterator[int]:
     """Yield the tags of OpenPGP packets (RFC 4880, 4.2); `_OTHER` for a packet without its whole length, then end."""
     at = 0
     while at < len(data):
@@ -388,47 +396,49 @@ def _packet_tags(data: bytes) -> Iterator[int]:
             elif kind == 0xFF:
                 header, size = 6, int.from_bytes(more[1:5])
             else:  # a length in parts, which only data may have
-                tag, header, size = _OTHER, 1, 0
+                tag, header, size = _INVALID_TAG, 1, 0
         else:
             tag, kind = (first >> 2) & 0xF, 1 << (first & 3)
             header, size = 1 + kind, int.from_bytes(more[:kind])
             if not first & 0x80 or kind == 8:  # no packet, or one that ends with the file
-                tag = _OTHER
+                tag = _INVALID_TAG
         at += header + size
-        yield tag if at <= len(data) else _OTHER
-        if tag == _OTHER:
+        yield tag if at <= len(data) else _INVALID_TAG
+        if tag == _INVALID_TAG:
             return
 
 
 # Of gpg(1): nothing is asked, fetched or started; each key that is there is trusted, for that is why it is there.
-_OF_ITS_OWN: Final = (
+_GPG_OPTIONS: Final = (
     *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
     *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
 )
 
 
-def _judged(found: Ended, *, takes_text: bool) -> Signer:
+def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     """What gpg says by its status lines: DETAILS in GnuPG's doc, "Format of the --status-fd output"."""
-    said = [line.removeprefix("[GNUPG:] ").split(" ") for line in found.output.splitlines()]
-    verdicts = [words for words in said if words[0] in _VERDICTS]
+    status_lines = [line.removeprefix("[GNUPG:] ").split(" ") for line in result.output.splitlines()]
+    verdicts = [words for words in status_lines if words[0] in _VERDICTS]
     if len(verdicts) != 1:
-        raise Distrusted("signed in a way that gpg cannot read")
+        raise UntrustedSignature("signed in a way that gpg cannot read")
     (verdict,) = verdicts
     key = verdict[1] if len(verdict) > 1 else "?"
     if verdict[0] == "ERRSIG" and verdict[6:7] == ["9"]:
-        raise Unlisted(f"signed by the key {key}, which is not listed")
+        raise UnlistedKey(f"signed by the key {key}, which is not listed")
     if verdict[0] != "GOODSIG":
-        raise Distrusted(_VERDICTS[verdict[0]].format(key=key))
-    valid = [words for words in said if words[0] == "VALIDSIG"]
-    if found.status != 0 or len(valid) != 1:
-        raise Distrusted("signed in a way that gpg does not take as valid")
-    if not takes_text and valid[0][_CLASS] != _BINARY:
-        raise Distrusted("signed as a text, and its signature is of other texts, too: sign without gpg's textmode")
+        raise UntrustedSignature(_VERDICTS[verdict[0]].format(key=key))
+    valid = [words for words in status_lines if words[0] == "VALIDSIG"]
+    if result.status != 0 or len(valid) != 1:
+        raise UntrustedSignature("signed in a way that gpg does not take as valid")
+    if not takes_text and valid[0][_CLASS_FIELD] != _BINARY_CLASS:
+        raise UntrustedSignature(
+            "signed as a text, and its signature is of other texts, too: sign without gpg's textmode"
+        )
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
 
-_CLASS: Final = 9  # the word of VALIDSIG that is the class of the signature, in hexadecimal digits
-_BINARY: Final = "00"
+_CLASS_FIELD: Final = 9  # the word of VALIDSIG that is the class of the signature, in hexadecimal digits
+_BINARY_CLASS: Final = "00"
 _VERDICTS: Final = {
     "GOODSIG": "",
     "EXPSIG": "signed by the key {key}, and the signature has expired",
@@ -439,11 +449,11 @@ _VERDICTS: Final = {
 }
 
 
-def ask_alone(command: Sequence[str], given: bytes, home: Path) -> Ended:
+def run_isolated(command: Sequence[str], stdin: bytes, home: Path) -> ProcessResult:
     """What a program that checks signatures says, in a world of its own; raises `UsageError` and `SourceError`."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LC_ALL": "C", "TZ": "UTC"}
     try:
-        return ask(command, given=given, environment=environment, patience_s=_PATIENCE_S)
+        return run_with_input(command, input_data=stdin, environment=environment, patience_s=_TIMEOUT_S)
     except FileNotFoundError:
         package = {"ssh-keygen": "OpenSSH", "gpg": "GnuPG", "minisign": "minisign"}[command[0]]
         raise UsageError(f"{command[0]} is not installed: signatures are checked by {package}") from None
@@ -451,4 +461,4 @@ def ask_alone(command: Sequence[str], given: bytes, home: Path) -> Ended:
         raise SourceError(f"{command[0]} could not check a signature: {error}") from error
 
 
-_PATIENCE_S: Final = 600  # an image of gigabytes on a slow disk
+_TIMEOUT_S: Final = 600  # an image of gigabytes on a slow disk

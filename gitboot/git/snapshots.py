@@ -19,7 +19,7 @@ from msgspec import structs
 from pygit2.enums import FileMode
 
 from gitboot.errors import InvalidRepository, SourceError, UsageError
-from gitboot.files import fleet_root
+from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.git.repository import (
     SUBMODULE,
@@ -28,16 +28,16 @@ from gitboot.git.repository import (
     CommitReader,
     Entry,
     MalformedTree,
-    Stored,
-    blaming,
-    containing,
-    entries,
-    files_of,
-    folder_of,
+    StoredRepository,
+    convert_errors,
+    format_error,
+    get_git_directory,
     lacks_memory,
-    left_out,
-    tree_of,
-    words,
+    open_containing_repository,
+    parse_tree,
+    read_fleet_folder,
+    read_oversized_blobs,
+    read_tree,
 )
 from gitboot.problems import Code, Problem
 
@@ -47,13 +47,15 @@ MAX_NAMES: Final = 100  # of one folder that are wrong and are reported
 _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")  # utf8.c, next_hfs_char
 
 
-def of_commit(repository: Stored, revision: Revision, folder: str = "", previous: Snapshot | None = None) -> Snapshot:
+def load_commit(
+    repository: StoredRepository, revision: Revision, folder: str = "", previous: Snapshot | None = None
+) -> Snapshot:
     """The files that a commit has below ``folder``, without dot-folders; none where it has no such folder.
 
     With an earlier snapshot of the same repository, only the folders that differ from it are read.
     A tree that is malformed, or larger than any fleet, raises `InvalidRepository`.
     """
-    with repository.reading() as git:
+    with repository.open() as git:
         base = None
         if previous is not None and previous.revision in git.odb:
             base = tree_at(git, previous.revision, previous.folder)
@@ -62,8 +64,8 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
         irregular: dict[str, Irregular] = {}
         for path, above in [*_way_to(git, revision, folder)][:-1]:  # no name on the way may mean two things
             if isinstance(above, pygit2.Tree):
-                _check_names(f"{path}/" if path else "", _read(git.odb, above.id.raw, ""))
-        for path, mode, blob in _differences(git.odb, base, tree_at(git, revision, folder)):
+                _check_names(f"{path}/" if path else "", _read_tree(git.odb, above.id.raw, ""))
+        for path, mode, blob in _list_differences(git.odb, base, tree_at(git, revision, folder)):
             changed.add(path)
             blobs.pop(path, None)
             irregular.pop(path, None)
@@ -71,28 +73,28 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
                 irregular[path] = _IRREGULAR[mode]
             elif mode is not None:
                 blobs[path] = BlobId(blob.hex())
-    found = Snapshot(revision=revision, blobs=blobs, read=Blobs(repository), irregular=irregular, folder=folder)
+    found = Snapshot(revision=revision, blobs=blobs, read=BlobReader(repository), irregular=irregular, folder=folder)
     if previous is None or base is None:
         return found
     return structs.replace(
         found,
-        blobs=_amended(previous.blobs, blobs, changed),
-        irregular=_amended(previous.irregular, irregular, changed),
+        blobs=_apply_changes(previous.blobs, blobs, changed),
+        irregular=_apply_changes(previous.irregular, irregular, changed),
         changed=frozenset(changed),
     )
 
 
-def _amended(before: Mapping[str, _V], found: Mapping[str, _V], changed: Set[str]) -> Mapping[str, _V]:
+def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: Set[str]) -> Mapping[str, _V]:
     """Return ``before`` with what was found at the changed paths. If all is equal, return ``before`` itself.
 
     A plain dictionary: an evaluation looks up each path several times.
     """
-    if all(before.get(path) == found.get(path) for path in changed):
+    if all(before.get(path) == values.get(path) for path in changed):
         return before
-    amended = {**before, **found}
-    for path in changed - found.keys():
+    amended = {**before, **values}
+    for path in changed - values.keys():
         amended.pop(path, None)
-    return amended if found.keys() <= before.keys() else dict(sorted(amended.items()))
+    return amended if values.keys() <= before.keys() else dict(sorted(amended.items()))
 
 
 _V = TypeVar("_V")
@@ -111,7 +113,7 @@ def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | 
 
 def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
     """Yield a commit's tree and each object on the way to ``folder``, with their paths. A missing one is None."""
-    found: pygit2.Object | None = tree_of(git, CommitReader(git).peel(revision))
+    found: pygit2.Object | None = read_tree(git, CommitReader(git).peel(revision))
     yield "", found
     parts = folder.split("/") if folder else []
     for depth, name in enumerate(parts, 1):
@@ -119,7 +121,7 @@ def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator
         yield "/".join(parts[:depth]), found
 
 
-def _differences(
+def _list_differences(
     objects: pygit2.Odb, old: bytes | None, new: bytes | None
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
     """Every path that is not the same below two trees: (path, mode, id), without a mode where it is gone.
@@ -130,7 +132,7 @@ def _differences(
     visited = 0
     while pending:
         prefix, old, new = pending.pop()
-        before, after = _entries(objects, old, prefix), _entries(objects, new, prefix, is_new=True)
+        before, after = _read_entries(objects, old, prefix), _read_entries(objects, new, prefix, is_new=True)
         if before:
             before, after = set(before) - set(after), set(after) - set(before)
         visited += len(before) + len(after)
@@ -138,13 +140,13 @@ def _differences(
             raise InvalidRepository([_problem(Code.UNBOUNDED, prefix, "more files than any fleet has")])
         old_folders = {}
         for mode, name, raw in before:
-            kind, path = _named(mode, prefix, name)
+            kind, path = _decode_name(mode, prefix, name)
             if kind == TREE:
                 old_folders[path] = raw
             else:
                 yield path, None, raw
         for mode, name, raw in after:
-            kind, path = _named(mode, prefix, name)
+            kind, path = _decode_name(mode, prefix, name)
             if kind != TREE:
                 yield path, kind, raw
             else:
@@ -152,23 +154,23 @@ def _differences(
         pending += ((f"{path}/", raw, None) for path, raw in old_folders.items())
 
 
-def _entries(objects: pygit2.Odb, tree: bytes | None, prefix: str, *, is_new: bool = False) -> Collection[Entry]:
-    found = _read(objects, tree, prefix)
+def _read_entries(objects: pygit2.Odb, tree: bytes | None, prefix: str, *, is_new: bool = False) -> Collection[Entry]:
+    found = _read_tree(objects, tree, prefix)
     if is_new:
         _check_names(prefix, found)
     return [entry for entry in found if entry[0] != TREE or not entry[1].startswith(b".")]
 
 
-def _read(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Entry]:
+def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Entry]:
     try:
-        return entries(objects, tree) if tree else []
+        return parse_tree(objects, tree) if tree else []
     except MalformedTree as error:
         raise InvalidRepository([_problem(Code.MALFORMED, prefix, str(error))]) from error
 
 
-def _check_names(prefix: str, found: Collection[Entry]) -> None:
+def _check_names(prefix: str, entries: Collection[Entry]) -> None:
     """Refuse names that a checkout leaves out or takes for something else: a reviewer would see other files."""
-    counts = Counter(name for _, name, _ in found)
+    counts = Counter(name for _, name, _ in entries)
     problems = []
     for name, number in sorted(counts.items()):
         shown = prefix + name.decode(errors="replace")
@@ -190,7 +192,7 @@ def _is_forbidden(name: bytes) -> bool:
     return re.fullmatch(r"(\.git|git~1)[ .]*(:.*)?", text, re.DOTALL) is not None
 
 
-def _named(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
+def _decode_name(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
     try:
         return mode, prefix + name.decode()
     except UnicodeDecodeError:
@@ -198,32 +200,32 @@ def _named(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
 
 
 def _problem(code: Code, path: str, message: str) -> Problem:
-    return code.problem(message, path[:MAX_PATH] or ".")
+    return code.build_problem(message, path[:MAX_PATH] or ".")
 
 
-class Blobs:
+class BlobReader:
     """Reads blobs by id, in each thread through a repository of its own, as libgit2 wants it."""
 
-    def __init__(self, repository: Stored) -> None:
+    def __init__(self, repository: StoredRepository) -> None:
         self._repository = repository
         self._threads = threading.local()
 
     def __call__(self, blob: BlobId) -> bytes:
         """The bytes of a blob; raises `Oversized` before one is read that no fleet needs."""
-        return self._repository.steadily(partial(self._read, blob))
+        return self._repository.retry(partial(self._read, blob))
 
     def _read(self, blob: BlobId) -> bytes:
-        with self._repository.blamed():
+        with self._repository.convert_errors():
             try:
                 objects: pygit2.Odb = self._threads.objects
             except AttributeError:
-                with self._repository.reading() as git:
+                with self._repository.open() as git:
                     objects = self._threads.objects = git.odb
             try:
                 try:
                     size = int(objects.read_header(blob)[1])
                 except KeyError:
-                    size = left_out(self._repository.path).get(blob, 0)
+                    size = read_oversized_blobs(self._repository.path).get(blob, 0)
                     if not size:
                         raise
                 if size > MAX_FILE_BYTES:  # a few bytes of a pack can be gigabytes
@@ -241,26 +243,26 @@ class Blobs:
 WORKTREE: Final = Revision("WORKTREE")
 
 
-def of_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
+def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
     """What lies below ``root`` now, without dot-folders and what `git status` would not show.
 
     ``root`` is ``folder`` in the repository's work tree. No link is followed.
     """
-    ignored = _Ignored(repository, folder)
+    ignored = _IgnoreRules(repository, folder)
     if folder and ignored(""):
-        ignored = _Ignored(None, folder)  # it was named, so it is looked at
+        ignored = _IgnoreRules(None, folder)  # it was named, so it is looked at
     paths = []
     irregular = {}
-    for path, kind in _walk(root, ignored):
+    for path, kind in _walk_worktree(root, ignored):
         if kind is None:
             paths.append(path)
         else:
             irregular[path] = kind
-    files = WorkFiles(root, sorted(paths))
+    files = WorktreeFiles(root, sorted(paths))
     return Snapshot(revision=WORKTREE, blobs=files, read=files.read, irregular=irregular)
 
 
-class _Ignored:
+class _IgnoreRules:
     """What Git is to leave out; nothing where there is no Git."""
 
     def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
@@ -268,7 +270,7 @@ class _Ignored:
         self._index = () if repository is None else repository.index
         self._top = Path() if repository is None else Path(str(repository.workdir))
         self._prefix = f"{folder}/" if folder else ""
-        self._is_readable = cache(self._looked_at)
+        self._is_readable = cache(self._check_ignore_file)
 
     def is_tracked(self, path: str) -> bool:
         return self._prefix + path in self._index
@@ -278,7 +280,7 @@ class _Ignored:
         folder = path.rpartition("/")[0]
         return self._repository is not None and self._is_readable(folder) and self._repository.path_is_ignored(path)
 
-    def _looked_at(self, folder: str) -> bool:
+    def _check_ignore_file(self, folder: str) -> bool:
         """Whether each .gitignore that counts in a folder of the work tree is a regular file, or missing.
 
         libgit2 follows symlinks, and would wait for the other end of a pipe. Git follows none (gitignore(5)).
@@ -290,7 +292,7 @@ class _Ignored:
         return is_regular and (not folder or self._is_readable(folder.rpartition("/")[0]))
 
 
-def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None]]:
+def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str, Irregular | None]]:
     """Every file below ``root`` that is tracked or not ignored, and what is no regular file."""
     pending = [""]
     while pending:
@@ -305,9 +307,9 @@ def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None
             readable = path.encode(errors="surrogateescape").decode(errors="replace")  # os.scandir's surrogates differ
             if readable != path:
                 yield readable, Irregular.FILE_NAME
-            elif is_folder and not ignored.is_tracked(path) and not (root / path / ".git").exists():
+            elif is_folder and not ignore_rules.is_tracked(path) and not (root / path / ".git").exists():
                 pending.append(f"{path}/")
-            elif ignored.is_tracked(path) or not ignored(path):
+            elif ignore_rules.is_tracked(path) or not ignore_rules(path):
                 if is_folder:
                     yield path, Irregular.SUBMODULE
                 elif entry.is_symlink():
@@ -316,7 +318,7 @@ def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None
                     yield path, None
 
 
-class WorkFiles(Mapping[str, BlobId]):
+class WorktreeFiles(Mapping[str, BlobId]):
     """The files of a work tree. gitboot reads a file when its id is first needed, and the file stays as it was then."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
@@ -329,7 +331,7 @@ class WorkFiles(Mapping[str, BlobId]):
         if (blob := self._ids[path]) is not None:
             return blob
         try:
-            content = read_work_file(self._root, path)
+            content = read_worktree_file(self._root, path)
         except Oversized as error:
             blob = BlobId(f"the {error} of {path}")
             self._oversized[blob] = error.size
@@ -354,7 +356,7 @@ class WorkFiles(Mapping[str, BlobId]):
         return self._contents[blob]
 
 
-def read_work_file(root: Path, path: str) -> bytes:
+def read_worktree_file(root: Path, path: str) -> bytes:
     """Return the content of a regular file of the fleet at ``root``; raise `SourceError` or `Oversized`."""
     place = f"{root}/{path}"
     try:
@@ -376,55 +378,55 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     ``rev`` is any Git revision, or WORKTREE for what lies there, committed or not. None is WORKTREE, or HEAD
     in a bare repository. Raises `UsageError` where there is no such directory, repository or revision.
     """
-    root = fleet_root(Path(path))
+    root = resolve_fleet_root(Path(path))
     try:
         is_directory = root.is_dir()
     except OSError as error:  # it lies in what cannot be entered
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    with blaming(path), containing(root) as repository:
+    with convert_errors(path), open_containing_repository(root) as repository:
         if not is_directory and (repository is None or (rev in (None, WORKTREE) and not repository.is_bare)):
             raise UsageError(f"{path} is not a directory")
         if repository is None:
             if rev not in (None, WORKTREE):
                 raise UsageError(f"{path} is in no Git repository, so there is no revision {rev}")
-            return of_worktree(root, None, "")
-        folder = folder_in(repository, root)
+            return load_worktree(root, None, "")
+        folder = find_folder_in(repository, root)
         if folder is not None and rev in (None, WORKTREE):
-            return of_worktree(root, repository, folder)
+            return load_worktree(root, repository, folder)
         if rev == WORKTREE:
             raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
-        commit = commit_at(repository, "HEAD" if rev is None else rev, str(path))
-        folder = fleet_folder(repository, root)
+        commit = resolve_commit(repository, "HEAD" if rev is None else rev, str(path))
+        folder = get_fleet_folder(repository, root)
         check_folder(repository, commit, folder, path)
         if not is_directory and tree_at(repository, commit, folder) is None:
             raise UsageError(f"{path}: commit {commit[:12]} has no folder {folder}")
-        return of_commit(Stored(files_of(repository)), commit, folder)
+        return load_commit(StoredRepository(get_git_directory(repository)), commit, folder)
 
 
-def folder_in(repository: pygit2.Repository, root: Path) -> str | None:
+def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
     """Where in the work tree ``root`` is, "" at its top; None outside of it, as in a bare repository."""
-    files = files_of(repository).resolve()
+    files = get_git_directory(repository).resolve()
     top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
     if root.is_relative_to(files) or not root.is_relative_to(top):
         return None
     return "" if root == top else root.relative_to(top).as_posix()
 
 
-def folder_around(path: Path) -> str:
+def find_fleet_folder(path: Path) -> str:
     """The folder of its repository in which the fleet at ``path`` lies; "" at the top, and without a repository."""
-    root = fleet_root(path)
-    with blaming(path), containing(root) as repository:
-        return fleet_folder(repository, root) if repository is not None else ""
+    root = resolve_fleet_root(path)
+    with convert_errors(path), open_containing_repository(root) as repository:
+        return get_fleet_folder(repository, root) if repository is not None else ""
 
 
-def fleet_folder(repository: pygit2.Repository, root: Path) -> str:
+def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
     """The fleet's folder in commits: as ``root`` has it, in a work tree or below a bare one; else as noted there."""
-    folder, files = folder_in(repository, root), files_of(repository).resolve()
+    folder, files = find_folder_in(repository, root), get_git_directory(repository).resolve()
     if folder is not None:
         return folder
     if repository.is_bare and root != files and root.is_relative_to(files):
         return root.relative_to(files).as_posix()
-    return folder_of(repository)
+    return read_fleet_folder(repository)
 
 
 def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, path: str | os.PathLike[str]) -> None:
@@ -437,17 +439,17 @@ def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, p
         )
 
 
-def commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:
+def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str) -> Revision:
     """The commit that a Git revision means; raise `UsageError` naming ``where`` when it means none."""
     try:
-        return CommitReader(repository).peel(_object_at(repository, rev)).revision
+        return CommitReader(repository).peel(_resolve_object(repository, rev)).revision
     except (pygit2.GitError, KeyError, ValueError) as error:
         if lacks_memory(error):
             raise MemoryError from error
-        raise UsageError(f"{where} has {_missing(repository, rev, error)}") from error
+        raise UsageError(f"{repository_name} has {_explain_missing_commit(repository, rev, error)}") from error
 
 
-def _object_at(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
+def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     """Return the object that a Git revision means.
 
     libgit2 cannot name a commit that it cannot parse. So a revision that it rejects is read once more here, with the
@@ -457,12 +459,12 @@ def _object_at(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
         return repository.revparse_single(rev).id
     except (pygit2.GitError, KeyError, ValueError):
         with suppress(pygit2.GitError, LookupError, ValueError, StopIteration):
-            return _object_by_parts(repository, rev)
+            return _resolve_object_by_parts(repository, rev)
         raise
 
 
-def _object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
-    name = _SUFFIXES.split(rev, maxsplit=1)[0]
+def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
+    name = _ALL_SUFFIXES.split(rev, maxsplit=1)[0]
     if not name:  # libgit2 would take it for HEAD
         raise ValueError(f"{rev!r} names no revision")
     try:
@@ -483,15 +485,15 @@ def _object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
 
 _ABBREVIATED: Final = re.compile("[0-9a-f]{4,40}")
 _SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
-_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
+_ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 
 
-def _missing(repository: pygit2.Repository, rev: str, error: Exception) -> str:
+def _explain_missing_commit(repository: pygit2.Repository, rev: str, error: Exception) -> str:
     branches = sorted(repository.branches)
     if repository.head_is_unborn and not branches:
         return "no commit yet"
     if repository.head_is_unborn and rev == "HEAD":
         return f"a HEAD that names no commit; name a branch: {', '.join(branches[:10])}"
-    reason = words(error)  # often no more than the name again
+    reason = format_error(error)  # often no more than the name again
     shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
     return f"no commit {rev or repr(rev)}{f': {reason}' * (reason != rev)}{shallow}"

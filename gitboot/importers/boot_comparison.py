@@ -17,7 +17,7 @@ from gitboot.importers.inventory import is_secret
 from gitboot.resolve.server_decision import Boot, BootFile
 
 
-class Likeness(StrEnum):
+class Verdict(StrEnum):
     """How a server's two answers compare."""
 
     EQUAL = "equal"
@@ -27,19 +27,19 @@ class Likeness(StrEnum):
     UNKNOWN = "unknown"  # the old system did not answer
 
 
-_OF_A_REQUEST = frozenset({"ipa-global-request-id"})  # Ironic's, another at each deployment
+_REQUEST_ARGUMENTS = frozenset({"ipa-global-request-id"})  # Ironic's, another at each deployment
 
 
-class Contrast(Struct, frozen=True, kw_only=True):
+class BootComparison(Struct, frozen=True, kw_only=True):
     """One server's comparison; values that look like secrets are not shown."""
 
     server: str
-    verdict: Likeness
+    verdict: Verdict
     differences: tuple[tuple[str, str, str], ...] = ()  # of what; the old system's, gitboot's
     message: str = ""
 
 
-def contrasted(
+def compare_boots(
     server: str,
     old: OldBoot,
     old_data: str | None,
@@ -48,7 +48,7 @@ def contrasted(
     *,
     old_url: str,
     base_url: str,
-) -> Contrast:
+) -> BootComparison:
     """Compare two boots. ``old_data`` is the text to which the old arguments lead, or None.
 
     ``digests`` are the known sha256 of the old files by URL.
@@ -56,50 +56,60 @@ def contrasted(
 
     def is_same(url: str | None, file: BootFile | None) -> bool:
         by_content = file is not None and url is not None and digests.get(url) == file.sha256
-        return by_content or _path(url, old_url) == _path(file.url if file else None, base_url)
+        return by_content or _normalize_path(url, old_url) == _normalize_path(file.url if file else None, base_url)
 
-    found = []
-    (kernel_url, kernel), *initrds = _pairs(old, new)
+    differences = []
+    (kernel_url, kernel), *initrds = _pair_files(old, new)
     if not is_same(kernel_url, kernel):
-        found.append(("kernel", _shown(kernel_url), _shown(kernel.url if kernel else None)))
+        differences.append(("kernel", _redact(kernel_url), _redact(kernel.url if kernel else None)))
     if not all(is_same(*each) for each in initrds):
-        found.append(("initrd", _shown(*old.initrds), _shown(*(file.url if file else None for _, file in initrds))))
-    theirs, ours = _without_leads(old.arguments), _without_leads(new.kernel_arguments)
+        differences.append(
+            ("initrd", _redact(*old.initrds), _redact(*(file.url if file else None for _, file in initrds)))
+        )
+    theirs, ours = _list_comparable_arguments(old.arguments), _list_comparable_arguments(new.kernel_arguments)
     only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
     if only_old or only_new:
-        found.append(("arguments", _shown(*only_old.elements()), _shown(*only_new.elements())))
+        differences.append(("arguments", _redact(*only_old.elements()), _redact(*only_new.elements())))
     elif theirs != ours:
-        found.append(("order of arguments", _shown(*theirs), _shown(*ours)))
+        differences.append(("order of arguments", _redact(*theirs), _redact(*ours)))
     new_data = None
     if new.user_data is not None:
         files = new.user_data.files
         new_data = files.get("user-data") or next(iter(files.values()), None)
-    if not _same_text(old_data, new_data):
-        found.append(("user data", _sized(old_data), _sized(new_data)))
-    verdict = Likeness.DIFFERS if found else Likeness.EQUAL
-    return Contrast(server=server, verdict=verdict, differences=tuple(found))
+    if not _is_same_text(old_data, new_data):
+        differences.append(("user data", _format_size(old_data), _format_size(new_data)))
+    verdict = Verdict.DIFFERS if differences else Verdict.EQUAL
+    return BootComparison(server=server, verdict=verdict, differences=tuple(differences))
 
 
-def elsewhere(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
+def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
     """Return the URLs of old files that have another path than gitboot's files, and may have the same content."""
-    for url, file in _pairs(old, new):
-        if url is not None and file is not None and _path(url, old_url) != _path(file.url, base_url):
+    for url, file in _pair_files(old, new):
+        if (
+            url is not None
+            and file is not None
+            and _normalize_path(url, old_url) != _normalize_path(file.url, base_url)
+        ):
             yield url
 
 
-def _pairs(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile | None]]:
+def _pair_files(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile | None]]:
     initrds = new.files.initrds if new.files.kernel else ()
     yield old.kernel, new.files.kernel or new.direct_uki
     yield from zip_longest(old.initrds, initrds)
 
 
-def _without_leads(arguments: tuple[str, ...]) -> list[str]:
+def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
     """Return the arguments without URLs of user data, whose text is compared, and without numbers of one request."""
     named = ((each.partition("=")[0], each) for each in arguments)
-    return [each for name, each in named if name not in _OF_A_REQUEST and (name not in LEADS or "://" not in each)]
+    return [
+        each
+        for name, each in named
+        if name not in _REQUEST_ARGUMENTS and (name not in USER_DATA_ARGUMENTS or "://" not in each)
+    ]
 
 
-def _path(url: str | None, base: str) -> str | None:
+def _normalize_path(url: str | None, base: str) -> str | None:
     if url is None:
         return None
     parts, root = urlsplit(url), urlsplit(base)
@@ -109,7 +119,7 @@ def _path(url: str | None, base: str) -> str | None:
     return path.removeprefix("assets/").removeprefix("cobbler/")
 
 
-def _same_text(old: str | None, new: str | None) -> bool:
+def _is_same_text(old: str | None, new: str | None) -> bool:
     if old is None or new is None:
         return old is new
     try:
@@ -118,17 +128,17 @@ def _same_text(old: str | None, new: str | None) -> bool:
         return old.strip() == new.strip()
 
 
-def _shown(*values: str | None) -> str:
+def _redact(*values: str | None) -> str:
     return " ".join(f"{each.partition('=')[0][:20]}=…" if is_secret(each) else each for each in values if each) or "-"
 
 
-def _sized(text: str | None) -> str:
+def _format_size(text: str | None) -> str:
     return f"{len(text.encode()):,} bytes" if text is not None else "-"
 
 
 # Paths below --old. Sources: matchbox, docs/api-http.md; OpenCHAMI BSS, api/swagger.yaml; Tinkerbell smee, README;
 # Cobbler 3.3, services; Ironic, boot.ipxe; boot-operator, server/bootserver.go.
-SHAPES: Final[Mapping[str, str]] = {
+SCRIPT_PATHS: Final[Mapping[str, str]] = {
     "matchbox": "ipxe?uuid={uuid}&mac={hexhyp}&serial={serial}",
     "openchami": "boot/v1/bootscript?mac={mac}",
     "tinkerbell": "{mac}/auto.ipxe",
@@ -136,12 +146,12 @@ SHAPES: Final[Mapping[str, str]] = {
     "ironic": "pxelinux.cfg/{hexhyp}",
     "boot-operator": "ipxe/{uuid}",
 }
-_TAKE_A_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
-_STEPS: Final = 10_000  # lines that are looked at
+_OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
+_MAX_LINES: Final = 10_000  # lines that are looked at
 _URL: Final = re.compile(r"https?://[^\s;]+")
 
 
-class Asker(Struct, frozen=True, kw_only=True):
+class ComparedMachine(Struct, frozen=True, kw_only=True):
     """The machine that asks."""
 
     name: str
@@ -149,17 +159,17 @@ class Asker(Struct, frozen=True, kw_only=True):
     macs: tuple[str, ...]  # with colons, those that boot
     serial: str
 
-    def urls(self, old: str, shape: str) -> tuple[str, ...]:
+    def list_script_urls(self, old: str, system: str) -> tuple[str, ...]:
         """Return the URLs of its script, one for each MAC address if the system uses MAC addresses."""
         found = []
         for mac in self.macs or ("",):
             hexhyp = mac.replace(":", "-")
             values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac, "hexhyp": hexhyp}
-            path = SHAPES[shape].format_map({key: quote(value, safe=":-") for key, value in values.items()})
+            path = SCRIPT_PATHS[system].format_map({key: quote(value, safe=":-") for key, value in values.items()})
             found.append(f"{old.rstrip('/')}/{path}")
         return tuple(dict.fromkeys(found))
 
-    def variables(self, mac: str) -> dict[str, str]:
+    def list_variables(self, mac: str) -> dict[str, str]:
         hexhyp = mac.replace(":", "-")
         known = {"uuid": self.uuid, "serial": self.serial, "hostname": self.name}
         for nic in ("", "net0/"):
@@ -177,12 +187,16 @@ class OldBoot(Struct, frozen=True, kw_only=True):
 
     @property
     def user_data_url(self) -> str | None:
-        found = (_URL.search(each.partition("=")[2]) for each in self.arguments if each.partition("=")[0] in LEADS)
+        found = (
+            _URL.search(each.partition("=")[2])
+            for each in self.arguments
+            if each.partition("=")[0] in USER_DATA_ARGUMENTS
+        )
         return next((match[0] for match in found if match), None)
 
 
 # Arguments by which a first boot is led to its user data.
-LEADS: Final = frozenset(
+USER_DATA_ARGUMENTS: Final = frozenset(
     {
         "autoyast",
         "ignition.config.url",
@@ -199,10 +213,10 @@ LEADS: Final = frozenset(
 )
 
 
-def boot_of(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
+def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
     """Return what the first ``kernel`` of a script and the ``initrd`` lines after it boot. URLs are absolute."""
     kernel, initrds, arguments, chain = None, list[str](), list[str](), None
-    for command, words in _commands(script, dict(variables)):
+    for command, words in _list_commands(script, dict(variables)):
         if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
             kernel, *arguments = words
         elif command == "imgargs" and kernel is not None:
@@ -214,24 +228,24 @@ def boot_of(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
         elif command == "chain" and kernel is None and chain is None and words:
             chain = words[0]
     return OldBoot(
-        kernel=_absolute(url, kernel) if kernel else None,
-        initrds=tuple(_absolute(url, each) for each in initrds),
+        kernel=_make_absolute(url, kernel) if kernel else None,
+        initrds=tuple(_make_absolute(url, each) for each in initrds),
         arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
-        chain=_absolute(url, chain) if chain and not kernel else None,
+        chain=_make_absolute(url, chain) if chain and not kernel else None,
     )
 
 
-def _absolute(base: str, url: str) -> str:
+def _make_absolute(base: str, url: str) -> str:
     # Cobbler also writes URLs of other servers for iPXE as GRUB spells them.
     return urljoin(base, re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url))
 
 
-def _commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
+def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
     """Return the commands of a script and their words, without options and without all that follows ``||``.
 
     Follow a ``goto`` without a condition, to each label once.
     """
-    lines = script.replace("\\\n", "").splitlines()[:_STEPS]
+    lines = script.replace("\\\n", "").splitlines()[:_MAX_LINES]
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}
     at = 0
     while at < len(lines):
@@ -248,5 +262,5 @@ def _commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, lis
             variables[rest[0].partition(":")[0]] = " ".join(rest[1:])
             continue
         while rest and rest[0].startswith("-"):
-            rest = rest[2:] if rest[0] in _TAKE_A_VALUE else rest[1:]
+            rest = rest[2:] if rest[0] in _OPTIONS_WITH_VALUE else rest[1:]
         yield command, rest

@@ -10,19 +10,19 @@ import yaml
 from msgspec import Struct, structs
 
 from gitboot.importers.inventory import (
-    Estate,
     ImportedBoot,
+    ImportedInventory,
     ImportedMachine,
-    ImportFate,
     ImportRemark,
+    RemarkKind,
     Supplement,
-    guessed,
+    build_document_name,
+    escape_template,
     is_secret,
-    literal,
-    lost,
-    missing,
-    name_of,
+    remark_guessed,
     remark_if,
+    remark_lost,
+    remark_missing,
 )
 from gitboot.jsonio import API_VERSION
 from gitboot.model.scalars import (
@@ -38,9 +38,9 @@ from gitboot.model.scalars import (
 )
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems import Code
-from gitboot.quoting import Unquotable, ipxe_arguments
-from gitboot.resolve.kernel_arguments import merged
-from gitboot.text import count, printable
+from gitboot.quoting import Unquotable, quote_ipxe_arguments
+from gitboot.resolve.kernel_arguments import merge_arguments
+from gitboot.text import format_count, printable
 
 PENDING: Final = "pending"  # documents that lack what only a person knows
 IGNORE: Final = (
@@ -48,7 +48,7 @@ IGNORE: Final = (
 )
 
 
-class Imported(Struct, frozen=True, kw_only=True):
+class ImportedDocument(Struct, frozen=True, kw_only=True):
     """One machine or boot as it was written, with all that is to be said of it."""
 
     kind: str
@@ -61,42 +61,46 @@ class ImportedFleet(Struct, frozen=True, kw_only=True):
     """The files, by path, and the report on them."""
 
     files: Mapping[str, str]
-    items: tuple[Imported, ...]
+    items: tuple[ImportedDocument, ...]
     remarks: tuple[ImportRemark, ...]
 
 
-def fleet_of(estate: Estate, supplement: Supplement) -> ImportedFleet:
+def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> ImportedFleet:
     """Return the documents of an estate. The order of its parts does not change a byte.
 
     Every server is Parked and has no provision, so nothing is installed.
     """
     files: dict[str, str] = {}
-    items: list[Imported] = []
+    items: list[ImportedDocument] = []
     ready: dict[str, str] = {}  # names of policies, by boots that lack nothing
-    for name, boot in _named((boot.name, boot) for boot in estate.boots).items():
-        item, texts = _boot_files(name, boot, supplement)
+    for name, boot in _assign_names((boot.name, boot) for boot in inventory.boots).items():
+        item, texts = _render_boot(name, boot, supplement)
         files |= texts
         items.append(item)
         if not item.pending:
             ready[boot.name] = name
-    for name, machine in _alone(_named((machine.name, machine) for machine in estate.machines), supplement).items():
-        item, texts = _server_files(name, machine, ready)
+    for name, machine in _resolve_conflicts(
+        _assign_names((machine.name, machine) for machine in inventory.machines), supplement
+    ).items():
+        item, texts = _render_server(name, machine, ready)
         files |= texts
         items.append(item)
-    return ImportedFleet(files=files, items=tuple(items), remarks=estate.remarks)
+    return ImportedFleet(files=files, items=tuple(items), remarks=inventory.remarks)
 
 
-def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return values by the name of their document. The second of a name is NAME-2. An unchanged name wins."""
     found: dict[str, Any] = {}
-    for own, each in sorted(pairs, key=lambda pair: (name_of(pair[0]) != pair[0], pair[0])):
-        name, number = name_of(own), 1
+    for source_name, each in sorted(pairs, key=lambda pair: (build_document_name(pair[0]) != pair[0], pair[0])):
+        name, number = build_document_name(source_name), 1
         while name in found:
             number += 1
-            name = f"{name_of(own)}-{number}"
-        if name != own:
-            why = "is another's, too" if name_of(own) == own else "is none of a document"
-            each = structs.replace(each, remarks=(*each.remarks, guessed(f"its name: the source's {own} {why}")))
+            name = f"{build_document_name(source_name)}-{number}"
+        if name != source_name:
+            why = "is another's, too" if build_document_name(source_name) == source_name else "is none of a document"
+            each = structs.replace(
+                each, remarks=(*each.remarks, remark_guessed(f"its name: the source's {source_name} {why}"))
+            )
         found[name] = each
     return found
 
@@ -104,33 +108,35 @@ def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 # Servers
 
 
-def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
+def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
     owners: dict[str, str] = {}
     found = {}
     for name, machine in machines.items():
         uuid = supplement.uuid(machine)
         remarks = list(machine.remarks)
         if machine.uuid is None and uuid is not None:
-            remarks.append(guessed(f"its UUID {uuid}: from the file of --uuids"))
+            remarks.append(remark_guessed(f"its UUID {uuid}: from the file of --uuids"))
         nics = []
         for nic in machine.nics:
-            if _taken(f"MAC address {nic.mac}", name, owners, remarks):
+            if _is_claimed(f"MAC address {nic.mac}", name, owners, remarks):
                 continue
             addresses = tuple(
-                each for each in nic.addresses if not _taken(f"address {each.partition('/')[0]}", name, owners, remarks)
+                each
+                for each in nic.addresses
+                if not _is_claimed(f"address {each.partition('/')[0]}", name, owners, remarks)
             )
             nics.append(structs.replace(nic, addresses=addresses))
-        if uuid is not None and _taken(f"UUID {uuid}", name, owners, remarks):
+        if uuid is not None and _is_claimed(f"UUID {uuid}", name, owners, remarks):
             uuid = None
         serial, bmc = machine.serial, machine.bmc
         if serial is not None and is_placeholder_serial(serial):
-            remarks.append(lost(f"its serial number {serial}, which identifies no machine"))
+            remarks.append(remark_lost(f"its serial number {serial}, which identifies no machine"))
             serial = None
-        elif serial is not None and _taken(f"serial number {serial}", name, owners, remarks):
+        elif serial is not None and _is_claimed(f"serial number {serial}", name, owners, remarks):
             serial = None
-        if bmc is not None and _taken(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
+        if bmc is not None and _is_claimed(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
             bmc = None
-        if bmc is not None and bmc.credentials == f"{name_of(machine.name)}-bmc":
+        if bmc is not None and bmc.credentials == f"{build_document_name(machine.name)}-bmc":
             bmc = structs.replace(bmc, credentials=f"{name}-bmc")  # another machine's are those of its own name
         found[name] = structs.replace(
             machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks)
@@ -138,36 +144,38 @@ def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> d
     return found
 
 
-def _taken(what: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
-    owner = owners.setdefault(what, name)
+def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
+    owner = owners.setdefault(identity, name)
     if owner != name:
-        remarks.append(lost(f"its {what}, which {owner} has, too"))
+        remarks.append(remark_lost(f"its {identity}, which {owner} has, too"))
     return owner != name
 
 
-def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str]) -> tuple[Imported, dict[str, str]]:
+def _render_server(
+    name: str, machine: ImportedMachine, ready: Mapping[str, str]
+) -> tuple[ImportedDocument, dict[str, str]]:
     policy = ready.get(machine.boot or "")
-    arguments, more = _sound(machine.arguments)
-    bmc, about = _bmc(machine)
+    arguments, more = _filter_arguments(machine.arguments)
+    bmc, bmc_remarks = _render_bmc(machine)
     remarks = [
         *machine.remarks,
-        *remark_if(machine.uuid is None, missing("its UUID, as `dmidecode -s system-uuid` or its BMC says it")),
-        *remark_if(not machine.nics, missing("a MAC address")),
-        *remark_if(machine.architecture is None, guessed("architecture: x86_64")),
-        *remark_if(machine.firmware is None, guessed("firmware: UEFI")),
+        *remark_if(machine.uuid is None, remark_missing("its UUID, as `dmidecode -s system-uuid` or its BMC says it")),
+        *remark_if(not machine.nics, remark_missing("a MAC address")),
+        *remark_if(machine.architecture is None, remark_guessed("architecture: x86_64")),
+        *remark_if(machine.firmware is None, remark_guessed("firmware: UEFI")),
         *remark_if(
             machine.boot is not None and policy is None,
-            missing(f"what it boots, {machine.boot}, lacks something or is not in the source"),
+            remark_missing(f"what it boots, {machine.boot}, lacks something or is not in the source"),
         ),
         *more,
-        *about,
+        *bmc_remarks,
     ]
     labels = {}
     for key, value in sorted(machine.labels.items()):
         try:
             labels[parse_label_key(key)] = parse_label_value(value)
         except Malformed as error:
-            remarks.append(lost(f"label {key}: {error.message}"))
+            remarks.append(remark_lost(f"label {key}: {error.message}"))
     some_boot = any(nic.boot for nic in machine.nics)
     spec: dict[str, Any] = {
         "uuid": machine.uuid,
@@ -175,7 +183,7 @@ def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str])
         "architecture": str(machine.architecture or Architecture.X86_64),
         "firmware": str(machine.firmware or Firmware.UEFI),
         "interfaces": [
-            _present(
+            _drop_empty(
                 {
                     "name": nic.name,
                     "mac": str(nic.mac).replace("-", ":"),
@@ -188,50 +196,52 @@ def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str])
         "bmc": bmc,
         "lifecycle": "Parked",
         "policy": policy,
-        "kernelArguments": [*(f"-{each}" for each in machine.without), *arguments],
+        "kernelArguments": [*(f"-{each}" for each in machine.removed_arguments), *arguments],
         "vars": dict(sorted(machine.vars.items())),
     }
     pending = machine.uuid is None or not machine.nics
-    item = Imported(kind="Server", name=name, pending=pending, remarks=_in_order(remarks))
-    about_it = "Parked: the old system has it. Without that line it is gitboot's, and installs at provision: 1."
-    return item, {_path("servers", name, pending): _document(item, about_it, spec, labels)}
+    item = ImportedDocument(kind="Server", name=name, pending=pending, remarks=_sort_remarks(remarks))
+    comment = "Parked: the old system has it. Without that line it is gitboot's, and installs at provision: 1."
+    return item, {_build_path("servers", name, pending): _render_document(item, comment, spec, labels)}
 
 
-def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRemark]]:
+def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRemark]]:
     bmc = machine.bmc
     if bmc is None:
         return None, []
     try:
         parse_bmc_address(bmc.address)
     except Malformed:
-        return None, [lost(f"its BMC's address {bmc.address}: neither Redfish nor IPMI")]
+        return None, [remark_lost(f"its BMC's address {bmc.address}: neither Redfish nor IPMI")]
     system = bmc.system if bmc.system and bmc.system.startswith("/") else None
     tls = {} if bmc.verify else {"verify": False}
-    return _present({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
-        missing(f"user and password of its BMC: put them into the directory of credentials as {bmc.credentials}")
+    return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
+        remark_missing(f"user and password of its BMC: put them into the directory of credentials as {bmc.credentials}")
     ]
 
 
 # What they boot
 
 
-def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[Imported, dict[str, str]]:
-    artifacts, lacking = _artifacts(boot, supplement)
-    arguments, more = _sound(boot.arguments)
-    uki, pending = boot.kernel is None, bool(lacking)
+def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[ImportedDocument, dict[str, str]]:
+    artifacts, missing_parts = _render_artifacts(boot, supplement)
+    arguments, more = _filter_arguments(boot.arguments)
+    uki, pending = boot.kernel is None, bool(missing_parts)
     remarks = (
         *boot.remarks,
-        *lacking,
+        *missing_parts,
         *more,
-        guessed("writesDisk: true, and networkBoot: Once, as of an installer; a diskless system: false, Always"),
-        *remark_if(boot.architecture is None, guessed("architecture: x86_64")),
-        *remark_if(uki and arguments, lost(f"its arguments: firmware passes none to a uki: {' '.join(arguments)}")),
+        remark_guessed("writesDisk: true, and networkBoot: Once, as of an installer; a diskless system: false, Always"),
+        *remark_if(boot.architecture is None, remark_guessed("architecture: x86_64")),
+        *remark_if(
+            uki and arguments, remark_lost(f"its arguments: firmware passes none to a uki: {' '.join(arguments)}")
+        ),
     )
-    item = Imported(kind="BootProfile", name=name, pending=pending, remarks=_in_order(remarks))
+    item = ImportedDocument(kind="BootProfile", name=name, pending=pending, remarks=_sort_remarks(remarks))
     data = boot.data
     template = f"userdata/{name}.j2"
     image = {
-        "version": _version(boot),
+        "version": _guess_version(boot),
         "userData": data.format if data else None,
         "writesDisk": True,
         "architectures": {str(boot.architecture or Architecture.X86_64): artifacts},
@@ -245,7 +255,7 @@ def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[
     }
     policy = {"select": "None", "profile": name, "networkBoot": "Once"}
     files = {
-        _path(folder, name, pending): _document(structs.replace(item, kind=kind), about, spec, {})
+        _build_path(folder, name, pending): _render_document(structs.replace(item, kind=kind), about, spec, {})
         for folder, kind, about, spec in (
             ("images", "BootImage", "Its digests are of the files that the old system serves.", image),
             ("profiles", "BootProfile", "How a machine boots it.", profile),
@@ -253,29 +263,29 @@ def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[
         )
     }
     if data is not None:
-        files[f"{PENDING}/{template}" if pending else template] = literal(data.text)
+        files[f"{PENDING}/{template}" if pending else template] = escape_template(data.text)
     return item, files
 
 
-def _artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, Any], list[ImportRemark]]:
-    lacking: list[ImportRemark] = []
+def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, Any], list[ImportRemark]]:
+    missing_parts: list[ImportRemark] = []
     if not boot.kernel and not boot.uki:
-        lacking.append(missing("a kernel that machines can fetch"))
+        missing_parts.append(remark_missing("a kernel that machines can fetch"))
 
     def artifact(url: str | None) -> dict[str, Any] | None:
         if url is None:
             return None
         if is_secret(url):
-            lacking.append(missing("a URL without a user, a password or a token"))
+            missing_parts.append(remark_missing("a URL without a user, a password or a token"))
             return None
         try:
             parse_artifact_url(url)
         except Malformed as error:
-            lacking.append(missing(f"the URL {url}: {error.message}"))
+            missing_parts.append(remark_missing(f"the URL {url}: {error.message}"))
         digest = supplement.digest(url)
         if digest is None:
-            lacking.append(missing(f"the sha256 of {url}: give `sha256sum` of the files by --sums"))
-        return _present({"url": url, "sha256": digest})
+            missing_parts.append(remark_missing(f"the sha256 of {url}: give `sha256sum` of the files by --sums"))
+        return _drop_empty({"url": url, "sha256": digest})
 
     artifacts = {
         "kernel": artifact(boot.kernel),
@@ -283,64 +293,64 @@ def _artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, An
         "rootfs": artifact(boot.rootfs),
         "uki": artifact(boot.uki),
     }
-    return _present(artifacts), lacking
+    return _drop_empty(artifacts), missing_parts
 
 
-def _version(boot: ImportedBoot) -> str:
+def _guess_version(boot: ImportedBoot) -> str:
     """Return the first number with a dot in the URLs of its files, or its own name."""
     found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
     return next((match[0] for match in found if match), boot.name)
 
 
-def _sound(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark]]:
-    fine, remarks = [], []
+def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark]]:
+    accepted, remarks = [], []
     for argument in arguments:
         try:
             parse_kernel_argument(argument)
             if argument.startswith("-") and argument.strip("-"):
                 raise Malformed(Code.SHAPE, "-NAME would remove an argument")
             if "{{" not in argument:
-                ipxe_arguments([argument])
+                quote_ipxe_arguments([argument])
         except (Malformed, Unquotable) as error:
-            remarks.append(lost(f"kernel argument {argument}: {error.message}"))
+            remarks.append(remark_lost(f"kernel argument {argument}: {error.message}"))
         else:
-            fine.append(argument)
-    stays = merged((tuple(fine),))
+            accepted.append(argument)
+    result = merge_arguments((tuple(accepted),))
     remarks += [
-        lost(f"kernel argument {each}: another of its name stands after it, and gitboot gives the last")
-        for each in fine
-        if each not in stays
+        remark_lost(f"kernel argument {each}: another of its name stands after it, and gitboot gives the last")
+        for each in accepted
+        if each not in result
     ]
-    return stays, remarks
+    return result, remarks
 
 
 # Texts
 
 
-def _path(folder: str, name: str, pending: bool) -> str:
+def _build_path(folder: str, name: str, pending: bool) -> str:
     return f"{PENDING}/{folder}/{name}.yaml" if pending else f"{folder}/{name}.yaml"
 
 
-def _present(values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None and value != [] and value != {}}
 
 
-def _in_order(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
-    order = list(ImportFate)
-    return tuple(sorted(set(remarks), key=lambda each: (order.index(each.fate), each.text)))
+def _sort_remarks(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
+    order = list(RemarkKind)
+    return tuple(sorted(set(remarks), key=lambda each: (order.index(each.kind), each.text)))
 
 
-def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+def _render_document(item: ImportedDocument, comment: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     up = "../.." if item.pending else ".."
-    noted = [each for each in item.remarks if each.fate in (ImportFate.GUESSED, ImportFate.MISSING)]
-    head = [about, *(f"{each.fate}: {printable(each.text)}" for each in noted)]
+    noted = [each for each in item.remarks if each.kind in (RemarkKind.GUESSED, RemarkKind.MISSING)]
+    head = [comment, *(f"{each.kind}: {printable(each.text)}" for each in noted)]
     head.insert(1, f"yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json")
-    return _yaml(head, item.kind, item.name, labels, spec)
+    return _render_yaml(head, item.kind, item.name, labels, spec)
 
 
-def _yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> str:
+def _render_yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> str:
     metadata = {"name": name, **({"labels": dict(labels)} if labels else {})}
-    body = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": _present(spec)}
+    body = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": _drop_empty(spec)}
     text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
     return "".join(f"# {line}\n" for line in head) + text
 
@@ -363,7 +373,7 @@ class NewServer(Struct, frozen=True, kw_only=True):
     bmc: Mapping[str, Any] | None = None  # as a document has it
 
 
-def new_document(name: str, new: NewServer, like: Server | None, about: str) -> str:
+def render_server(name: str, new: NewServer, like: Server | None, comment: str) -> str:
     """Return the document of a new server. It is Parked, so gitboot leaves the machine alone. It takes policy, loader,
     kernel arguments and variables from ``like``."""
     spec: dict[str, Any] = {
@@ -385,10 +395,10 @@ def new_document(name: str, new: NewServer, like: Server | None, about: str) -> 
             "kernelArguments": list(like.spec.kernel_arguments),
             "vars": dict(sorted(like.spec.vars.items())),
         }
-    head = [about, "yaml-language-server: $schema=../.gitboot/schemas/Server.json", _PARKED]
+    head = [comment, "yaml-language-server: $schema=../.gitboot/schemas/Server.json", _PARKED]
     if new.uuid is None:
         head.append("Its UUID is not known: nothing is installed, and no BMC asked, until it stands here.")
-    return _yaml(head, "Server", name, like.metadata.labels if like is not None else {}, spec)
+    return _render_yaml(head, "Server", name, like.metadata.labels if like is not None else {}, spec)
 
 
 _PARKED: Final = (
@@ -396,37 +406,42 @@ _PARKED: Final = (
 )
 
 
-def summary(fleet: ImportedFleet) -> str:
+def summarize(fleet: ImportedFleet) -> str:
     """Return how many servers and boots there are, and how many wait for a person."""
     parts = []
     for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
         found = [item for item in fleet.items if item.kind == kind]
         waiting = sum(item.pending for item in found)
-        parts.append(count(len(found), noun) + (f" ({waiting:,} pending)" if waiting else ""))
+        parts.append(format_count(len(found), noun) + (f" ({waiting:,} pending)" if waiting else ""))
     return ", ".join(parts)
 
 
-def report(system: str, fleet: ImportedFleet, left: Collection[str] = ()) -> str:
+def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[str] = ()) -> str:
     """Return import-report.md. The same source gives the same report. ``left`` are files that people have changed."""
-    return "\n".join(_lines(system, fleet, left)) + "\n"
+    return "\n".join(_render_report_lines(system, fleet, edited_files)) + "\n"
 
 
-def _lines(system: str, fleet: ImportedFleet, left: Collection[str]) -> Iterator[str]:
-    yield from (f"# Imported from {system}", "", f"{summary(fleet)}.", "")
+def _render_report_lines(system: str, fleet: ImportedFleet, edited_files: Collection[str]) -> Iterator[str]:
+    yield from (f"# Imported from {system}", "", f"{summarize(fleet)}.", "")
     yield "Every server is Parked and has no `provision`: nothing here installs, and gitboot keeps off their BMCs."
     yield f"What lacks something lies below `{PENDING}/`, which the fleet ignores: supply it and import again, or"
     yield "complete the document and move it out."
-    if left:
-        yield from ("", "## Left as people have changed them", "", *(f"- `{path}`" for path in sorted(left)))
+    if edited_files:
+        yield from ("", "## Left as people have changed them", "", *(f"- `{path}`" for path in sorted(edited_files)))
     if fleet.remarks:
-        yield from ("", "## The source as a whole", "", *map(_line, fleet.remarks))
+        yield from ("", "## The source as a whole", "", *map(_render_remark, fleet.remarks))
     for kind, title in (("Server", "Servers"), ("BootProfile", "What they boot")):
         found = [item for item in fleet.items if item.kind == kind]
         if found:
             yield from ("", f"## {title}")
         for item in found:
-            yield from ("", f"### {item.name}{' (pending)' if item.pending else ''}", "", *map(_line, item.remarks))
+            yield from (
+                "",
+                f"### {item.name}{' (pending)' if item.pending else ''}",
+                "",
+                *map(_render_remark, item.remarks),
+            )
 
 
-def _line(remark: ImportRemark) -> str:
-    return f"- **{remark.fate}**: {printable(remark.text)}"
+def _render_remark(remark: ImportRemark) -> str:
+    return f"- **{remark.kind}**: {printable(remark.text)}"

@@ -27,7 +27,7 @@ from gitboot.model.scalars import (
     parse_name,
 )
 from gitboot.model.server import Architecture, Firmware
-from gitboot.resolve.secret_scan import gives_away
+from gitboot.resolve.secret_scan import is_secret_argument
 
 T = TypeVar("T")
 Texts = Mapping[str, str]  # the files of a source, by path
@@ -46,34 +46,34 @@ _FIRMWARES: Final = {
 }
 
 
-def json_of(path: str, text: str) -> Any:
+def parse_json(path: str, text: str) -> Any:
     """Return the JSON of a file. Raises `UsageError` with the path of the file, and without its content."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        where = "nested too deeply"
+        place = "nested too deeply"
         if isinstance(error, json.JSONDecodeError):
             message = error.msg.removesuffix(" at").removesuffix(" starting")  # Python puts the place behind these
-            where = f"line {error.lineno}, column {error.colno}: {message}"
-        raise UsageError(f"{path} is no JSON: {where}") from None
+            place = f"line {error.lineno}, column {error.colno}: {message}"
+        raise UsageError(f"{path} is no JSON: {place}") from None
 
 
-def json_files(files: Texts) -> Iterator[tuple[str, Any]]:
+def parse_json_files(files: Texts) -> Iterator[tuple[str, Any]]:
     """Yield the JSON of each file whose name ends with .json, in the order of the paths. Raises `UsageError`."""
-    return ((path, json_of(path, text)) for path, text in sorted(files.items()) if path.endswith(".json"))
+    return ((path, parse_json(path, text)) for path, text in sorted(files.items()) if path.endswith(".json"))
 
 
-def yaml_of(path: str, text: str) -> list[Any]:
+def parse_yaml(path: str, text: str) -> list[Any]:
     """Return the YAML documents of a file. Scalars stay text, MAC addresses too. Raises `UsageError`."""
     try:
         return [each for each in yaml.load_all(text, yaml.BaseLoader) if each]
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark else "nested too deeply"
-        raise UsageError(f"{path} is no YAML: {where}") from None
+        place = f"line {mark.line + 1}" if mark else "nested too deeply"
+        raise UsageError(f"{path} is no YAML: {place}") from None
 
 
-def at(value: Any, *keys: str | int) -> Any:
+def get_nested(value: Any, *keys: str | int) -> Any:
     """Return the value at a path of keys, or None."""
     for key in keys:
         try:
@@ -83,59 +83,59 @@ def at(value: Any, *keys: str | int) -> Any:
     return value
 
 
-def items(value: Any) -> list[dict[str, Any]]:
+def as_mappings(value: Any) -> list[dict[str, Any]]:
     """Return the mappings of a list, or nothing if the value is no list."""
-    return [each for each in sequence(value) if isinstance(each, dict)]
+    return [each for each in as_list(value) if isinstance(each, dict)]
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def as_mapping(value: Any) -> dict[str, Any]:
     """Return the value if it is a mapping, else an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
-def sequence(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
-def grouped(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dict[str, Any]]]:
+def group_rows(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dict[str, Any]]]:
     """Return rows by the text at a path of keys."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault(str(at(row, *keys)), []).append(row)
+        found.setdefault(str(get_nested(row, *keys)), []).append(row)
     return found
 
 
-def words(value: Any) -> str | None:
+def as_text(value: Any) -> str | None:
     """Return a scalar as text, or None if the value is no scalar or empty."""
     return str(value) if isinstance(value, str | int | float) and str(value) else None
 
 
-def _or_none(parse: Callable[[object], T], value: object) -> T | None:
+def _parse_or_none(parse: Callable[[object], T], value: object) -> T | None:
     try:
         return parse(value)
     except Malformed:
         return None
 
 
-def mac_of(value: object) -> MacAddress | None:
-    return _or_none(parse_lookup_mac, value) if isinstance(value, str) and value else None
+def parse_mac_or_none(value: object) -> MacAddress | None:
+    return _parse_or_none(parse_lookup_mac, value) if isinstance(value, str) and value else None
 
 
-def uuid_of(value: object) -> SystemUuid | None:
+def parse_uuid_or_none(value: object) -> SystemUuid | None:
     """Return the UUID of a machine, or None. Placeholders of boards without a UUID are None too."""
-    return _or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
+    return _parse_or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
 
 
-def architecture_of(value: object) -> Architecture | None:
+def parse_architecture(value: object) -> Architecture | None:
     return _ARCHITECTURES.get(str(value).lower())
 
 
-def firmware_of(value: object) -> Firmware | None:
+def parse_firmware(value: object) -> Firmware | None:
     return _FIRMWARES.get(str(value).lower())
 
 
-def address_of(address: object, netmask: object = None) -> str | None:
+def parse_address(address: object, netmask: object = None) -> str | None:
     """Return an IP address, with its prefix length if the mask is known, or None."""
     text = str(address or "")
     if netmask and "/" not in text:
@@ -147,7 +147,7 @@ def address_of(address: object, netmask: object = None) -> str | None:
     return None
 
 
-def name_of(text: str) -> str:
+def build_document_name(text: str) -> str:
     """Return a name for a document, of letters, digits, hyphens and dots. The same text gives the same name."""
     name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
     return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
@@ -164,22 +164,24 @@ def is_secret(argument: str) -> bool:
     """Return whether a kernel argument, a URL or ``name=value`` contains a secret."""
     name, equals, value = argument.partition("=")
     is_named_so = equals and value and _SECRET.search(name)
-    return bool(is_named_so or _USERINFO.search(argument) or gives_away(argument))
+    return bool(is_named_so or _USERINFO.search(argument) or is_secret_argument(argument))
 
 
-def without_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
+def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
     """Return the arguments without secrets, and a remark for each of the others."""
-    given = list(arguments)
-    secret = [each for each in given if is_secret(each)]
+    all_arguments = list(arguments)
+    secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
     text = "kernel argument {} is a secret and was left out: give it by secrets of the user data"
-    return tuple(each for each in given if each not in secret), tuple(lost(text.format(name)) for name in names)
+    return tuple(each for each in all_arguments if each not in secret), tuple(
+        remark_lost(text.format(name)) for name in names
+    )
 
 
 # Templates
 
 
-_BY_IPXE: Final = {
+_IPXE_VARIABLES: Final = {
     "uuid": "{{ server.uuid }}",
     "mac": "{{ server.interfaces[0].mac }}",
     "net0/mac": "{{ server.interfaces[0].mac }}",
@@ -191,28 +193,30 @@ _BY_IPXE: Final = {
 _VARIABLE: Final = re.compile(r"\$?\$\{([^}]*)\}")
 
 
-def literal(text: str) -> str:
+def escape_template(text: str) -> str:
     """Return a template of a literal text."""
     return re.sub(r"\{(?=[{%#])", "{{ '{' }}", text)
 
 
-def template_of(text: str) -> str | None:
+def translate_ipxe_argument(text: str) -> str | None:
     """Return a kernel argument of an iPXE script as a template, or None if only iPXE knows one of its variables."""
     pieces = _VARIABLE.split(text)
     names, texts = pieces[1::2], pieces[::2]
-    if any(name not in _BY_IPXE for name in names):
+    if any(name not in _IPXE_VARIABLES for name in names):
         return None
-    values = [*(_BY_IPXE[name] for name in names), ""]
-    return "".join(literal(plain) + value for plain, value in zip(texts, values, strict=True))
+    values = [*(_IPXE_VARIABLES[name] for name in names), ""]
+    return "".join(escape_template(plain) + value for plain, value in zip(texts, values, strict=True))
 
 
-def arguments_of(found: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
+def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
     """Return kernel arguments as templates, without secrets and without variables that only iPXE knows."""
-    fine, remarks = without_secrets(found)
+    safe_arguments, remarks = remove_secrets(arguments)
     templates = []
-    for argument in fine:
-        if (template := template_of(argument)) is None:
-            remarks += (lost(f"kernel argument {argument.partition('=')[0]} uses a variable of iPXE: {argument}"),)
+    for argument in safe_arguments:
+        if (template := translate_ipxe_argument(argument)) is None:
+            remarks += (
+                remark_lost(f"kernel argument {argument.partition('=')[0]} uses a variable of iPXE: {argument}"),
+            )
         elif template.strip() and not argument.startswith("initrd="):  # gitboot names them itself
             templates.append(template)
     return tuple(templates), remarks
@@ -227,7 +231,7 @@ _REDFISH: Final = re.compile(
 )
 
 
-def bmc_of(
+def parse_bmc(
     address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
     """Return a BMC by its address as Metal3 and Ironic write it. A user and a password in the address are left out."""
@@ -235,27 +239,29 @@ def bmc_of(
         return None, ()
     if address.lower().startswith("ipmi://"):
         host = address[len("ipmi://") :].rpartition("@")[2]
-        return ImportedBmc(address=f"ipmi://{host}", credentials=name_of(credentials or "bmc")), ()
+        return ImportedBmc(address=f"ipmi://{host}", credentials=build_document_name(credentials or "bmc")), ()
     found = _REDFISH.fullmatch(address)
     if found is None:
         scheme = address.partition(":")[0] if "://" in address else "an address without scheme"
-        return None, (lost(f"its BMC is reached by {scheme}, which the import does not translate: add it by hand"),)
+        return None, (
+            remark_lost(f"its BMC is reached by {scheme}, which the import does not translate: add it by hand"),
+        )
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
     bmc = ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
-        credentials=name_of(credentials or "bmc"),
+        credentials=build_document_name(credentials or "bmc"),
         system=system or (parts.path if parts.path.startswith("/redfish/") else None),
         verify=verify,
     )
     return bmc, (
-        *remark_if("@" in parts.netloc, lost("user and password in the BMC's address were left out")),
+        *remark_if("@" in parts.netloc, remark_lost("user and password in the BMC's address were left out")),
         *remark_if(
-            credentials is None, guessed("bmc.credentials: the source names none; bmc is a name of the import's")
+            credentials is None, remark_guessed("bmc.credentials: the source names none; bmc is a name of the import's")
         ),
     )
 
 
-class ImportFate(StrEnum):
+class RemarkKind(StrEnum):
     """What became of something that the source says."""
 
     KEPT = "kept"
@@ -267,7 +273,7 @@ class ImportFate(StrEnum):
 class ImportRemark(NamedTuple):
     """One line of the report."""
 
-    fate: ImportFate
+    kind: RemarkKind
     text: str
 
 
@@ -276,10 +282,10 @@ def remark_if(condition: object, remark: ImportRemark) -> tuple[ImportRemark, ..
     return (remark,) if condition else ()
 
 
-kept: Final = partial(ImportRemark, ImportFate.KEPT)
-guessed: Final = partial(ImportRemark, ImportFate.GUESSED)
-lost: Final = partial(ImportRemark, ImportFate.LOST)
-missing: Final = partial(ImportRemark, ImportFate.MISSING)
+remark_kept: Final = partial(ImportRemark, RemarkKind.KEPT)
+remark_guessed: Final = partial(ImportRemark, RemarkKind.GUESSED)
+remark_lost: Final = partial(ImportRemark, RemarkKind.LOST)
+remark_missing: Final = partial(ImportRemark, RemarkKind.MISSING)
 
 
 class ImportedNic(Struct, frozen=True, kw_only=True):
@@ -320,7 +326,7 @@ class ImportedMachine(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     boot: str | None = None  # the name of an `ImportedBoot`
     arguments: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()  # names of arguments that others have by the same boot
+    removed_arguments: tuple[str, ...] = ()  # names of arguments that others have by the same boot
     vars: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[ImportRemark, ...] = ()
 
@@ -343,7 +349,7 @@ class ImportedBoot(Struct, frozen=True, kw_only=True):
         return tuple(url for url in (self.kernel, *self.initrds, self.rootfs, self.uki) if url)
 
 
-class Estate(Struct, frozen=True, kw_only=True):
+class ImportedInventory(Struct, frozen=True, kw_only=True):
     """All that a source says."""
 
     machines: tuple[ImportedMachine, ...] = ()
@@ -370,21 +376,23 @@ class Supplement(Struct, frozen=True, kw_only=True):
         return next((self.sums[each] for each in endings if each in self.sums), None)
 
 
-def uuids_of(text: str, path: str) -> dict[str, SystemUuid]:
+def parse_uuid_list(text: str, path: str) -> dict[str, SystemUuid]:
     """Read lines ``MAC UUID`` or ``NAME UUID``. Raises `UsageError` with the first other line."""
-    return _pairs(text, path, lambda key, value: (_or_none(parse_mac, key) or key, parse_lookup_uuid(value)))
+    return _parse_pairs(
+        text, path, lambda key, value: (_parse_or_none(parse_mac, key) or key, parse_lookup_uuid(value))
+    )
 
 
-def sums_of(text: str, path: str) -> dict[str, str]:
+def parse_digest_list(text: str, path: str) -> dict[str, str]:
     """Read what ``sha256sum`` prints. Raises `UsageError` with the first other line."""
-    return _pairs(
+    return _parse_pairs(
         text,
         path,
         lambda digest, name: (name.removeprefix("*").removeprefix("./").strip("/"), parse_digest(digest)),
     )
 
 
-def _pairs(text: str, path: str, parse: Callable[[str, str], tuple[str, T]]) -> dict[str, T]:
+def _parse_pairs(text: str, path: str, parse: Callable[[str, str], tuple[str, T]]) -> dict[str, T]:
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):

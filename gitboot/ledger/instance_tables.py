@@ -14,12 +14,12 @@ from msgspec import Struct, field
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.errors import Orders
-from gitboot.jsonio import Digest, facts, format_instant
+from gitboot.jsonio import Digest, format_instant, to_json_value
 from gitboot.ledger.schema import Database
-from gitboot.ledger.server_tables import instant, instant_or_none, json_of, json_value, parse
+from gitboot.ledger.server_tables import parse, parse_object, parse_time, parse_time_or_none, to_json
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars import SystemUuid, parse_uuid
-from gitboot.resolve.boot_limits import Stoppage
+from gitboot.resolve.boot_limits import StopOrder
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
 from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime
@@ -30,8 +30,8 @@ class Request(NamedTuple):
 
     id: int
     at: datetime
-    who: str
-    what: str  # one word: records, resolve, retry …
+    operator: str
+    action: str  # one word: records, resolve, retry …
     facts: Mapping[str, Any]  # JSON values
 
 
@@ -49,12 +49,12 @@ class Approval(NamedTuple):
     digest: str
     guards: tuple[str, ...]
     at: datetime
-    who: str
+    operator: str
     reason: str
 
     @property
     def by(self) -> str:
-        return f"{self.who}, with gitboot approve: {self.reason}"
+        return f"{self.operator}, with gitboot approve: {self.reason}"
 
 
 class Heartbeat(NamedTuple):
@@ -65,7 +65,7 @@ class Heartbeat(NamedTuple):
     up: Uptime | None = None  # how long the kernel ran then
 
 
-class Withheld(NamedTuple):
+class WithheldBoots(NamedTuple):
     """The install boots that newer commits do not offer, and that gitboot withholds until one of them is accepted."""
 
     by: str  # the newest commit that was evaluated
@@ -100,9 +100,9 @@ class Facts(Struct, frozen=True, kw_only=True):
     gap: bool = False  # whether it was not alive for long, and has not come up to the newest commit since
     clock: str | None = None  # kept: a time service was seen to keep it; accepted: a person has said that it is right
     suspension: Suspension | None = None
-    stoppage: Stoppage | None = None
+    stoppage: StopOrder | None = None
     orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
-    withheld: Withheld | None = None  # None: every commit that was evaluated offers what the accepted one offers
+    withheld: WithheldBoots | None = None  # None: every commit that was evaluated offers what the accepted one offers
     # Servers whose boot an accepted commit took back, because their records showed no fetch of it: the number of that
     # decision in the sequence. Later evidence of an older offer installs nothing.
     rolled_back: Mapping[SystemUuid, int] = field(default_factory=dict)
@@ -123,35 +123,35 @@ def _flag(name: str, value: str = "yes") -> _Fact:
 
 
 def _parse_heartbeat(text: str) -> Heartbeat:
-    found = json_value(text)
+    found = parse_object(text)
     up = found.get("up")
     intervals = tuple(timedelta(seconds=each) for each in found["intervals"])
-    return Heartbeat(instant(found["at"]), intervals, Uptime(*up) if up is not None else None)
+    return Heartbeat(parse_time(found["at"]), intervals, Uptime(*up) if up is not None else None)
 
 
 def _format_heartbeat(beat: Heartbeat) -> str:
-    return json_of({"at": beat.at, "intervals": [each.total_seconds() for each in beat.intervals], "up": beat.up})
+    return to_json({"at": beat.at, "intervals": [each.total_seconds() for each in beat.intervals], "up": beat.up})
 
 
-def _parse_withheld(text: str) -> Withheld:
-    found = json_value(text)
+def _parse_withheld(text: str) -> WithheldBoots:
+    found = parse_object(text)
     servers: dict[SystemUuid, tuple[WithheldBoot, ...]] = {}
     for uuid, boots in found["servers"].items():
         servers[parse_uuid(uuid)] = tuple(
             WithheldBoot(
                 each["maintenance"],
-                instant_or_none(each["start"]),
-                instant_or_none(each["end"]),
+                parse_time_or_none(each["start"]),
+                parse_time_or_none(each["end"]),
                 takes_image_back=each["takesImageBack"],
                 by=each["by"],
             )
             for each in boots
         )
-    return Withheld(found["by"], servers)
+    return WithheldBoots(found["by"], servers)
 
 
 def _parse_rolled_back(text: str) -> dict[SystemUuid, int]:
-    return {parse_uuid(uuid): int(number) for uuid, number in json_value(text).items()}
+    return {parse_uuid(uuid): int(number) for uuid, number in parse_object(text).items()}
 
 
 _KEYED: Final = "keyed"  # a gitboot that had no key has noted another word
@@ -163,7 +163,7 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "lapsed": _Fact("lapsed"),
     "sequence": _Fact("sequence", int),
     "initialised": _Fact("initialised"),
-    "begun": _Fact("begun", instant, format_instant),
+    "begun": _Fact("begun", parse_time, format_instant),
     "doubt": _Fact("doubt"),
     "observes": _Fact("observes", lambda text: text != "no", lambda observes: None if observes else "no"),
     "foreign": _Fact("foreign"),
@@ -177,20 +177,20 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "heartbeat": _Fact("heartbeat", _parse_heartbeat, _format_heartbeat),
     "gap": _flag("gap"),
     "clock": _Fact("clock"),
-    "suspension": _Fact("suspension", partial(parse, Suspension), json_of),
-    "stoppage": _Fact("stoppage", lambda text: Stoppage(**json_value(text)), lambda each: json_of(each._asdict())),
-    "orders": _Fact("orders", lambda text: Orders(**json_value(text)), lambda each: json_of(each._asdict())),
-    "withheld": _Fact("withheld", _parse_withheld, lambda each: json_of(facts(each))),
-    "rolled_back": _Fact("rolledBack", _parse_rolled_back, lambda servers: json_of(servers) if servers else None),
+    "suspension": _Fact("suspension", partial(parse, Suspension), to_json),
+    "stoppage": _Fact("stoppage", lambda text: StopOrder(**parse_object(text)), lambda each: to_json(each._asdict())),
+    "orders": _Fact("orders", lambda text: Orders(**parse_object(text)), lambda each: to_json(each._asdict())),
+    "withheld": _Fact("withheld", _parse_withheld, lambda each: to_json(to_json_value(each))),
+    "rolled_back": _Fact("rolledBack", _parse_rolled_back, lambda servers: to_json(servers) if servers else None),
     "left_output": _Fact(
         "leftOutput",
-        lambda text: frozenset(map(parse_uuid, json_value(text)["servers"])),
-        lambda servers: json_of({"servers": sorted(servers)}),
+        lambda text: frozenset(map(parse_uuid, parse_object(text)["servers"])),
+        lambda servers: to_json({"servers": sorted(servers)}),
     ),
 }
 
 
-def read(store: Store) -> Facts:
+def read_facts(store: Store) -> Facts:
     with store.reading():
         found: dict[str, str] = dict(store.rows("SELECT name, value FROM facts"))
         known = {name: fact.parse(found[fact.name]) for name, fact in _FACTS.items() if fact.name in found}
@@ -212,19 +212,19 @@ def write_changed_facts(tx: Transaction, before: Facts, now: Facts) -> None:
     write_facts(tx, **{name: getattr(now, name) for name in changed})
 
 
-def lapse(tx: Transaction) -> None:
+def mark_accepted_lapsed(tx: Transaction) -> None:
     """Note that the commit that was accepted is not known where this copy of a ledger is."""
     tx.execute("UPDATE facts SET name = 'lapsed' WHERE name = 'accepted'")
 
 
-def doubt(store: Store, why: str, known: int = 0) -> None:
+def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
     """Trust nothing of it until it is initialised anew, and count on from where the one had come that stood here.
 
     ``known`` is how many changes something else knows of.
     """
-    changes = max(known, (store.mark or ("", 0))[1])
+    changes = max(known_changes, (store.mark or ("", 0))[1])
     with store.writing() as tx:
-        write_facts(tx, doubt=why)
+        write_facts(tx, doubt=reason)
         found = [int(value) for (value,) in tx.rows("SELECT value FROM facts WHERE name = 'changes'")]
         tx.replace("facts", ("name",), [("changes", str(max(changes, *found, 0)))])
         tx.mark()
@@ -242,7 +242,7 @@ def is_behind(store: Store) -> bool:
     return mark[0] != identity or mark[1] > changes
 
 
-def status_key(store: Store) -> bytes:
+def ensure_status_key(store: Store) -> bytes:
     """Return the key that proves which commit statuses the instance of this ledger wrote; make it at the first call.
 
     The key stays the same for as long as the ledger exists, on every host that shares the ledger.
@@ -259,20 +259,20 @@ def status_key(store: Store) -> bytes:
 _KEY_BYTES: Final = 32
 
 
-def store_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
+def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
     """Store which artifacts are there and which are not, as the instance at ``place`` sees them."""
     known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
     known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
-    items = [{**facts(file), "presence": each.presence, "message": each.message} for file, each in known]
+    items = [{**to_json_value(file), "presence": each.presence, "message": each.message} for file, each in known]
     if items:
-        tx.replace("facts", ("name",), [("artifacts", json_of({"place": place, "items": items}))])
+        tx.replace("facts", ("name",), [("artifacts", to_json({"place": place, "items": items}))])
     else:
         tx.execute("DELETE FROM facts WHERE name = 'artifacts'")
 
 
-def sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
+def read_sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
     for (value,) in store.rows("SELECT value FROM facts WHERE name = 'artifacts'"):
-        if (found := json_value(value))["place"] in ("", place):
+        if (found := parse_object(value))["place"] in ("", place):
             return parse_sightings(found["items"])
     return {}
 
@@ -287,7 +287,7 @@ def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighti
     }
 
 
-def approvals(store: Store) -> dict[str, dict[str, str]]:
+def read_approvals(store: Store) -> dict[str, dict[str, str]]:
     """Return by whom and why each guard was approved, by the digest of the changes."""
     found: dict[str, dict[str, str]] = {}
     for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
@@ -296,28 +296,28 @@ def approvals(store: Store) -> dict[str, dict[str, str]]:
     return found
 
 
-def approve(tx: Transaction, approvals: Iterable[Approval]) -> None:
+def write_approvals(tx: Transaction, approvals: Iterable[Approval]) -> None:
     tx.replace(
         "approvals",
         ("digest", "guard"),
         [
-            (each.digest, guard, format_instant(each.at), each.who, each.reason)
+            (each.digest, guard, format_instant(each.at), each.operator, each.reason)
             for each in approvals
             for guard in each.guards
         ],
     )
 
 
-def use_up(tx: Transaction, changes: Iterable[str]) -> None:
+def delete_approvals(tx: Transaction, changes: Iterable[str]) -> None:
     tx.executemany("DELETE FROM approvals WHERE digest = ?", [(each,) for each in changes])
 
 
-def give(store: Store, at: datetime, who: str, what: str, facts: Mapping[str, Any]) -> int:
+def add_request(store: Store, at: datetime, operator: str, action: str, facts: Mapping[str, Any]) -> int:
     """Leave a request for the instance; from any process. Return its number."""
     with store.writing() as tx:
         ((number,),) = tx.rows(
             "INSERT INTO requests (at, who, what, facts) VALUES (?, ?, ?, ?) RETURNING id",
-            (format_instant(at), who, what, json_of(facts)),
+            (format_instant(at), operator, action, to_json(facts)),
         )
     return int(number)
 
@@ -326,7 +326,7 @@ def read_requests(store: Store) -> tuple[Request, ...]:
     with store.reading():
         found = store.rows("SELECT id, at, who, what, facts FROM requests WHERE outcome IS NULL ORDER BY id")
         return tuple(
-            Request(number, instant(at), who, what, json_value(facts)) for number, at, who, what, facts in found
+            Request(number, parse_time(at), who, what, parse_object(facts)) for number, at, who, what, facts in found
         )
 
 
@@ -337,7 +337,7 @@ def carry_out(tx: Transaction, outcomes: Iterable[tuple[Request, str]], at: date
     )
 
 
-def outcome(store: Store, number: int) -> str | None:
+def read_outcome(store: Store, number: int) -> str | None:
     found = store.rows("SELECT outcome FROM requests WHERE id = ?", number)
     return found[0][0] if found else None
 
@@ -346,53 +346,53 @@ def read_acknowledgements(store: Store) -> frozenset[str]:
     return frozenset(entry for (entry,) in store.rows("SELECT entry FROM acknowledgements"))
 
 
-def add(tx: Transaction, entries: Iterable[str]) -> None:
+def add_acknowledgements(tx: Transaction, entries: Iterable[str]) -> None:
     """Add entries. A backup that lacks them is an older copy."""
     if rows := [(entry,) for entry in sorted(entries)]:
         tx.replace("acknowledgements", ("entry",), rows)
         tx.mark()
 
 
-def write(tx: Transaction, events: Iterable[Event]) -> None:
+def write_events(tx: Transaction, events: Iterable[Event]) -> None:
     rows = []
     for each in events:
         level = {"level": "warning"} if each.warning else {}
-        rows.append((format_instant(each.at), each.type, each.message, json_of({**each.facts, **level})))
+        rows.append((format_instant(each.at), each.type, each.message, to_json({**each.facts, **level})))
     tx.insert("events", ("at", "type", "message", "facts"), rows)
 
 
 def read_events(store: Store) -> Iterator[dict[str, Any]]:
     for at, type, message, text in store.rows("SELECT at, type, message, facts FROM events ORDER BY id"):
         with store.reading():
-            yield {"at": at, "type": type, "message": message, **json_value(text)}
+            yield {"at": at, "type": type, "message": message, **parse_object(text)}
 
 
-def accepted_commits(store: Store) -> tuple[str, ...]:
+def read_accepted_commits(store: Store) -> tuple[str, ...]:
     found = store.rows("SELECT facts FROM events WHERE type = 'Accepted'")
     with store.reading():
-        commits = (json_value(facts).get("commit") for (facts,) in found)
+        commits = (parse_object(facts).get("commit") for (facts,) in found)
         return tuple(sorted({each for each in commits if isinstance(each, str)}))
 
 
-def last(path: Path) -> int:
+def read_last_event_number(path: Path) -> int:
     """The number of the newest event in the ledger at ``path``; 0 where there is none."""
-    with _beside(path) as database:
+    with _open_read_only(path) as database:
         ((found,),) = database.execute("SELECT coalesce(max(id), 0) FROM events")
         return int(found)
 
 
-def after(path: Path, number: int, most: int) -> list[tuple[int, dict[str, Any]]]:
+def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
     """At most so many events behind event ``number``, with their own numbers, oldest first."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
-    with _beside(path) as database:
+    with _open_read_only(path) as database:
         return [
-            (int(id), {"at": at, "type": type, "message": message, **json_value(facts)})
-            for id, at, type, message, facts in database.execute(query, (number, most))
+            (int(id), {"at": at, "type": type, "message": message, **parse_object(facts)})
+            for id, at, type, message, facts in database.execute(query, (number, limit))
         ]
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Database]:
+def _open_read_only(path: Path) -> Iterator[Database]:
     """A connection of its own, which only reads: whoever writes waits for it as little as it for them."""
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         yield database

@@ -19,20 +19,20 @@ from msgspec import Struct, field
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LeaseLost
-from gitboot.files import write_whole
+from gitboot.files import write_atomically
 
 if TYPE_CHECKING:
-    from gitboot.ledger.postgresql import PostgresRenewing
+    from gitboot.ledger.postgresql import LeaseConnection
 
-SECONDS: Final = 15.0
+LEASE_SECONDS: Final = 15.0
 SHARE: Final = 5  # of them, until it is renewed where no transaction does
 _ENDING_S: Final = 0.5  # that a request which only ends something waits for another renewal
-_LAST_S: Final = 1.0  # for a renewal that is under way at the end
-_HOLDER: Final = "holder"  # in STATE
+_END_TIMEOUT_S: Final = 1.0  # for a renewal that is under way at the end
+_HOLDER_FILE: Final = "holder"  # in STATE
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
-def place_of(state: Path) -> str:
+def describe_place(state: Path) -> str:
     """Return where the instance with this state directory is, in words."""
     return f"{socket.gethostname()}:{state.resolve()}"
 
@@ -42,20 +42,20 @@ class Holder(NamedTuple):
 
     id: str
     place: str  # as people are told it
-    seconds: float = SECONDS  # how long it has the lease without renewing it
+    seconds: float = LEASE_SECONDS  # how long it has the lease without renewing it
 
     @classmethod
-    def of(cls, state: Path, seconds: float = SECONDS) -> Self:
+    def load(cls, state: Path, seconds: float = LEASE_SECONDS) -> Self:
         """The one whose state directory this is, since this machine has started; a copy of either is another.
 
         A machine that was cloned, or restored beside itself, has the same name and the same files. Raises OSError.
         """
-        path = state / _HOLDER
+        path = state / _HOLDER_FILE
         if not path.exists():
-            write_whole(path, f"{token_hex(16)}\n".encode())
+            write_atomically(path, f"{token_hex(16)}\n".encode())
         started = _BOOT_ID.read_text().strip().replace("-", "")
         id = f"{path.read_text().strip()}-{path.stat().st_ino:x}-{started}@{socket.gethostname()}"
-        return cls(id, place_of(state), seconds)
+        return cls(id, describe_place(state), seconds)
 
 
 class Lease(NamedTuple):
@@ -66,13 +66,13 @@ class Lease(NamedTuple):
         return f"{self.epoch}/{self.holder}"
 
 
-class Leased(NamedTuple):
+class LeaseState(NamedTuple):
     """A lease as everybody sees it."""
 
     number: int
     place: str  # where its instance is, or was
     holder: str
-    stands: bool  # whether it has not run out
+    is_current: bool  # whether it has not run out
     until: str  # by the clock of the server
 
 
@@ -85,19 +85,19 @@ class HeldLease(Struct):
     place: str = ""  # of its instance
     until_s: float = field(default=0.0)  # by this machine's clock
     is_lost: bool = False  # another has it, and this one never will again
-    before: str | None = None  # where the one is that had it before; None: it was its own, or nobody's
-    left: str | None = None  # the ledger goes on elsewhere: what people are told of that
+    previous_place: str | None = None  # where the one is that had it before; None: it was its own, or nobody's
+    moved_message: str | None = None  # the ledger goes on elsewhere: what people are told of that
 
-    def renewed(self, asked_s: float) -> None:
-        self.until_s = max(self.until_s, asked_s + self.seconds)
+    def extend(self, sent_s: float) -> None:
+        self.until_s = max(self.until_s, sent_s + self.seconds)
 
-    def lost(self) -> LeaseLost:
+    def mark_lost(self) -> LeaseLost:
         self.is_lost = True
-        return LeaseLost(self.left or f"{self.name}: another instance acts by this ledger now")
+        return LeaseLost(self.moved_message or f"{self.name}: another instance acts by this ledger now")
 
     def check(self) -> None:
         if self.is_lost:
-            raise self.lost()
+            raise self.mark_lost()
         if now_s() >= self.until_s:
             late = f"it could not be renewed for {self.seconds:g} s"
             raise LeaseLost(f"{self.name}: another instance may act by this ledger: {late}")
@@ -106,12 +106,12 @@ class HeldLease(Struct):
 class LeaseKeeper:
     """Renews a lease from a thread, for as long as the block runs; ``on_lost`` is called once, from there."""
 
-    def __init__(self, held: HeldLease, renewing: PostgresRenewing, on_lost: Callable[[], None]) -> None:
-        self._held, self._renewing, self._on_lost = held, renewing, on_lost
-        self._asking = threading.Lock()
+    def __init__(self, lease: HeldLease, connection: LeaseConnection, on_lost: Callable[[], None]) -> None:
+        self._lease, self._connection, self._on_lost = lease, connection, on_lost
+        self._lock = threading.Lock()
         self._is_unanswered = False  # whether the server did not answer when it was last asked to renew it
         self._ending = threading.Event()
-        self._thread = BackgroundThread(self._run, name="lease", first_pause_s=held.seconds / SHARE)
+        self._thread = BackgroundThread(self._run, name="lease", first_pause_s=lease.seconds / SHARE)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -119,26 +119,26 @@ class LeaseKeeper:
 
     def __exit__(self, *_: object) -> None:
         self._ending.set()
-        self._thread.join(timeout_s=_LAST_S)
+        self._thread.join(timeout_s=_END_TIMEOUT_S)
 
     def _run(self) -> None:
-        while not self._ending.wait(self._held.seconds / SHARE):
+        while not self._ending.wait(self._lease.seconds / SHARE):
             try:
                 self._renew()
             except LeaseLost:
                 self._on_lost()
                 break
-        with self._asking:
-            self._renewing.close()
+        with self._lock:
+            self._connection.close()
 
     def check(self) -> None:
         """Raise `LeaseLost` unless the server says, now, that nobody else has it; from any thread.
 
         The clock of a virtual machine that its host has stopped knows nothing of that: it is not enough to look at.
         """
-        self._held.check()
+        self._lease.check()
         if not self._renew():
-            raise LeaseLost(f"{self._held.name}: it cannot be asked whether another instance acts by this ledger")
+            raise LeaseLost(f"{self._lease.name}: it cannot be asked whether another instance acts by this ledger")
 
     def check_ending(self) -> None:
         """Raise `LeaseLost` as `check` does, for a request that only ends something.
@@ -146,27 +146,27 @@ class LeaseKeeper:
         If the server does not answer, the lease that it confirmed last is enough. Nobody waits for it longer than
         `_ENDING_S` while another thread asks it.
         """
-        self._held.check()
-        until_s = now_s() + self._held.seconds
-        if not self._is_unanswered and self._asking.acquire(timeout=_ENDING_S):
+        self._lease.check()
+        until_s = now_s() + self._lease.seconds
+        if not self._is_unanswered and self._lock.acquire(timeout=_ENDING_S):
             try:
-                self._ask(until_s)
+                self._request_renewal(until_s)
             finally:
-                self._asking.release()
-        self._held.check()
+                self._lock.release()
+        self._lease.check()
 
     def _renew(self) -> bool:
         """Renew it, unless that was done by another thread since this was called; say whether it is renewed."""
-        until_s = now_s() + self._held.seconds
-        with self._asking:
-            self._ask(until_s)
-        return self._held.until_s >= until_s
+        until_s = now_s() + self._lease.seconds
+        with self._lock:
+            self._request_renewal(until_s)
+        return self._lease.until_s >= until_s
 
-    def _ask(self, until_s: float) -> None:
+    def _request_renewal(self, until_s: float) -> None:
         """Ask the server to renew it, if it does not last until then; for the thread that has `_asking`."""
-        if self._held.until_s < until_s:
-            self._renewing.renew(self._held)
-            self._is_unanswered = self._held.until_s < until_s
+        if self._lease.until_s < until_s:
+            self._connection.renew(self._lease)
+            self._is_unanswered = self._lease.until_s < until_s
 
 
 def now_s() -> float:

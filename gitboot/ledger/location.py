@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec import Struct
 
 from gitboot.errors import UsageError
-from gitboot.files import write_whole
+from gitboot.files import write_atomically
 from gitboot.ledger.schema import LEFT, UNFINISHED, Database
 
 _SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # as libpq's options have it
@@ -30,12 +30,12 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     def parse(cls, url: str, password: Path | None) -> Self:
         """Raises `UsageError`, which never has a password in it."""
         parts = urlsplit(url)
-        asked = dict(parse_qsl(parts.query))
+        parameters = dict(parse_qsl(parts.query))
         if parts.scheme not in _SCHEMES:
             raise UsageError("--ledger takes the URL of a PostgreSQL: postgresql://USER@HOST/DATABASE")
-        if parts.password is not None or "password" in asked:
+        if parts.password is not None or "password" in parameters:
             raise UsageError("--ledger must not hold a password, which others could read: give it a --ledger-password")
-        if not parts.path.strip("/") and "dbname" not in asked:
+        if not parts.path.strip("/") and "dbname" not in parameters:
             raise UsageError("--ledger names no database: postgresql://USER@HOST/DATABASE")
         if password is not None and not password.is_file():
             raise UsageError(f"--ledger-password: {password} cannot be read")
@@ -58,8 +58,8 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     def is_here(self) -> bool:
         parts = urlsplit(self.url)
         hosts = [host.rpartition(":")[0] or host for host in parts.netloc.rpartition("@")[2].split(",")]
-        asked = dict(parse_qsl(parts.query)).get("host")
-        return all(map(_is_here, [asked] if asked is not None else hosts))
+        host_parameter = dict(parse_qsl(parts.query)).get("host")
+        return all(map(_is_here, [host_parameter] if host_parameter is not None else hosts))
 
     def facts(self) -> bytes:
         lines = ["# The ledger of this state directory is there, and not in ledger.sqlite."]
@@ -69,24 +69,24 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         return "".join(f"{line}\n" for line in lines).encode()
 
 
-def file_beside(path: Path) -> Path:
+def address_file(path: Path) -> Path:
     return path.with_suffix(".toml")
 
 
-def is_named(path: Path) -> bool:
-    return file_beside(path).exists()
+def has_address_file(path: Path) -> bool:
+    return address_file(path).exists()
 
 
-def address_beside(path: Path) -> PostgresAddress | None:
+def read_address(path: Path) -> PostgresAddress | None:
     """Where the ledger is that would be at ``path``; None: there. Raises `UsageError` for what says no such thing."""
-    file = file_beside(path)
+    file = address_file(path)
     try:
-        said = tomllib.loads(file.read_text())
+        settings = tomllib.loads(file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    match said:
+    match settings:
         case {"url": str(url), "password-file": str(password)}:
             return PostgresAddress(url=url, password=Path(password))
         case {"url": str(url)}:
@@ -94,8 +94,8 @@ def address_beside(path: Path) -> PostgresAddress | None:
     raise UsageError(f"{file} names no ledger: it has a url, and perhaps a password-file")
 
 
-def note_address(path: Path, address: PostgresAddress) -> None:
-    write_whole(file_beside(path), address.facts())
+def write_address(path: Path, address: PostgresAddress) -> None:
+    write_atomically(address_file(path), address.facts())
 
 
 def _is_here(host: str) -> bool:
@@ -110,29 +110,29 @@ def _is_here(host: str) -> bool:
 
 COPY: Final = "copy"  # of both: which copy it was
 NOTES: Final = (LEFT, COPY, UNFINISHED)  # none of them is copied
-NOBODY: Final = ""  # who holds the lease of a ledger that is left
+NO_HOLDER: Final = ""  # who holds the lease of a ledger that is left
 
 
-class Notes(NamedTuple):
+class CopyNotes(NamedTuple):
     """What a ledger notes of copies, and which one it is."""
 
     identity: str
     changes: int
-    left_for: str | None  # where it was copied to, and goes on
+    moved_to: str | None  # where it was copied to, and goes on
     copy: str | None  # the copy for which it was left, or that it is itself
-    source: str | None  # what it is an unfinished copy of
+    copied_from: str | None  # what it is an unfinished copy of
 
     @classmethod
-    def of(cls, database: Database) -> Self:
+    def read(cls, database: Database) -> Self:
         with database.reading():
             found: dict[str, Any] = dict(database.execute("SELECT name, value FROM facts"))
             left = json.loads(found[LEFT]) if LEFT in found else {}
             return cls(
                 identity=found["identity"],
                 changes=int(found.get("changes", 0)),
-                left_for=left["place"] if left else None,
+                moved_to=left["place"] if left else None,
                 copy=left["copy"] if left else found.get(COPY),
-                source=found.get(UNFINISHED),
+                copied_from=found.get(UNFINISHED),
             )
 
 
@@ -149,17 +149,17 @@ def end_lease(database: Database, place: str) -> None:
     if not database.is_local:
         database.execute("SELECT 1 FROM lease FOR UPDATE")
         leave = "UPDATE lease SET epoch = epoch + 1, holder = ?, place = ?, until = 'infinity'"
-        database.execute(leave, (NOBODY, place))
+        database.execute(leave, (NO_HOLDER, place))
         database.lease = None
 
 
 def free_lease(database: Database) -> None:
     """Let the lease of a shared ledger be taken again, though it was left."""
     if not database.is_local:
-        database.execute("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (NOBODY,))
+        database.execute("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (NO_HOLDER,))
 
 
-def settle(database: Database) -> None:
+def checkpoint_log(database: Database) -> None:
     """Let what was written to a ledger in a file stand in the file itself, and not beside it."""
     if database.is_local:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

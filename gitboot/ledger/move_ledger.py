@@ -14,83 +14,83 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import (
     COPY,
-    Notes,
+    CopyNotes,
     PostgresAddress,
-    address_beside,
+    address_file,
+    checkpoint_log,
     end_lease,
-    file_beside,
     free_lease,
-    note_address,
     note_left,
-    settle,
+    read_address,
+    write_address,
 )
 from gitboot.ledger.open_ledger import set_aside
 from gitboot.ledger.postgresql_fetch_log import FETCHES
-from gitboot.ledger.schema import LEFT, UNFINISHED, Database, left
+from gitboot.ledger.schema import LEFT, UNFINISHED, Database, build_moved_error
 from gitboot.ledger.sqlite import SqliteDatabase
-from gitboot.ledger.store import Store, copy_in_transaction, counted_rows, mark_of, open_database, read_mark
+from gitboot.ledger.store import Store, copy_in_transaction, count_rows, mark_path, open_database, read_mark
 
 
-class Moved(NamedTuple):
+class MoveResult(NamedTuple):
     old: str
     new: str
     rows: Mapping[str, int]  # by table
-    kept: Path | None  # what was the ledger, where it was a file
+    old_file: Path | None  # what was the ledger, where it was a file
     was_copied: bool  # before: only what was left to do was done
 
 
-def moved(path: Path, address: PostgresAddress | None) -> Moved:
+def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
     """Copy the ledger at ``path``, or that is named there, to ``address``, or to a file there; name the new place.
 
     For who holds the state directory. One that was copied there before is only named. Raises `UsageError` where the
     place is the same, or is not empty; `LockedByAnother` where an instance on another host has one of the two;
     `LedgerLeft` where it was copied elsewhere before; `LedgerError` where the copy is not the same.
     """
-    if address_beside(path) == address:
+    if read_address(path) == address:
         raise UsageError("the ledger is there already")
     with ExitStack() as stack:
-        ours = stack.enter_context(closing(open_database(path, takes_any=True)))
-        about = Notes.of(ours)
-        if about.left_for is not None:
+        old = stack.enter_context(closing(open_database(path, takes_any=True)))
+        notes = CopyNotes.read(old)
+        if notes.moved_to is not None:
             if address is None and not path.exists():
-                raise left(ours.name, about.left_for)
-            new = stack.enter_context(closing(opened_at(path, address)))
-            if (target := Notes.of(new)).copy != about.copy or target.left_for is not None:
-                raise left(ours.name, about.left_for)
-            found = counted_rows(new)
+                raise build_moved_error(old.name, notes.moved_to)
+            new = stack.enter_context(closing(open_place(path, address)))
+            if (target := CopyNotes.read(new)).copy != notes.copy or target.moved_to is not None:
+                raise build_moved_error(old.name, notes.moved_to)
+            rows = count_rows(new)
         else:
-            ours.check_is_used()
-            ours.hold(holder := Holder.of(path.parent))
-            _refuse_untaken(ours)
+            old.require_current()
+            old.take_lease(holder := Holder.load(path.parent))
+            _require_fetches_read(old)
             if address is None:
-                stack.enter_context(_made(path, about))
-            new = stack.enter_context(closing(opened_at(path, address)))
-            _refuse_in_use(new, about)
+                stack.enter_context(_make_room(path, notes))
+            new = stack.enter_context(closing(open_place(path, address)))
+            _require_unused(new, notes)
             free_lease(new)
-            new.hold(holder)
-            found = _copied(ours, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
+            new.take_lease(holder)
+            rows = _copy_ledger(old, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
         _finish(new)
-    kept = _named(path, address)
-    return Moved(ours.name, new.name, found, kept, about.left_for is not None)
+    kept = _switch_address(path, address)
+    return MoveResult(old.name, new.name, rows, kept, notes.moved_to is not None)
 
 
-def _copied(ours: Database, new: Database, place: str) -> dict[str, int]:
+def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
     """Copy it while nobody writes to it, and note that it is left; the copy is unfinished as yet."""
     copy = str(uuid4())
     try:
-        ours.begin(at_leisure=True)
-        _refuse_untaken(ours)
-        found = copy_in_transaction(ours, new, {COPY: copy, UNFINISHED: ours.name})
-        end_lease(ours, place)
-        _refuse_untaken(ours)  # now nobody records more of it
-        note_left(ours, place, copy)
-        ours.commit()
-        settle(ours)
+        old.begin(at_leisure=True)
+        _require_fetches_read(old)
+        found = copy_in_transaction(old, new, {COPY: copy, UNFINISHED: old.name})
+        end_lease(old, place)
+        _require_fetches_read(old)  # now nobody records more of it
+        note_left(old, place, copy)
+        old.commit()
+        checkpoint_log(old)
     except BaseException as error:
-        with suppress(*ours.errors):
-            ours.rollback()
-        if isinstance(error, ours.errors):
-            raise ours.unreadable(error) from error
+        with suppress(*old.errors):
+            old.rollback()
+        if isinstance(error, old.errors):
+            raise old.to_ledger_error(error) from error
         raise
     return found
 
@@ -102,50 +102,50 @@ def _finish(new: Database) -> None:
         new.commit()
 
 
-def _named(path: Path, address: PostgresAddress | None) -> Path | None:
+def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
     """Name the new place; return where the old one is now, if that was a file."""
     if address is None:
-        file_beside(path).unlink()
+        address_file(path).unlink()
         return None
-    note_address(path, address)
+    write_address(path, address)
     if not path.exists():
         return None
-    if not (kept := set_aside(path, "copied")).exists():
+    if not (old_file := set_aside(path, "copied")).exists():
         raise LedgerError(f"{path} is gone")
-    return kept
+    return old_file
 
 
-def _refuse_untaken(ours: Database) -> None:
+def _require_fetches_read(old: Database) -> None:
     """What hosts have given, and no instance has taken in, would be given once more."""
-    if not ours.is_local:
-        ((untaken,),) = ours.execute(
+    if not old.is_local:
+        ((unread,),) = old.execute(
             "SELECT count(*) FROM fetches WHERE id > coalesce((SELECT taken FROM spool WHERE file = ?), 0)", (FETCHES,)
         )
-        if untaken:
+        if unread:
             raise UsageError(
-                f"{ours.name} holds what endpoints have given and no instance has taken in yet ({untaken}): let"
+                f"{old.name} holds what endpoints have given and no instance has taken in yet ({unread}): let"
                 " `gitboot run --once` do so first"
             )
 
 
 @contextmanager
-def _made(path: Path, about: Notes) -> Iterator[None]:
+def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
     """Make room for a file, which is gone where nothing comes of it; one that a killed copy left may be there."""
     if path.exists():
         with closing(SqliteDatabase(path)) as found:
-            if not _is_unfinished(Notes.of(found), about):
+            if not _is_unfinished(CopyNotes.read(found), notes):
                 raise UsageError(f"{path} is there already; move it away")
     try:
         yield
     except BaseException:
         with closing(SqliteDatabase(path)) as found:
-            is_copy = Notes.of(found).copy is not None
+            is_copy = CopyNotes.read(found).copy is not None
         for suffix in () if is_copy else ("", "-wal", "-shm"):
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         raise
 
 
-def opened_at(path: Path, address: PostgresAddress | None) -> Database:
+def open_place(path: Path, address: PostgresAddress | None) -> Database:
     """A place, whatever it notes of copies: that at the address, or the file."""
     database: Database
     if address is None:
@@ -158,37 +158,41 @@ def opened_at(path: Path, address: PostgresAddress | None) -> Database:
     return database
 
 
-def _refuse_in_use(new: Database, about: Notes) -> None:
+def _require_unused(new: Database, notes: CopyNotes) -> None:
     """Raise `UsageError` where there is more than an identity, or a copy of this very ledger that did not end."""
-    found = Notes.of(new)
-    if _is_unfinished(found, about):
+    found = CopyNotes.read(new)
+    if _is_unfinished(found, notes):
         return
-    if any(number for table, number in counted_rows(new).items() if table != "facts"):
-        was = "what was the ledger before" if found.left_for is not None else "a ledger"
+    if any(number for table, number in count_rows(new).items() if table != "facts"):
+        was = "what was the ledger before" if found.moved_to is not None else "a ledger"
         raise UsageError(f"{new.name} holds {was} already; name a database, or a schema, with nothing in it")
-    if found.left_for is None and found.identity == about.identity:
+    if found.moved_to is None and found.identity == notes.identity:
         raise UsageError("the ledger is there already")
-    if found.left_for is not None and (found.identity != about.identity or found.changes > about.changes):
+    if found.moved_to is not None and (found.identity != notes.identity or found.changes > notes.changes):
         raise UsageError(
             f"{new.name} was another ledger, or knows more; name a database, or a schema, with nothing in it"
         )
 
 
-def _is_unfinished(found: Notes, about: Notes) -> bool:
-    return found.source is not None and found.identity == about.identity and found.changes <= about.changes
+def _is_unfinished(copy_notes: CopyNotes, notes: CopyNotes) -> bool:
+    return (
+        copy_notes.copied_from is not None
+        and copy_notes.identity == notes.identity
+        and copy_notes.changes <= notes.changes
+    )
 
 
 _DOUBT: Final = "RestoredLedger"
 
 
-class Reclaimed(NamedTuple):
+class ReclaimPlan(NamedTuple):
     name: str
-    left_for: str | None  # None: another host uses it again already
+    moved_to: str | None  # None: another host uses it again already
     identity: str
     changes: int
 
 
-def reclaimable(path: Path, place: PostgresAddress | Path) -> Reclaimed:
+def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
     """What stands at a ``place`` that was left, for the instance whose ledger is to be at ``path``.
 
     Raises `UsageError` where it was not left, where another ledger is named at ``path``, or where what it was left for
@@ -196,15 +200,15 @@ def reclaimable(path: Path, place: PostgresAddress | Path) -> Reclaimed:
     """
     if isinstance(place, Path) and not place.is_file():
         raise UsageError(f"{place} is no file")
-    with closing(_opened(place)) as database:
-        about, name = Notes.of(database), database.name
-    known = read_mark(mark_of(path))
-    if about.left_for is None and (database.is_local or known is None or known[0] != about.identity):
+    with closing(_open_at(place)) as database:
+        notes, name = CopyNotes.read(database), database.name
+    mark = read_mark(mark_path(path))
+    if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
         raise UsageError(f"{name} was not left: nothing is to be done")
-    _refuse_lost_too_early(path, about)
+    _require_no_live_ledger(path, notes)
     if place != path and path.exists():
         raise UsageError(f"{path} is there already; move it away")
-    return Reclaimed(name, about.left_for, about.identity, about.changes)
+    return ReclaimPlan(name, notes.moved_to, notes.identity, notes.changes)
 
 
 def reclaim(path: Path, place: PostgresAddress | Path) -> None:
@@ -212,28 +216,28 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
 
     Killed in between, it is typed again: it is in doubt before it is used.
     """
-    with closing(_opened(place)) as database:
-        if Notes.of(database).left_for is not None:
-            instance_tables.doubt(Store(database, path), _DOUBT)
+    with closing(_open_at(place)) as database:
+        if CopyNotes.read(database).moved_to is not None:
+            instance_tables.mark_unverified(Store(database, path), _DOUBT)
             with database.reading():
                 database.begin()
                 database.execute("DELETE FROM facts WHERE name IN (?, ?)", (LEFT, COPY))
                 free_lease(database)
                 database.commit()
-            settle(database)
+            checkpoint_log(database)
     if isinstance(place, PostgresAddress):
-        note_address(path, place)
+        write_address(path, place)
         return
     if place != path:
         place.rename(path)
-    file_beside(path).unlink(missing_ok=True)
+    address_file(path).unlink(missing_ok=True)
 
 
-def _refuse_lost_too_early(path: Path, about: Notes) -> None:
+def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
     """Raise `UsageError` where the ledger goes on, as far as this host can see."""
-    host, _, file = (about.left_for or "").partition(":")
-    named = address_beside(path)
-    if named is not None and named.name == about.left_for:
+    host, _, file = (notes.moved_to or "").partition(":")
+    address = read_address(path)
+    if address is not None and address.name == notes.moved_to:
         found = path
     elif host == socket.gethostname() and Path(file).is_file():
         found = Path(file)
@@ -244,12 +248,12 @@ def _refuse_lost_too_early(path: Path, about: Notes) -> None:
     except (LedgerError, UsageError):  # its schema may be gone
         return
     with closing(database):
-        if Notes.of(database).identity == about.identity:
+        if CopyNotes.read(database).identity == notes.identity:
             raise UsageError(
-                f"the ledger goes on at {about.left_for}, which answers: take it from there by `gitboot ledger copy`,"
+                f"the ledger goes on at {notes.moved_to}, which answers: take it from there by `gitboot ledger copy`,"
                 " once this place is empty"
             )
 
 
-def _opened(place: PostgresAddress | Path) -> Database:
-    return opened_at(place, None) if isinstance(place, Path) else opened_at(Path(), place)
+def _open_at(place: PostgresAddress | Path) -> Database:
+    return open_place(place, None) if isinstance(place, Path) else open_place(Path(), place)

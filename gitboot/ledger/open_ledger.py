@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.leader_lease import Holder, Leased
-from gitboot.ledger.location import Notes, address_beside
+from gitboot.ledger.leader_lease import Holder, LeaseState
+from gitboot.ledger.location import CopyNotes, read_address
 from gitboot.ledger.schema import Database
-from gitboot.ledger.sqlite import SqliteDatabase, backed_up
-from gitboot.ledger.store import Store, copy_tables, counted_rows, mark_of, open_database
+from gitboot.ledger.sqlite import SqliteDatabase, back_up
+from gitboot.ledger.store import Store, copy_tables, count_rows, mark_path, open_database
 
 
 def open_ledger(path: Path) -> Store:
@@ -23,14 +23,14 @@ def open_ledger(path: Path) -> Store:
     """
     store = Store.open(path)
     try:
-        check(store)
+        check_tables(store)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def places(path: Path) -> tuple[Path | None, Path | None]:
+def read_places(path: Path) -> tuple[Path | None, Path | None]:
     """Where the instance of a ledger publishes, and where its endpoints record; nothing of it is written or checked.
 
     Raises `LedgerError` where it cannot be read.
@@ -43,28 +43,28 @@ def places(path: Path) -> tuple[Path | None, Path | None]:
     return output, spool
 
 
-class AtAGlance(NamedTuple):
+class LedgerSummary(NamedTuple):
     """A ledger at a glance."""
 
     name: str
     identity: str
     changes: int
     rows: Mapping[str, int]  # by table
-    left_for: str | None = None  # where it was copied to, and goes on
-    lease: Leased | None = None
+    moved_to: str | None = None  # where it was copied to, and goes on
+    lease: LeaseState | None = None
 
 
-def described(path: Path) -> AtAGlance:
+def summarize_ledger(path: Path) -> LedgerSummary:
     """The ledger at ``path``, or that is named there, as it is; raises `LedgerError` where it cannot be read."""
     with closing(open_database(path, reads_only=True, takes_any=True)) as database, database.reading():
-        about = Notes.of(database)
-        lease = None if database.is_local or about.left_for is not None else _lease(database)
-        return AtAGlance(database.name, about.identity, about.changes, counted_rows(database), about.left_for, lease)
+        notes = CopyNotes.read(database)
+        lease = None if database.is_local or notes.moved_to is not None else _read_lease(database)
+        return LedgerSummary(database.name, notes.identity, notes.changes, count_rows(database), notes.moved_to, lease)
 
 
-def acting_instead(path: Path, holder: Callable[[], Holder]) -> str | None:
+def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str | None:
     """Where the instance is that acts by the ledger, in place of ``holder``; None: none does, or it is a file."""
-    if address_beside(path) is None:
+    if read_address(path) is None:
         return None
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         rows = database.execute(
@@ -73,37 +73,37 @@ def acting_instead(path: Path, holder: Callable[[], Holder]) -> str | None:
     return str(rows[0][0]) if rows else None
 
 
-def token_keys_of(path: Path) -> tuple[str, ...]:
+def read_shared_token_keys(path: Path) -> tuple[str, ...]:
     """The keys by which hosts that share a ledger publish tokens, as lines; none where nobody has left any there.
 
     Raises `LedgerError` where it cannot be read.
     """
-    if address_beside(path) is None:
+    if read_address(path) is None:
         return ()
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         return tuple(line for (line,) in database.execute("SELECT line FROM token_keys ORDER BY number"))
 
 
-def lease_of(path: Path) -> Leased | None:
+def read_lease(path: Path) -> LeaseState | None:
     """The lease of a ledger that hosts share; None: nobody has had it, or it is a file. Raises as `described`."""
-    if address_beside(path) is None:
+    if read_address(path) is None:
         return None
     with closing(open_database(path, reads_only=True)) as database, database.reading():
-        return _lease(database)
+        return _read_lease(database)
 
 
-def _lease(database: Database) -> Leased | None:
+def _read_lease(database: Database) -> LeaseState | None:
     rows = database.execute(
         "SELECT epoch, place, holder, until > clock_timestamp(),"
         """ to_char(until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM lease"""
     )
-    return Leased(*rows[0]) if rows else None
+    return LeaseState(*rows[0]) if rows else None
 
 
-def check(store: Store) -> None:
+def check_tables(store: Store) -> None:
     """Raise `DamagedLedger` if a table cannot be read: it is noticed now, and not in use."""
     for read in (
-        instance_tables.read,
+        instance_tables.read_facts,
         server_tables.read_machines,
         server_tables.read_lost_identities,
         server_tables.read_records,
@@ -113,7 +113,7 @@ def check(store: Store) -> None:
         server_tables.read_known_bmcs,
         instance_tables.read_requests,
         server_tables.read_secret_fetches,
-        server_tables.pending,
+        server_tables.read_pending,
     ):
         read(store)
 
@@ -124,13 +124,13 @@ def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
     While another process writes to it, only SQLite knows what holds together; without one SQLite would make files
     there, or complete what a process left that was killed. Of a PostgreSQL its tables are read at one instant.
     """
-    if in_use or address_beside(path) is not None:
+    if in_use or read_address(path) is not None:
         _copy_mark(path, to)  # before the ledger, which is then no older than it
-    if address_beside(path) is not None:
+    if read_address(path) is not None:
         with closing(open_database(path, reads_only=True)) as ours, closing(SqliteDatabase(to)) as new:
             copy_tables(ours, new)
     elif in_use:
-        backed_up(path, to)
+        back_up(path, to)
     else:
         for suffix in ("", "-wal"):
             with suppress(FileNotFoundError):
@@ -140,16 +140,16 @@ def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
 
 def _copy_mark(path: Path, to: Path) -> None:
     with suppress(FileNotFoundError):
-        shutil.copyfile(mark_of(path), mark_of(to))
+        shutil.copyfile(mark_path(path), mark_path(to))
 
 
-def set_aside(path: Path, word: str = "damaged") -> Path:
+def set_aside(path: Path, label: str = "damaged") -> Path:
     """Move a ledger out of the way, with all that belongs to it; return where it is now: at ``word`` and a number.
 
     Its mark stays: whatever comes in its place knows less.
     """
     number = 1
-    while (aside := path.with_name(f"{path.name}.{word}-{number}")).exists():
+    while (aside := path.with_name(f"{path.name}.{label}-{number}")).exists():
         number += 1
     for suffix in ("-wal", "-shm", ""):  # the ledger last: a crash in between leaves a damaged one, not a new one
         with suppress(FileNotFoundError):

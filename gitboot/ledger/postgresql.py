@@ -16,7 +16,7 @@ import msgspec
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
-from gitboot.ledger.location import NOBODY, PostgresAddress
+from gitboot.ledger.location import NO_HOLDER, PostgresAddress
 from gitboot.ledger.schema import (
     NUMBERED,
     POSTGRESQL,
@@ -25,10 +25,10 @@ from gitboot.ledger.schema import (
     VERSION,
     Database,
     Row,
-    left,
-    too_new,
+    build_moved_error,
+    build_version_error,
 )
-from gitboot.text import in_one_line
+from gitboot.text import format_error
 
 try:
     import psycopg
@@ -40,32 +40,32 @@ except ImportError:
 
 
 _CONNECT_S: Final = 5
-_HELD: Final = 100  # rows that are asked for at once where somebody waits: a socket holds their bytes
+_ROWS_PER_FETCH: Final = 100  # rows that are asked for at once where somebody waits: a socket holds their bytes
 _LOST_AFTER_MS: Final = 10_000  # without an acknowledgement of what was sent
-_OLDEST: Final = 130000
+_MIN_SERVER_VERSION: Final = 130000
 # Who is paused within a transaction holds nobody up for longer than this; what is committed is on the disk.
 _SETTINGS: Final = (
     "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=30s -c idle_in_transaction_session_timeout=5s"
     " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000"
     " -c client_min_messages=warning -c default_transaction_isolation=read\\ committed"
 )
-_AT_ONCE: Final = 500
+_ROWS_PER_BATCH: Final = 500
 _COLUMNS: Final = (
     "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
 )
-_TAKEN_UNTIL: Final = "clock_timestamp() + %(seconds)s * interval '1 second'"
+_LEASE_END: Final = "clock_timestamp() + %(seconds)s * interval '1 second'"
 _TAKE: Final = f"""
-    INSERT INTO lease VALUES (1, 1, %(holder)s, %(place)s, {_TAKEN_UNTIL}, 0)
+    INSERT INTO lease VALUES (1, 1, %(holder)s, %(place)s, {_LEASE_END}, 0)
     ON CONFLICT (one) DO UPDATE
     SET epoch = CASE lease.holder WHEN excluded.holder THEN lease.epoch ELSE lease.epoch + 1 END,
         holder = excluded.holder, place = excluded.place, until = excluded.until
     WHERE lease.until <= clock_timestamp() OR lease.holder = excluded.holder RETURNING epoch
 """  # noqa: S608 - of our own
-_RENEW: Final = f"UPDATE lease SET until = {_TAKEN_UNTIL} WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING 1"  # noqa: S608
+_RENEW: Final = f"UPDATE lease SET until = {_LEASE_END} WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING 1"  # noqa: S608
 _GIVE_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s"
-_BEFORE: Final = "SELECT epoch, place FROM lease"
-_WHO_HOLDS: Final = "SELECT place, holder FROM lease"
-_OTHERS: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
+_SELECT_EPOCH: Final = "SELECT epoch, place FROM lease"
+_SELECT_HOLDER: Final = "SELECT place, holder FROM lease"
+_SELECT_OTHER_HOLDER: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _FACT: Final = "SELECT value FROM facts WHERE name = %s"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
@@ -95,66 +95,66 @@ class PostgresDatabase(Database):
 
     def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
         self.name, self.address = address.name, address
-        self._open = partial(_opened, address, synchronous=synchronous, reads_only=reads_only)
+        self._open = partial(_open_database, address, synchronous=synchronous, reads_only=reads_only)
         self._column_names: dict[str, list[str]] = {}
         self._names: dict[str, str] = {}  # of statements that a connection has prepared
-        self._of: LimitedConnection | None = None  # that connection
+        self._prepared_on: LimitedConnection | None = None  # that connection
         with self.reading():
             self._connection = self._open()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        cursor = self._live().execute(marked(statement), storable(parameters) or None)
+        cursor = self._get_connection().execute(convert_placeholders(statement), replace_nul(parameters) or None)
         return cursor.fetchall() if cursor.description is not None else []
 
-    def whole(self, query: str) -> Iterator[Row]:
-        connection = self._live()
+    def stream_rows(self, query: str) -> Iterator[Row]:
+        connection = self._get_connection()
         connection.execute(f"DECLARE whole NO SCROLL CURSOR FOR {query}")
-        while found := connection.execute(f"FETCH {_HELD} FROM whole").fetchall():
+        while found := connection.execute(f"FETCH {_ROWS_PER_FETCH} FROM whole").fetchall():
             yield from found
         connection.execute("CLOSE whole")
 
-    def execute_each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        for found in _some(map(storable, rows)):
-            each = f"EXECUTE {self._prepared(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
-            self._allowing(found).execute(each * len(found), list(chain.from_iterable(found)))
+    def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        for found in _split_rows(map(replace_nul, rows)):
+            each = f"EXECUTE {self._prepare(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
+            self._get_connection_for(found).execute(each * len(found), list(chain.from_iterable(found)))
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         names = ", ".join(columns)
-        for found in _some(map(storable, rows)):
-            new = f"INSERT INTO {table} ({names}) SELECT {names} FROM {_those(table)}"  # noqa: S608
-            self._allowing(found).execute(new, (_json(columns, found),))
+        for found in _split_rows(map(replace_nul, rows)):
+            new = f"INSERT INTO {table} ({names}) SELECT {names} FROM {_build_row_source(table)}"  # noqa: S608
+            self._get_connection_for(found).execute(new, (_encode_rows(columns, found),))
 
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        for found in _some(map(storable, rows)):
-            self._allowing(found).execute(_deleting(table, keys), (_json(keys, found),))
+        for found in _split_rows(map(replace_nul, rows)):
+            self._get_connection_for(found).execute(_build_delete(table, keys), (_encode_rows(keys, found),))
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        last = {row[: len(keys)]: row for row in map(storable, rows)}  # as one replaces the other
-        for found in _some(last.values()):
-            gone, new = _deleting(table, keys), f"INSERT INTO {table} SELECT * FROM {_those(table)}"  # noqa: S608
+        last = {row[: len(keys)]: row for row in map(replace_nul, rows)}  # as one replaces the other
+        for found in _split_rows(last.values()):
+            gone, new = _build_delete(table, keys), f"INSERT INTO {table} SELECT * FROM {_build_row_source(table)}"  # noqa: S608
             if table not in self._column_names:
-                self._column_names[table] = [name for (name,) in self._live().execute(_COLUMNS, (table,))]
-            rows_of_table = _json(self._column_names[table], found)
-            self._allowing(found).execute(f"{gone}; {new}", (_json(keys, found), rows_of_table))
+                self._column_names[table] = [name for (name,) in self._get_connection().execute(_COLUMNS, (table,))]
+            rows_of_table = _encode_rows(self._column_names[table], found)
+            self._get_connection_for(found).execute(f"{gone}; {new}", (_encode_rows(keys, found), rows_of_table))
 
-    def _allowing(self, rows: Sequence[object]) -> LimitedConnection:
-        connection = self._live()
+    def _get_connection_for(self, rows: Sequence[object]) -> LimitedConnection:
+        connection = self._get_connection()
         connection.allow_rows(len(rows))
         return connection
 
-    def _prepared(self, statement: str, count: int) -> str:
+    def _prepare(self, statement: str, count: int) -> str:
         """The name of a statement with so many parameters, which the connection plans once."""
-        if (connection := self._live()) is not self._of:
-            self._of, self._names = connection, {}
+        if (connection := self._get_connection()) is not self._prepared_on:
+            self._prepared_on, self._names = connection, {}
         if (name := self._names.get(statement)) is None:
             name = f"many_{len(self._names)}"
             marks = (f"${number}" for number in range(1, count + 1))
-            connection.execute(f"PREPARE {name} AS {marked(statement) % tuple(marks)}")
+            connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
             self._names[statement] = name  # which a transaction that is rolled back leaves there
         return name
 
     def begin(self, *, at_leisure: bool = False) -> None:
-        connection = self._live()
+        connection = self._get_connection()
         connection.limit_transaction(math.inf if at_leisure else TRANSACTION_S)
         self._commit_s = LEISURE_S if at_leisure else LOCK_S
         with connection.answering_within(ANSWER_S):
@@ -164,7 +164,7 @@ class PostgresDatabase(Database):
             if self.lease is not None:
                 self._renewed_s = _renew(connection, self.lease)
             elif not self.takes_any:
-                self.check_is_used()
+                self.require_current()
         if at_leisure:
             connection.limit_calls(LEISURE_S)
             connection.execute(
@@ -182,7 +182,7 @@ class PostgresDatabase(Database):
             self._connection.execute("COMMIT")
         self._connection.end_transaction()
         if self.lease is not None:
-            self.lease.renewed(self._renewed_s)
+            self.lease.extend(self._renewed_s)
 
     def rollback(self) -> None:
         if self._connection.closed or self._connection.broken:
@@ -196,14 +196,14 @@ class PostgresDatabase(Database):
         return isinstance(error, psycopg.Error) and (self._connection.closed or self._connection.broken)
 
     def probe(self) -> None:
-        connection = self._live()
+        connection = self._get_connection()
         with connection.answering_within(ANSWER_S):
             connection.execute("SELECT 1")
 
     def reopen(self) -> None:
         self._connection.close()
         with self.reading():
-            self._live()
+            self._get_connection()
 
     def close(self) -> None:
         if self.lease is not None and not self.lease.is_lost:
@@ -211,42 +211,42 @@ class PostgresDatabase(Database):
                 self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
         self._connection.close()
 
-    def hold(self, holder: Holder) -> None:
-        asked_s = now_s()
+    def take_lease(self, holder: Holder) -> None:
+        sent_s = now_s()
         with self.reading():
-            connection = self._live()
-            asked = {"holder": holder.id, "place": holder.place, "seconds": holder.seconds}
-            before = connection.execute(_BEFORE).fetchone()
-            given = connection.execute(_TAKE, asked).fetchone()
-            if given is None:
-                place, who = connection.execute(_WHO_HOLDS).fetchone() or ("another host", None)
-                if who == NOBODY:
-                    raise left(self.name, place)
+            connection = self._get_connection()
+            parameters = {"holder": holder.id, "place": holder.place, "seconds": holder.seconds}
+            before = connection.execute(_SELECT_EPOCH).fetchone()
+            taken = connection.execute(_TAKE, parameters).fetchone()
+            if taken is None:
+                place, who = connection.execute(_SELECT_HOLDER).fetchone() or ("another host", None)
+                if who == NO_HOLDER:
+                    raise build_moved_error(self.name, place)
                 raise HeldByAnother(f"{self.name} is in use by the instance {place}")
-        self.lease = HeldLease(Lease(holder.id, given[0]), holder.seconds, self.name, holder.place)
-        self.lease.before = before[1] if before is not None and before[0] < given[0] else None
-        self.lease.renewed(asked_s)
+        self.lease = HeldLease(Lease(holder.id, taken[0]), holder.seconds, self.name, holder.place)
+        self.lease.previous_place = before[1] if before is not None and before[0] < taken[0] else None
+        self.lease.extend(sent_s)
 
-    def unreadable(self, error: Exception) -> LedgerError:
-        told = in_one_line(error)
+    def to_ledger_error(self, error: Exception) -> LedgerError:
+        cause = format_error(error)
         if isinstance(error, psycopg.OperationalError):
-            return LedgerError(f"{self.name}: the ledger cannot be read ({told})")
-        return LedgerError(f"{self.name}: the ledger cannot be read ({told}); restore it from a backup")
+            return LedgerError(f"{self.name}: the ledger cannot be read ({cause})")
+        return LedgerError(f"{self.name}: the ledger cannot be read ({cause}); restore it from a backup")
 
-    def _live(self) -> LimitedConnection:
+    def _get_connection(self) -> LimitedConnection:
         if self._connection.closed or self._connection.broken:
             self._connection = self._open()
         return self._connection
 
 
-def _opened(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> LimitedConnection:
+def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> LimitedConnection:
     """Connect, check the server and the schema, and bring the tables to this version.
 
     Raises `UsageError` if there is no schema for the tables, which gitboot does not make.
     """
-    connection, name = _connected(address, "any" if reads_only else "read-write"), address.name
+    connection, name = _connect(address, "any" if reads_only else "read-write"), address.name
     try:
-        if connection.info.server_version < _OLDEST:
+        if connection.info.server_version < _MIN_SERVER_VERSION:
             raise LedgerError(f"{name}: this PostgreSQL is older than version 13")
         (syncs,) = connection.execute("SHOW fsync").fetchone() or ("off",)
         if synchronous and syncs != "on":
@@ -283,39 +283,39 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
             return
         (version,) = connection.execute("SELECT number FROM ledger_version").fetchone() or (0,)
         if version > VERSION:
-            raise too_new(name, version)
+            raise build_version_error(name, version)
         for number in range(version, VERSION):
             connection.execute(POSTGRESQL_MIGRATIONS[number])
             connection.execute("UPDATE ledger_version SET number = %s", (number + 1,))
 
 
-def _renew(connection: psycopg.Connection[Row], held: HeldLease) -> float:
+def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
     """Renew a lease, with the transaction that there is, and say when that was asked for.
 
     Raises `LeaseLost` where another has it.
     """
-    asked_s = now_s()
-    if connection.execute(_RENEW, {**held.lease._asdict(), "seconds": held.seconds}).fetchone() is None:
-        place, who = connection.execute(_WHO_HOLDS).fetchone() or (held.name, None)
-        held.left = str(left(held.name, place)) if who == NOBODY else None
-        raise held.lost()
-    return asked_s
+    sent_s = now_s()
+    if connection.execute(_RENEW, {**lease.lease._asdict(), "seconds": lease.seconds}).fetchone() is None:
+        place, who = connection.execute(_SELECT_HOLDER).fetchone() or (lease.name, None)
+        lease.moved_message = str(build_moved_error(lease.name, place)) if who == NO_HOLDER else None
+        raise lease.mark_lost()
+    return sent_s
 
 
-def connected(address: PostgresAddress) -> LimitedConnection:
+def open_connection(address: PostgresAddress) -> LimitedConnection:
     """A connection for short transactions, to a ledger that is there; raises `psycopg.Error` and `LedgerError`."""
-    connection = _connected(address, "read-write")
+    connection = _connect(address, "read-write")
     connection.limit_calls(_SHORT_S)
     connection.execute(_SHORT)
     return connection
 
 
-def _connected(address: PostgresAddress, to: str) -> LimitedConnection:
-    asked = {"target_session_attrs": to, **arguments(address)}
-    return LimitedConnection.connect(**asked, autocommit=True, cursor_factory=psycopg.ClientCursor)
+def _connect(address: PostgresAddress, to: str) -> LimitedConnection:
+    parameters = {"target_session_attrs": to, **build_arguments(address)}
+    return LimitedConnection.connect(**parameters, autocommit=True, cursor_factory=psycopg.ClientCursor)
 
 
-def _password(file: Path) -> str:
+def _read_password(file: Path) -> str:
     """Return the password in a file as it is now. Raises `LedgerError`, which shows nothing of it."""
     try:
         password = file.read_bytes().decode().strip()
@@ -328,62 +328,62 @@ def _password(file: Path) -> str:
     return password
 
 
-class PostgresRenewing:
+class LeaseConnection:
     """Renews a lease, or looks who has it, by a connection of its own, which is made where there is none."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self.name, self._address = address.name, address
         self._connection: LimitedConnection | None = None
 
-    def renew(self, held: HeldLease) -> None:
+    def renew(self, lease: HeldLease) -> None:
         """Renew it, where that is possible now. Raises `LeaseLost` where it is another's."""
         used_before = self._connection is not None
         try:
-            held.renewed(_renew(self._live(), held))
+            lease.extend(_renew(self._get_connection(), lease))
         except LeaseLost:
             raise
         except (psycopg.Error, LedgerError):
             self.close()
             if used_before:  # the server may have restarted since then
-                self.renew(held)
+                self.renew(lease)
 
-    def other_than(self, holder: Holder) -> str | None:
+    def find_other_holder(self, holder: Holder) -> str | None:
         """Where the instance is that has the lease, if that is not ``holder``; None: it can be taken.
 
         Raises `LedgerLeft` where it goes on elsewhere, `LedgerError` where nobody can be asked.
         """
         try:
-            rows = self._live().execute(_OTHERS, (holder.id,)).fetchall()
+            rows = self._get_connection().execute(_SELECT_OTHER_HOLDER, (holder.id,)).fetchall()
         except psycopg.errors.UndefinedTable:
             return None
         except psycopg.Error as error:
             self.close()
-            raise LedgerError(f"{self._address.name}: the ledger cannot be read ({in_one_line(error)})") from error
-        if rows and rows[0][1] == NOBODY:
-            raise left(self.name, rows[0][0])
+            raise LedgerError(f"{self._address.name}: the ledger cannot be read ({format_error(error)})") from error
+        if rows and rows[0][1] == NO_HOLDER:
+            raise build_moved_error(self.name, rows[0][0])
         return rows[0][0] if rows else None
 
-    def progress(self) -> tuple[str, int] | None:
+    def read_progress(self) -> tuple[str, int] | None:
         """The ledger's identity, and how many changes it holds; None where that cannot be read now."""
         try:
-            found: dict[str, str] = dict(self._live().execute(_PROGRESS).fetchall())
+            found: dict[str, str] = dict(self._get_connection().execute(_PROGRESS).fetchall())
             return found["identity"], int(found.get("changes", 0))
         except (psycopg.Error, LedgerError, LookupError, ValueError):
             self.close()
             return None
 
-    def fact(self, name: str) -> str | None:
+    def read_fact(self, name: str) -> str | None:
         """Return a fact of the acting instance, such as its branch; None if there is none, or it cannot be read."""
         try:
-            found = self._live().execute(_FACT, (name,)).fetchone()
+            found = self._get_connection().execute(_FACT, (name,)).fetchone()
         except (psycopg.Error, LedgerError):
             self.close()
             return None
         return str(found[0]) if found is not None else None
 
-    def _live(self) -> LimitedConnection:
+    def _get_connection(self) -> LimitedConnection:
         if self._connection is None:
-            self._connection = connected(self._address)
+            self._connection = open_connection(self._address)
         return self._connection
 
     def close(self) -> None:
@@ -392,15 +392,15 @@ class PostgresRenewing:
             self._connection = None
 
 
-def arguments(address: PostgresAddress) -> dict[str, Any]:
+def build_arguments(address: PostgresAddress) -> dict[str, Any]:
     """An address as libpq takes it; over a network it is encrypted, and who answers is known, unless it says not."""
     try:
-        asked = conninfo_to_dict(address.url)
+        parameters = conninfo_to_dict(address.url)
     except psycopg.ProgrammingError:
         raise UsageError(f"{address.name} is no URL that PostgreSQL knows") from None
-    safe = {} if address.is_here or "sslmode" in asked else {"sslmode": "verify-full", "sslrootcert": "system"}
+    safe = {} if address.is_here or "sslmode" in parameters else {"sslmode": "verify-full", "sslrootcert": "system"}
     if address.password is not None:
-        asked["password"] = _password(address.password)
+        parameters["password"] = _read_password(address.password)
     return {
         "application_name": "gitboot",
         "connect_timeout": _CONNECT_S,
@@ -409,37 +409,37 @@ def arguments(address: PostgresAddress) -> dict[str, Any]:
         "keepalives_count": 3,
         "tcp_user_timeout": _LOST_AFTER_MS,
         **safe,
-        **asked,
-        "options": f"{_SETTINGS} {asked.get('options') or ''}",
+        **parameters,
+        "options": f"{_SETTINGS} {parameters.get('options') or ''}",
     }
 
 
-def marked(statement: str) -> str:
+def convert_placeholders(statement: str) -> str:
     """A statement of the books, with parameters as psycopg marks them."""
     return statement.replace("?", "%s")
 
 
-def storable(row: Sequence[Any]) -> tuple[Any, ...]:
+def replace_nul(row: Sequence[Any]) -> tuple[Any, ...]:
     """A row without the one character that PostgreSQL has no place for."""
     return tuple(each.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(each, str) else each for each in row)
 
 
-def _some(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+def _split_rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
     rest = iter(rows)
-    while found := list(islice(rest, _AT_ONCE)):
+    while found := list(islice(rest, _ROWS_PER_BATCH)):
         yield found
 
 
-def _those(table: str) -> str:
+def _build_row_source(table: str) -> str:
     return f"json_populate_recordset(NULL::{table}, %s) AS those"
 
 
-def _deleting(table: str, keys: Sequence[str]) -> str:
+def _build_delete(table: str, keys: Sequence[str]) -> str:
     same = " AND ".join(f"{table}.{key} = those.{key}" for key in keys)
-    return f"DELETE FROM {table} USING {_those(table)} WHERE {same}"  # noqa: S608
+    return f"DELETE FROM {table} USING {_build_row_source(table)} WHERE {same}"  # noqa: S608
 
 
-def _json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
+def _encode_rows(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
     return msgspec.json.encode([dict(zip(columns, row, strict=False)) for row in rows]).decode()
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from gitboot.errors import LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.ledger.leader_lease import HeldLease, Holder
-from gitboot.text import shell_words
+from gitboot.text import quote_words
 
 # What brings a ledger from one version to the next; a new one goes through all of them.
 MIGRATIONS: Final = (
@@ -245,11 +245,11 @@ class Database(ABC):
         """Carry out a statement; its rows, if it gives some."""
 
     @abstractmethod
-    def whole(self, query: str) -> Iterator[Row]:
+    def stream_rows(self, query: str) -> Iterator[Row]:
         """All rows of a long answer, within a transaction for which others may wait."""
 
     @abstractmethod
-    def execute_each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+    def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Carry out a statement that gives no rows, for each of these."""
 
     @abstractmethod
@@ -290,7 +290,7 @@ class Database(ABC):
     def reopen(self) -> None:
         """Open it anew, from what is durable. Raises as `open` does."""
 
-    def hold(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
+    def take_lease(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
         """Take the lease, and give it back when it is closed; raises `LockedByAnother` while another has it."""
 
     @abstractmethod
@@ -298,19 +298,19 @@ class Database(ABC):
         """Hold nothing of it any more."""
 
     @abstractmethod
-    def unreadable(self, error: Exception) -> LedgerError:
+    def to_ledger_error(self, error: Exception) -> LedgerError:
         """What was raised while rows were read, or made values of, as an error of the ledger."""
 
-    def check_is_used(self) -> None:
+    def require_current(self) -> None:
         """Raise `LedgerLeft` if the ledger was copied elsewhere, `LedgerUnfinished` if it is half a copy."""
         rows = self.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
         for name, value in rows:
             if name == LEFT:
-                raise left(self.name, json.loads(value)["place"])
+                raise build_moved_error(self.name, json.loads(value)["place"])
             to = "file" if self.is_local else "URL"
             raise LedgerUnfinished(
                 f"{self.name}: this is a copy of {value} that has not ended, and no ledger yet; let it end, or where it"
-                f" was killed, type it on that host once more: gitboot ledger copy --state STATE --to {shell_words(to)}"
+                f" was killed, type it on that host once more: gitboot ledger copy --state STATE --to {quote_words(to)}"
             )
 
     @contextmanager
@@ -319,24 +319,26 @@ class Database(ABC):
         try:
             yield
         except self.errors as error:
-            raise self.unreadable(error) from error
+            raise self.to_ledger_error(error) from error
         except (ValueError, TypeError, KeyError) as error:
-            raise self.unreadable(error) from error
+            raise self.to_ledger_error(error) from error
 
 
-def left(name: str, place: str) -> LedgerLeft:
+def build_moved_error(name: str, place: str) -> LedgerLeft:
     if place.startswith("postgres"):
-        how = (
+        hint = (
             "name that to this host's STATE, too, which also ends a copy that was killed: gitboot ledger copy --state"
             " STATE --to URL; and where --ledger names the old place, name the new one"
         )
     else:
-        how = (
+        hint = (
             "end the instances of other hosts; a copy that was killed is ended there by: gitboot ledger copy"
             " --state STATE --to file"
         )
-    return LedgerLeft(f"{name}: this ledger was copied to {place}, goes on there, and is not used here any more; {how}")
+    return LedgerLeft(
+        f"{name}: this ledger was copied to {place}, goes on there, and is not used here any more; {hint}"
+    )
 
 
-def too_new(name: str, version: int) -> LedgerError:
+def build_version_error(name: str, version: int) -> LedgerError:
     return LedgerError(f"{name}: the ledger is of version {version}, this gitboot knows {VERSION}; use a newer gitboot")

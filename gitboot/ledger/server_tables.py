@@ -10,55 +10,55 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.credentials import Pair, origin_of
-from gitboot.bmc.identity import Pinned, Shown
-from gitboot.bmc.override_state import Medium, Override, OverrideRecord, State
-from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.credentials import CredentialUse, normalize_origin
+from gitboot.bmc.identity import PinnedIdentity, ReportedIdentity
+from gitboot.bmc.override_state import Medium, Override, OverrideRecord, OverrideState
+from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine
-from gitboot.jsonio import Digest, canonical, convert, facts, format_instant, json_decoder
+from gitboot.jsonio import Digest, build_json_decoder, convert, encode_canonical, format_instant, to_json_value
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import (
     Record,
     Run,
     attempt_facts,
-    attempt_of,
+    parse_attempt,
+    parse_run_evidence,
+    parse_unknown_serves,
     run_facts,
-    seen_of_run,
-    unknown_serves_of,
 )
 from gitboot.resolve.server_plan import Offer
 
 T = TypeVar("T", bound=Struct)
 
 
-def instant(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def instant_or_none(text: str | None) -> datetime | None:
-    return instant(text) if text is not None else None
+def parse_time_or_none(text: str | None) -> datetime | None:
+    return parse_time(text) if text is not None else None
 
 
-def json_of(value: object) -> str:
+def to_json(value: object) -> str:
     """Return a value as JSON. Instants become text; a structure becomes its fields, under their own names."""
-    return json.dumps(value, sort_keys=True, default=_plain)
+    return json.dumps(value, sort_keys=True, default=_to_plain_value)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return format_instant(value)
     return structs.asdict(value) if isinstance(value, Struct) else asdict(value)
 
 
-def json_or_none(value: object) -> str | None:
-    return json_of(value) if value is not None else None
+def to_json_or_none(value: object) -> str | None:
+    return to_json(value) if value is not None else None
 
 
-def json_value(text: str) -> dict[str, Any]:
+def parse_object(text: str) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise TypeError("expected an object")
@@ -70,7 +70,7 @@ def parse(kind: type[T], text: str, **more: object) -> T:
 
     Raises ValueError or TypeError for other JSON. The fields of a newer gitboot would get lost.
     """
-    found = {**json_value(text), **more}
+    found = {**parse_object(text), **more}
     if not found.keys() <= set(kind.__struct_fields__):
         raise TypeError(f"expected the fields of {kind.__name__}")
     return convert(found, kind)
@@ -80,10 +80,10 @@ def _parse_or_none(kind: type[T], text: str | None) -> T | None:
     return parse(kind, text) if text is not None else None
 
 
-_texts: Final = json_decoder(list[str])
+_texts: Final = build_json_decoder(list[str])
 
 
-def _text_or_none(at: datetime | None) -> str | None:
+def _format_time_or_none(at: datetime | None) -> str | None:
     return format_instant(at) if at else None
 
 
@@ -97,21 +97,21 @@ _NO_ATTEMPTS: Final = "[]"
 _RUNS: Final = ("uuid", "maintenance", "run", "made_at", "window_end", "seen")
 
 
-def _row_of_record(record: Record) -> tuple[Any, ...]:
+def _record_to_row(record: Record) -> tuple[Any, ...]:
     return (
         *(record.provision, record.image, record.pool, record.decision, record.evidence),
-        *map(_text_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
+        *map(_format_time_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
         *(record.consumed_key, record.overwritten_by, record.offered, record.answered, record.taken_back),
-        json_of([attempt_facts(each) for each in record.attempts]),
+        to_json([attempt_facts(each) for each in record.attempts]),
         record.released,
-        json_of(facts(record.unknown_serves)),
+        to_json(to_json_value(record.unknown_serves)),
     )
 
 
 def _parse_record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants = row[:8]
     consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves = row[8:]
-    provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
+    provisioned_at, grace_until, consumed_at = map(parse_time_or_none, instants)
     return Record(
         provision=provision,
         image=image,
@@ -126,10 +126,10 @@ def _parse_record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         offered=offered,
         answered=answered,
         taken_back=taken_back,
-        attempts=tuple(map(attempt_of, json.loads(attempts))) if attempts != _NO_ATTEMPTS else (),
+        attempts=tuple(map(parse_attempt, json.loads(attempts))) if attempts != _NO_ATTEMPTS else (),
         overwritten_by=overwritten_by,
         released=released,
-        unknown_serves=unknown_serves_of(json.loads(unknown_serves)) if unknown_serves != _NO_ATTEMPTS else (),
+        unknown_serves=parse_unknown_serves(json.loads(unknown_serves)) if unknown_serves != _NO_ATTEMPTS else (),
     )
 
 
@@ -142,26 +142,26 @@ _OVERRIDE: Final = (
 )
 
 
-def of_override(record: OverrideRecord) -> tuple[Any, ...]:
+def override_to_row(record: OverrideRecord) -> tuple[Any, ...]:
     return (
         record.reason,
         record.plan_digest,
-        json_of(record.override),
-        json_of(record.marks),
+        to_json(record.override),
+        to_json(record.marks),
         record.state,
         format_instant(record.at),
-        json_of(record.corrections),
-        json_or_none(record.replaces),
-        json_or_none(record.bmc),
-        json_of(record.shown),
+        to_json(record.corrections),
+        to_json_or_none(record.replaces),
+        to_json_or_none(record.bmc),
+        to_json(record.shown),
         int(record.writes_disk),
-        json_or_none(record.medium),
-        json_or_none(record.data_medium),
-        _text_or_none(record.clears_from),
+        to_json_or_none(record.medium),
+        to_json_or_none(record.data_medium),
+        _format_time_or_none(record.clears_from),
     )
 
 
-def override(row: Sequence[Any]) -> OverrideRecord:
+def override_from_row(row: Sequence[Any]) -> OverrideRecord:
     reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, *rest = row
     medium, data_medium, clears_from = rest
     return OverrideRecord(
@@ -169,40 +169,42 @@ def override(row: Sequence[Any]) -> OverrideRecord:
         plan_digest=plan_digest,
         override=parse(Override, override),
         marks=parse(Marks, marks),
-        state=State(state),
-        at=instant(at),
-        corrections=tuple(map(instant, json.loads(corrections))),
+        state=OverrideState(state),
+        at=parse_time(at),
+        corrections=tuple(map(parse_time, json.loads(corrections))),
         replaces=_parse_or_none(Override, replaces),
         bmc=_parse_or_none(BmcAccess, bmc),
-        shown=parse(Shown, shown),
+        shown=parse(ReportedIdentity, shown),
         writes_disk=bool(writes_disk),
         medium=_parse_or_none(Medium, medium),
         data_medium=_parse_or_none(Medium, data_medium),
-        clears_from=instant_or_none(clears_from),
+        clears_from=parse_time_or_none(clears_from),
     )
 
 
 _OFFER: Final = tuple(name for name in Offer.__struct_fields__ if name != "plan")  # which is its key
 
 
-def of_offer(offer: Offer) -> str:
+def format_offer(offer: Offer) -> str:
     found = {name: getattr(offer, name) for name in _OFFER}
-    return canonical({**found, "start": _text_or_none(offer.start), "end": _text_or_none(offer.end)}).decode()
+    return encode_canonical(
+        {**found, "start": _format_time_or_none(offer.start), "end": _format_time_or_none(offer.end)}
+    ).decode()
 
 
 def parse_offer(plan: Digest, text: str) -> Offer:
     return parse(Offer, text, plan=plan)
 
 
-def of_observation(observation: Observation, marks: Marks | None = None) -> str:
+def format_observation(observation: Observation, marks: Marks | None = None) -> str:
     found = {"server": observation.server, "path": observation.path, "client": observation.client}
-    return json_of({**found, "marks": marks} if marks is not None else found)
+    return to_json({**found, "marks": marks} if marks is not None else found)
 
 
 def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks | None]:
-    found = json_value(text)
+    found = parse_object(text)
     marks = found.pop("marks", None)
-    return Observation(**found, digest=Digest(plan), at=instant(at)), Marks(**marks) if marks is not None else None
+    return Observation(**found, digest=Digest(plan), at=parse_time(at)), Marks(**marks) if marks is not None else None
 
 
 class Pending(NamedTuple):
@@ -217,7 +219,7 @@ class Pending(NamedTuple):
 # Offers
 
 
-def offered(store: Store, plan: Digest) -> Offer | None:
+def find_offer(store: Store, plan: Digest) -> Offer | None:
     """The boot of a plan that was published, if its being made once means something."""
     with store.reading():
         found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
@@ -230,29 +232,29 @@ def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> No
     A copy of the ledger that has not heard of one is no good: its machine may have fetched it, and that would say
     nothing to it.
     """
-    noted = [(each.plan, format_instant(at), of_offer(each)) for each in offers]
+    noted = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
     if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
         tx.mark()
     tx.executemany("INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT (plan) DO UPDATE SET facts = excluded.facts", noted)
 
 
-def version(store: Store, path: str, modified: int) -> tuple[Digest, int] | None:
+def find_version(store: Store, path: str, modified_at: int) -> tuple[Digest, int] | None:
     """The plan that an entry was of when it had this modification time, and its number in the ledger's sequence."""
-    found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified)
+    found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified_at)
     return (Digest(found[0][0]), found[0][1]) if found else None
 
 
-def is_dated(store: Store, modified: int) -> bool:
-    return bool(store.rows("SELECT 1 FROM versions WHERE modified = ? LIMIT 1", modified))
+def has_version_modified_at(store: Store, modified_at: int) -> bool:
+    return bool(store.rows("SELECT 1 FROM versions WHERE modified = ? LIMIT 1", modified_at))
 
 
-def token_at(store: Store, path: str) -> Digest | None:
+def find_token(store: Store, path: str) -> Digest | None:
     """The token of what was published at a path that names one, under whichever name."""
     found = store.rows("SELECT plan FROM versions WHERE path = ? LIMIT 1", path)
     return Digest(found[0][0]) if found else None
 
 
-def note_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
+def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
     """Note whose plan an entry is from when it is published, at a number: (path, modification time, plan)."""
     tx.replace("versions", ("path", "modified"), [(*each, number) for each in versions])
 
@@ -260,7 +262,7 @@ def note_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], 
 # Observations
 
 
-def pending(store: Store) -> list[Pending]:
+def read_pending(store: Store) -> list[Pending]:
     """Observations without a verdict, oldest first; those whose offer is forgotten can be judged no more."""
     with store.reading():
         found = store.rows(
@@ -275,20 +277,20 @@ def pending(store: Store) -> list[Pending]:
         return waiting
 
 
-def last_noted(store: Store) -> int:
+def read_last_observation_number(store: Store) -> int:
     return int(store.rows("SELECT COALESCE(MAX(id), 0) FROM observations")[0][0])
 
 
-def was_noted(store: Store, observation: Observation, plan: Digest) -> bool:
+def has_observation(store: Store, observation: Observation, plan: Digest) -> bool:
     """Whether the same fetch was noted before, whatever came of it."""
     at = format_instant(observation.at)
     with store.reading():
         found = store.rows("SELECT facts FROM observations WHERE at = ? AND plan = ?", at, plan)
         noted = (parse_observation(at, plan, facts)[0] for (facts,) in found)
-        return any(of_observation(each) == of_observation(observation) for each in noted)
+        return any(format_observation(each) == format_observation(observation) for each in noted)
 
 
-def note(tx: Transaction, pending: Iterable[Pending]) -> None:
+def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
     """Note observations that are to be judged, or what the BMC showed first after them."""
     tx.executemany(
         "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
@@ -298,14 +300,14 @@ def note(tx: Transaction, pending: Iterable[Pending]) -> None:
                 each.id,
                 format_instant(each.observation.at),
                 each.offer.plan,
-                of_observation(each.observation, each.marks),
+                format_observation(each.observation, each.marks),
             )
             for each in pending
         ],
     )
 
 
-def judge(tx: Transaction, verdicts: Mapping[int, str]) -> None:
+def write_verdicts(tx: Transaction, verdicts: Mapping[int, str]) -> None:
     tx.executemany(
         "UPDATE observations SET verdict = ? WHERE id = ?", [(verdict, number) for number, verdict in verdicts.items()]
     )
@@ -326,23 +328,23 @@ def prune(tx: Transaction, before: datetime) -> None:
 # The spool
 
 
-def taken(store: Store) -> dict[str, int]:
+def read_spool_positions(store: Store) -> dict[str, int]:
     return dict(store.rows("SELECT file, taken FROM spool ORDER BY file"))
 
 
-def take(tx: Transaction, taken: Mapping[str, int]) -> None:
+def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None:
     """Note how far the spool is taken in, in the transaction that writes what was found there."""
     tx.execute("DELETE FROM spool")
-    tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(taken.items()))
+    tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(positions.items()))
 
 
-def read_known_bmcs(store: Store) -> frozenset[Pair]:
+def read_known_bmcs(store: Store) -> frozenset[CredentialUse]:
     """The pairs; what a ledger of 0.1.0 knew of machines is spelt as documents did."""
     with store.reading():
-        return frozenset((origin_of(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
+        return frozenset((normalize_origin(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
 
 
-def write_known_bmcs(tx: Transaction, pairs: Iterable[Pair]) -> None:
+def write_known_bmcs(tx: Transaction, pairs: Iterable[CredentialUse]) -> None:
     tx.execute("DELETE FROM known_bmcs")
     tx.executemany("INSERT INTO known_bmcs VALUES (?, ?)", sorted(pairs))
 
@@ -378,20 +380,21 @@ def read_machines(store: Store) -> dict[SystemUuid, Machine]:
         }
 
 
-def standing(store: Store) -> frozenset[SystemUuid]:
+def read_current_machines(store: Store) -> frozenset[SystemUuid]:
     return frozenset(SystemUuid(uuid) for (uuid,) in store.rows("SELECT uuid FROM machines WHERE stands = 1"))
 
 
 def write_machines(
-    tx: Transaction, machines: Iterable[Machine], *, gone: Iterable[SystemUuid] = (), stand: bool = True
+    tx: Transaction, machines: Iterable[Machine], *, removed: Iterable[SystemUuid] = (), is_current: bool = True
 ) -> None:
     """Replace what is known of these machines, and note which have left the fleet; what they were stays.
 
     Not to ``stand``: the accepted commit does not have them.
     """
-    tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
+    tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in removed])
     rows = [
-        (each.uuid, each.name, json_of(each.macs), each.serial, json_or_none(each.bmc), int(stand)) for each in machines
+        (each.uuid, each.name, to_json(each.macs), each.serial, to_json_or_none(each.bmc), int(is_current))
+        for each in machines
     ]
     tx.replace("machines", ("uuid",), rows)
 
@@ -401,29 +404,29 @@ def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
     found: dict[SystemUuid, dict[str, OverrideRecord]] = {}
     with store.reading():
         for uuid, *rest in store.rows(f"SELECT uuid, {_OVERRIDE} FROM overrides ORDER BY uuid, reason"):  # noqa: S608
-            record = override(rest)
+            record = override_from_row(rest)
             found.setdefault(SystemUuid(uuid), {})[record.reason] = record
     return found
 
 
 def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, OverrideRecord]]) -> None:
-    if found := [(uuid, *of_override(record)) for uuid, record in overrides]:
+    if found := [(uuid, *override_to_row(record)) for uuid, record in overrides]:
         tx.mark()
         tx.replace("overrides", ("uuid", "reason"), found)
 
 
-def read_pins(store: Store) -> dict[SystemUuid, Pinned]:
+def read_pins(store: Store) -> dict[SystemUuid, PinnedIdentity]:
     with store.reading():
         rows = store.rows("SELECT * FROM pins ORDER BY uuid")
-        return {SystemUuid(uuid): parse(Pinned, found) for uuid, found in rows}
+        return {SystemUuid(uuid): parse(PinnedIdentity, found) for uuid, found in rows}
 
 
-def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, Pinned]]) -> None:
+def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, PinnedIdentity]]) -> None:
     """Replace what is pinned for each machine.
 
     A backup without it is as good: what a BMC shows is pinned anew at the next contact.
     """
-    tx.replace("pins", ("uuid",), [(uuid, json_of(each)) for uuid, each in pins])
+    tx.replace("pins", ("uuid",), [(uuid, to_json(each)) for uuid, each in pins])
 
 
 def read_records(store: Store) -> dict[SystemUuid, Record]:
@@ -432,7 +435,7 @@ def read_records(store: Store) -> dict[SystemUuid, Record]:
         runs: dict[str, dict[str, Run]] = {}
         for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(_RUNS)} FROM runs"):  # noqa: S608 - constant
             number, made_at, end, seen = made
-            run = Run(number, instant(made_at), instant_or_none(end), **seen_of_run(json_value(seen)))
+            run = Run(number, parse_time(made_at), parse_time_or_none(end), **parse_run_evidence(parse_object(seen)))
             runs.setdefault(uuid, {})[maintenance] = run
         found = store.rows(f"SELECT uuid, {_RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
         return {SystemUuid(uuid): _parse_record(rest, runs.get(uuid, {})) for uuid, *rest in found}
@@ -444,17 +447,17 @@ def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Reco
     if not found:
         return
     tx.mark()
-    tx.replace("records", ("uuid",), [(uuid, server, *_row_of_record(each)) for uuid, (server, each) in found.items()])
+    tx.replace("records", ("uuid",), [(uuid, server, *_record_to_row(each)) for uuid, (server, each) in found.items()])
     tx.delete("runs", ("uuid",), [(uuid,) for uuid in found])
     made = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
     rows = [
-        (uuid, name, run.run, format_instant(run.at), _text_or_none(run.end), json_of(run_facts(run)))
+        (uuid, name, run.run, format_instant(run.at), _format_time_or_none(run.end), to_json(run_facts(run)))
         for uuid, name, run in made
     ]
     tx.insert("runs", _RUNS, rows)
 
 
-def drop(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
+def delete_records(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
     """Know nothing of these servers any more."""
     if uuids:
         tx.mark()
@@ -462,7 +465,7 @@ def drop(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
             tx.delete(table, ("uuid",), [(uuid,) for uuid in uuids])
 
 
-def forget(tx: Transaction) -> None:
+def delete_all_records(tx: Transaction) -> None:
     """Know nothing of any server any more; what is set stays known."""
     tx.execute("DELETE FROM records")
     tx.execute("DELETE FROM runs")
@@ -481,21 +484,21 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
     A backup without them is as good: they change no plan.
     """
     tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
-    written = [(uuid, json_of(each)) for uuid, each in fetches.items() if each is not None]
+    written = [(uuid, to_json(each)) for uuid, each in fetches.items() if each is not None]
     tx.replace("secret_fetches", ("uuid",), written)
 
 
-def read_switches(store: Store) -> dict[SystemUuid, dict[str, SwitchRecord]]:
+def read_switches(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:
     """Every switch that was made, by server and reason, one a reason."""
-    found: dict[SystemUuid, dict[str, SwitchRecord]] = {}
+    found: dict[SystemUuid, dict[str, PowerRecord]] = {}
     with store.reading():
         for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):
-            record = parse(SwitchRecord, facts)
+            record = parse(PowerRecord, facts)
             found.setdefault(SystemUuid(uuid), {})[record.reason] = record
     return found
 
 
-def write_switches(tx: Transaction, switches: Iterable[tuple[SystemUuid, SwitchRecord]]) -> None:
-    if found := [(uuid, record.reason, json_of(record)) for uuid, record in switches]:
+def write_switches(tx: Transaction, switches: Iterable[tuple[SystemUuid, PowerRecord]]) -> None:
+    if found := [(uuid, record.reason, to_json(record)) for uuid, record in switches]:
         tx.mark()
         tx.replace("switches", ("uuid", "reason"), found)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
-from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, too_new
+from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_version_error
 
 
 class SqliteDatabase(Database):
@@ -25,35 +25,35 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
         self._is_read_only = False  # whether the disk has no room for what a writer needs beside the file
-        self._connection = self._opened()
+        self._connection = self._open()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
         return self._connection.execute(statement, parameters).fetchall()
 
-    def whole(self, query: str) -> Iterator[Row]:
+    def stream_rows(self, query: str) -> Iterator[Row]:
         yield from self.execute(query)
 
-    def execute_each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+    def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         self._connection.executemany(statement, rows)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         marks = ", ".join("?" * len(columns))
-        self.execute_each(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
+        self.execute_many(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
 
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         same = " AND ".join(f"{key} = ?" for key in keys)
-        self.execute_each(f"DELETE FROM {table} WHERE {same}", rows)  # noqa: S608
+        self.execute_many(f"DELETE FROM {table} WHERE {same}", rows)  # noqa: S608
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - it knows them
         rest = iter(rows)
         if (first := next(rest, None)) is not None:
             marks = ", ".join("?" * len(first))
-            self.execute_each(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", chain((first,), rest))  # noqa: S608
+            self.execute_many(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", chain((first,), rest))  # noqa: S608
 
     def begin(self, *, at_leisure: bool = False) -> None:  # noqa: ARG002 - nobody ends one
         self._connection.execute("BEGIN IMMEDIATE")
         if not self.takes_any:
-            self.check_is_used()
+            self.require_current()
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")
@@ -72,7 +72,7 @@ class SqliteDatabase(Database):
             with suppress(FileNotFoundError), Path(f"{self.path}{suffix}").open("rb") as file:
                 # so that SQLite reads what is on the disk, and not what the kernel remembers of it
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        self._connection = self._opened()
+        self._connection = self._open()
 
     def probe(self) -> None:
         """Open a file anew that could only be read; raise `LedgerError` while its disk still has no room."""
@@ -90,10 +90,10 @@ class SqliteDatabase(Database):
     def close(self) -> None:
         self._connection.close()
 
-    def unreadable(self, error: Exception) -> LedgerError:
-        return unreadable(self.name, error)
+    def to_ledger_error(self, error: Exception) -> LedgerError:
+        return build_read_error(self.name, error)
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         """Open the file, for reading alone if its disk has no room for the index of its log.
 
         After a clean end the file has no log, and so is whole: what ends windows is in it. Nobody else can write it.
@@ -131,30 +131,30 @@ class SqliteDatabase(Database):
 class ReadOnlySqlite(SqliteDatabase):
     """The same, only read, unchecked and as it is: whoever writes waits for it as little as it for them."""
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         with self.reading():
             return sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
 
 
-def backed_up(path: Path, to: Path) -> None:
+def back_up(path: Path, to: Path) -> None:
     try:
         with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
             ours.backup(new)
     except sqlite3.Error as error:
-        raise unreadable(str(path), error) from error
+        raise build_read_error(str(path), error) from error
 
 
-def unreadable(name: str, error: Exception) -> LedgerError:
+def build_read_error(name: str, error: Exception) -> LedgerError:
     """What SQLite raised, or what was made of a row, as an error of the ledger."""
     lacks_table = "no such table" in str(error) or "no such column" in str(error)
     if isinstance(error, sqlite3.OperationalError) and not lacks_table:
         return LedgerError(f"{name}: the ledger cannot be read ({error})")  # no such file, no rights, locked
-    return damaged(name, str(error))
+    return build_damaged_error(name, str(error))
 
 
-def damaged(name: str, what: str) -> DamagedLedger:
+def build_damaged_error(name: str, cause: str) -> DamagedLedger:
     return DamagedLedger(
-        f"{name}: the ledger cannot be read ({what}); restore it from a backup, or let gitboot begin a new one and say "
+        f"{name}: the ledger cannot be read ({cause}); restore it from a backup, or let gitboot begin a new one and say "
         "what is installed: gitboot records begin"
     )
 
@@ -176,13 +176,13 @@ def _lacks_room(error: BaseException | None) -> bool:
 def _check(connection: sqlite3.Connection, name: str) -> None:
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
-        raise damaged(name, found)
+        raise build_damaged_error(name, found)
 
 
 def _migrate(connection: sqlite3.Connection, name: str) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
-        raise too_new(name, version)
+        raise build_version_error(name, version)
     if version == VERSION:
         return
     steps = "".join(MIGRATIONS[version:])

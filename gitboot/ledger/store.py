@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from gitboot.errors import LedgerError
-from gitboot.ledger.location import NOTES, address_beside
+from gitboot.ledger.location import NOTES, read_address
 from gitboot.ledger.schema import TABLES, Database, Row
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
-from gitboot.text import in_one_line
+from gitboot.text import format_error
 
 _MARK_BYTES: Final = 64
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
@@ -42,7 +42,7 @@ class Transaction:
         self._prepared.append(partial(self._database.execute, statement, parameters))
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._write(partial(self._database.execute_each, statement), rows)
+        self._write(partial(self._database.execute_many, statement), rows)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         self._write(partial(self._database.insert, table, columns), rows)
@@ -53,12 +53,12 @@ class Transaction:
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         self._write(partial(self._database.replace, table, keys), rows)
 
-    def _write(self, what: Callable[[Iterable[Sequence[Any]]], object], rows: Iterable[Sequence[Any]]) -> None:
+    def _write(self, write_rows: Callable[[Iterable[Sequence[Any]]], object], rows: Iterable[Sequence[Any]]) -> None:
         if self._database.is_local:
             self.send()
-            what(rows)
+            write_rows(rows)
         else:
-            self._prepared.append(partial(what, list(rows)))
+            self._prepared.append(partial(write_rows, list(rows)))
 
     def send(self) -> None:
         if not self._has_begun:
@@ -84,8 +84,8 @@ class Store:
         self.is_failing = False  # whether the last read or write failed
         self._failures = 0  # writes that failed
         self.is_suspect = False  # whether a write has failed: nothing counts as written until it was read back
-        self._written: tuple[str, int] | None = None  # the identity, and the changes that were last synced
-        self._held: tuple[str, int] | None = None  # the same as they were read last
+        self._synced_progress: tuple[str, int] | None = None  # the identity, and the changes that were last synced
+        self._known_progress: tuple[str, int] | None = None  # the same as they were read last
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -121,10 +121,10 @@ class Store:
                 yield tx
                 tx.send()
                 if tx.is_marked:
-                    identity, before = _progress_in(database.execute(_PROGRESS))
+                    identity, before = _parse_progress(database.execute(_PROGRESS))
                     changes = identity, before + 1
                     database.replace("facts", ("name",), [("changes", str(before + 1))])
-                    _refuse_older(database.name, self._written, (changes[0], changes[1] - 1))
+                    _require_synced(database.name, self._synced_progress, (changes[0], changes[1] - 1))
                 database.commit()
             except BaseException as error:
                 self.is_suspect |= database.may_have_lost(error)
@@ -135,12 +135,12 @@ class Store:
                     database.rollback()
                 if isinstance(error, database.errors):
                     raise LedgerError(
-                        f"{self.database.name}: the ledger cannot be written ({in_one_line(error)})"
+                        f"{self.database.name}: the ledger cannot be written ({format_error(error)})"
                     ) from error
                 raise
             self.is_failing = False
             if changes is not None:
-                self._written = changes
+                self._synced_progress = changes
                 self.write_mark(*changes)
 
     def read_back(self) -> None:
@@ -151,7 +151,7 @@ class Store:
         """
         with self._lock:
             self.database.reopen()
-        _refuse_older(self.database.name, self._written, self._read_progress())
+        _require_synced(self.database.name, self._synced_progress, self._read_progress())
         self.is_suspect = False
 
     def probe(self) -> None:
@@ -181,33 +181,33 @@ class Store:
 
     @property
     def mark(self) -> tuple[str, int] | None:
-        return read_mark(mark_of(self.path))
+        return read_mark(mark_path(self.path))
 
     @property
     def progress(self) -> tuple[str, int]:
         """The identity, and the number of changes that it holds; while it cannot be read, that it held last."""
-        if self.is_failing and self._held is not None:
-            return self._held  # without waiting for it again
+        if self.is_failing and self._known_progress is not None:
+            return self._known_progress  # without waiting for it again
         try:
-            self._held = self._read_progress()
+            self._known_progress = self._read_progress()
         except LedgerError:
-            if self._held is None:
+            if self._known_progress is None:
                 raise
-        return self._held
+        return self._known_progress
 
     def _read_progress(self) -> tuple[str, int]:
         found = self.rows(_PROGRESS)
         with self.reading():
-            return _progress_in(found)
+            return _parse_progress(found)
 
     def write_mark(self, identity: str, changes: int) -> None:
         """Note durably, beside the ledger, how far it has come; after each transaction that counts."""
         try:
-            write_mark(mark_of(self.path), identity, changes)
+            write_mark(mark_path(self.path), identity, changes)
         except OSError as error:
             self.is_suspect = True  # the change is in the ledger, and whoever made it does not know
             raise LedgerError(
-                f"{mark_of(self.path)}: the ledger's mark cannot be written ({error.strerror})"
+                f"{mark_path(self.path)}: the ledger's mark cannot be written ({error.strerror})"
             ) from error
 
 
@@ -219,7 +219,7 @@ def open_database(
     Of a ledger that goes on elsewhere, or is not whole yet, only where it ``takes_any``.
     """
     database: Database
-    if (address := address_beside(path)) is not None:
+    if (address := read_address(path)) is not None:
         from gitboot.ledger.postgresql import PostgresDatabase  # few have one
 
         database = PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
@@ -229,29 +229,29 @@ def open_database(
     try:
         if not takes_any:
             with database.reading():
-                database.check_is_used()
+                database.require_current()
     except BaseException:
         database.close()
         raise
     return database
 
 
-def _progress_in(facts: Iterable[Row]) -> tuple[str, int]:
+def _parse_progress(facts: Iterable[Row]) -> tuple[str, int]:
     found: dict[str, str] = dict(facts)
     return found["identity"], int(found.get("changes", 0))
 
 
-def _refuse_older(name: str, written: tuple[str, int] | None, found: tuple[str, int]) -> None:
+def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str, int]) -> None:
     """What counted as written has to be there still."""
-    if written is not None and (found[0] != written[0] or found[1] < written[1]):
-        lost = f"its disk has lost what it had synced ({found[1]} changes of {written[1]}), or a backup was put in its"
+    if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
+        lost = f"its disk has lost what it had synced ({found[1]} changes of {synced[1]}), or a backup was put in its"
         raise LedgerError(
             f"{name}: {lost} place; end gitboot, restore the newest copy on a disk that keeps it, and start anew: what "
             "is installed is asked for then"
         )
 
 
-def mark_of(ledger: Path) -> Path:
+def mark_path(ledger: Path) -> Path:
     return ledger.with_suffix(".mark")
 
 
@@ -299,7 +299,7 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
                 found = _rows(ours, table)
                 if found:
                     marks = ", ".join("?" * len(found[0]))
-                    new.execute_each(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
+                    new.execute_many(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
                 counted[table] = len(found)
                 if _rows(new, table) != found:
                     raise LedgerError(f"{new.name}: the table {table} is not what {ours.name} has; nothing was copied")
@@ -313,9 +313,11 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
     return counted
 
 
-def counted_rows(database: Database) -> dict[str, int]:
+def count_rows(database: Database) -> dict[str, int]:
     return {
-        table: database.execute(f"SELECT count(*) FROM {_whole(table)}")[0][0] if _is_there(database, table) else 0  # noqa: S608
+        table: database.execute(f"SELECT count(*) FROM {_copied_part(table)}")[0][0]  # noqa: S608
+        if _is_there(database, table)
+        else 0
         for table in TABLES
     }
 
@@ -324,7 +326,7 @@ def _rows(database: Database, table: str) -> list[Row]:
     """All rows of a table, in an order that does not depend on the database."""
     if not _is_there(database, table):
         return []
-    return sorted(database.whole(f"SELECT * FROM {_whole(table)}"), key=repr)  # noqa: S608
+    return sorted(database.stream_rows(f"SELECT * FROM {_copied_part(table)}"), key=repr)  # noqa: S608
 
 
 def _is_there(database: Database, table: str) -> bool:
@@ -333,6 +335,6 @@ def _is_there(database: Database, table: str) -> bool:
     return bool(database.execute(query, (table,))[0][0])
 
 
-def _whole(table: str) -> str:
+def _copied_part(table: str) -> str:
     """What a copy has of a table: all but what is noted of copies."""
     return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table

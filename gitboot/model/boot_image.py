@@ -21,7 +21,7 @@ from gitboot.model.fields import (
     check,
     structure,
 )
-from gitboot.model.scalars import Malformed, Path, shown, text
+from gitboot.model.scalars import Malformed, Path, quote_value, text
 from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
 from gitboot.problems import Code
@@ -62,7 +62,7 @@ def parse_user_data_format(value: object) -> str:
         hint = f"write one of {', '.join(_FORMATS)}"
         if found.startswith("Ignition"):
             hint = "gitboot knows Ignition/3.0 to Ignition/3.6; convert an older document with ign-converter"
-        raise Malformed(Code.CHOICE, f"expected a format of user data, found {shown(found)}", hint)
+        raise Malformed(Code.CHOICE, f"expected a format of user data, found {quote_value(found)}", hint)
     return found
 
 

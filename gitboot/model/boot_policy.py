@@ -111,7 +111,7 @@ class UserData:
     )
 
     @property
-    def beside(self) -> dict[str, tuple[str, str]]:
+    def extra_templates(self) -> dict[str, tuple[str, str]]:
         """Return the templates of the other files in a bundle of user data: field and path, by the name of the file."""
         named = {
             "vendor-data": ("vendorData", self.vendor_data),
@@ -121,7 +121,7 @@ class UserData:
 
     @property
     def templates(self) -> tuple[str, ...]:
-        return (self.template, *(path for _, path in self.beside.values()))
+        return (self.template, *(path for _, path in self.extra_templates.values()))
 
 
 @structure

@@ -37,7 +37,6 @@ from gitboot.model.scalars import (
     Path,
     Step,
     SystemUuid,
-    nonempty,
     parse_artifact_url,
     parse_base_url,
     parse_bmc_address,
@@ -57,6 +56,7 @@ from gitboot.model.scalars import (
     parse_mac,
     parse_name,
     parse_network,
+    parse_nonempty,
     parse_percent,
     parse_positive,
     parse_secret_path,
@@ -64,7 +64,7 @@ from gitboot.model.scalars import (
     parse_uuid,
     parse_variable,
     parse_variable_name,
-    shown,
+    quote_value,
     text,
 )
 from gitboot.problems import Code
@@ -75,7 +75,7 @@ _ANY_SCALAR = {"type": ["string", "number", "boolean"]}
 _TEXT = {"type": ["string", "number"], "minLength": 1}
 
 
-def _matching(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
+def _pattern_schema(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
     return {"type": [*types] if len(types) > 1 else types[0], "pattern": f"^(?:{pattern.pattern})$"}
 
 
@@ -87,22 +87,24 @@ class Scalar:
 
     def __init__(self, parse: Read, schema: Mapping[str, Any], *, common: bool = False) -> None:
         self.parse, self.schema = parse, schema
-        self.read = _cached(parse) if common else parse
+        self.read = _cache_reads(parse) if common else parse
 
 
-def _cached(parse: Read) -> Read:
+def _cache_reads(parse: Read) -> Read:
     parse_once = lru_cache(maxsize=4096)(parse)
 
     def read_common(value: Any) -> Any:
-        return parse_once(value) if isinstance(value, str) and len(value) <= _SHORT else parse(value)
+        return parse_once(value) if isinstance(value, str) and len(value) <= _MAX_CACHED_LENGTH else parse(value)
 
     return read_common
 
 
 Read = Callable[[Any], Any]
-_SHORT: Final = 64  # characters
-Text = Annotated[str, Scalar(nonempty, _TEXT, common=True)]
-NameField = Annotated[Name, Scalar(parse_name, {**_matching(NAME, "string", "number"), "maxLength": 253}, common=True)]
+_MAX_CACHED_LENGTH: Final = 64  # characters
+Text = Annotated[str, Scalar(parse_nonempty, _TEXT, common=True)]
+NameField = Annotated[
+    Name, Scalar(parse_name, {**_pattern_schema(NAME, "string", "number"), "maxLength": 253}, common=True)
+]
 Integer = Annotated[int, Scalar(parse_integer, {"type": "integer", "minimum": 0})]
 Positive = Annotated[int, Scalar(parse_positive, {"type": "integer", "minimum": 1})]
 SignedInteger = Annotated[int, Scalar(parse_signed, {"type": "integer"})]
@@ -128,7 +130,7 @@ Ledger = Annotated[
 ]
 InterfaceAddress = Annotated[str, Scalar(parse_interface_address, {"type": "string"})]
 Network = Annotated[str, Scalar(parse_network, {"type": "string"})]
-Sha256 = Annotated[Digest, Scalar(parse_digest, _matching(SHA256, "string"))]
+Sha256 = Annotated[Digest, Scalar(parse_digest, _pattern_schema(SHA256, "string"))]
 Fingerprint = Annotated[
     Digest, Scalar(parse_fingerprint, {"type": "string", "pattern": "^[0-9A-Fa-f]{2}(:?[0-9A-Fa-f]{2}){31}$"})
 ]
@@ -137,7 +139,7 @@ Url = Annotated[
 ]
 BaseUrl = Annotated[str, Scalar(parse_base_url, {"type": "string", "pattern": r"^https?://[^?#\s]+$"})]
 BmcAddress = Annotated[str, Scalar(parse_bmc_address, {"type": "string", "pattern": r"^(https?|ipmi)://[^?#\s]+$"})]
-Instant = Annotated[datetime, Scalar(parse_instant, _matching(INSTANT, "string"))]
+Instant = Annotated[datetime, Scalar(parse_instant, _pattern_schema(INSTANT, "string"))]
 CountOrPercent = Annotated[
     str, Scalar(parse_count_or_percent, {"type": ["string", "integer"], "pattern": "^[1-9][0-9]*%?$", "minimum": 1})
 ]
@@ -145,14 +147,14 @@ FilePath = Annotated[
     str, Scalar(parse_file_path, {"type": ["string", "number"], "pattern": r"^[^/\\][^\\]*$"}, common=True)
 ]
 SecretPath = Annotated[str, Scalar(parse_secret_path, {"type": "string", "pattern": r"^[^/\\][^\\]*\.age$"})]
-LocalDisk = Annotated[str, Scalar(parse_local_disk, _matching(LOCAL_DISK, "string"))]
+LocalDisk = Annotated[str, Scalar(parse_local_disk, _pattern_schema(LOCAL_DISK, "string"))]
 KernelArgument = Annotated[str, Scalar(parse_kernel_argument, _TEXT, common=True)]
 VariableName = Annotated[str, Scalar(parse_variable_name, {"type": "string"}, common=True)]
 Variable = Annotated[str | bool, Scalar(parse_variable, _ANY_SCALAR)]
 LabelKey = Annotated[str, Scalar(parse_label_key, {"type": "string"}, common=True)]
 LabelValue = Annotated[
     str,
-    Scalar(parse_label_value, _matching(LABEL_VALUE, "string", "number", "boolean"), common=True),
+    Scalar(parse_label_value, _pattern_schema(LABEL_VALUE, "string", "number", "boolean"), common=True),
 ]
 AnyText = Annotated[str, Scalar(text, _ANY_SCALAR)]
 T = TypeVar("T")
@@ -198,7 +200,7 @@ class DeclaredField(NamedTuple):
 
 
 @cache
-def declared_fields(kind: Any) -> tuple[DeclaredField, ...]:
+def list_fields(kind: Any) -> tuple[DeclaredField, ...]:
     """Return the fields of a structure in the order of its declaration."""
     types = get_type_hints(kind, include_extras=True)
     return tuple(
@@ -214,7 +216,7 @@ def declared_fields(kind: Any) -> tuple[DeclaredField, ...]:
     )
 
 
-def words_of(kind: Any) -> dict[str, Any]:
+def list_words(kind: Any) -> dict[str, Any]:
     """Return the words of an enumeration or of a Literal, and the value of each."""
     return {each.value if isinstance(each, Enum) else each: each for each in get_args(kind) or kind}
 
@@ -222,7 +224,7 @@ def words_of(kind: Any) -> dict[str, Any]:
 # Reading
 
 
-class Misfit(Malformed):
+class InvalidField(Malformed):
     """A value that its declaration does not take, in a sentence of its own."""
 
     def __init__(
@@ -251,7 +253,7 @@ class Fault(NamedTuple):
     is_key: bool = False  # whether the key is wrong, and not the value
 
 
-class Invalid(ValueError):
+class InvalidDocument(ValueError):
     """A document, or a part of one, with everything that is wrong with it."""
 
     def __init__(self, faults: list[Fault]) -> None:
@@ -265,7 +267,7 @@ def read(kind: type[T], value: Any) -> T:
     try:
         made: T = _reader(declared)(value)
     except Malformed as error:
-        raise Invalid([Fault((), error)]) from None
+        raise InvalidDocument([Fault((), error)]) from None
     return made
 
 
@@ -286,21 +288,21 @@ def _reader(kind: Any) -> Read:
 
 
 def _word_reader(kind: Any, fields: Iterable[str] = ()) -> Read:
-    words = words_of(kind)
+    words = list_words(kind)
     mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
     expected = f"one of {', '.join(words)}{mapping}"
 
     def read_word(value: Any) -> Any:
         if not isinstance(value, str) or value not in words:
             find_hint = partial(did_you_mean, value, words, f"write {expected}")
-            raise Misfit(Code.CHOICE, f"expected {expected}, found {shown(value)}", find_hint=find_hint)
+            raise InvalidField(Code.CHOICE, f"expected {expected}, found {quote_value(value)}", find_hint=find_hint)
         return words[value]
 
     return read_word
 
 
 def _word_or_structure_reader(words: Any, kind: Any) -> Read:
-    read_word = _word_reader(words, [field.alias for field in declared_fields(kind)])
+    read_word = _word_reader(words, [field.alias for field in list_fields(kind)])
     read_structure = _reader(kind)
     return lambda value: read_word(value) if isinstance(value, str) else read_structure(value)
 
@@ -310,16 +312,16 @@ def _list_reader(kind: Any) -> Read:
 
     def read_list(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            raise Malformed(Code.SHAPE, f"expected a list, found {shown(value)}")
+            raise Malformed(Code.SHAPE, f"expected a list, found {quote_value(value)}")
         made: list[Any] = []
         faults: list[Fault] = []
         for index, item in enumerate(value):
             try:
                 made.append(read_item(item))
-            except (Malformed, Invalid) as error:
+            except (Malformed, InvalidDocument) as error:
                 faults += _faults_at(index, error)
         if faults:
-            raise Invalid(faults)
+            raise InvalidDocument(faults)
         return tuple(made)
 
     return read_list
@@ -339,18 +341,18 @@ def _mapping_reader(key_kind: Any, kind: Any) -> Read:
                 faults.append(Fault((key,), error, is_key=True))
             try:
                 made[name] = read_item(item)
-            except (Malformed, Invalid) as error:
+            except (Malformed, InvalidDocument) as error:
                 faults += _faults_at(key, error)
         if faults:
-            raise Invalid(faults)
+            raise InvalidDocument(faults)
         return made
 
     return read_mapping
 
 
 def _structure_reader(kind: Any) -> Read:
-    fields = {field.alias: (field.name, _field_reader(field)) for field in declared_fields(kind)}
-    required = {field.name: field.alias for field in declared_fields(kind) if field.is_required}
+    fields = {field.alias: (field.name, _field_reader(field)) for field in list_fields(kind)}
+    required = {field.name: field.alias for field in list_fields(kind) if field.is_required}
     checks = [each for each in vars(kind).values() if callable(each) and each in _CHECKS]
 
     def read_structure(value: Any) -> Any:
@@ -365,7 +367,7 @@ def _structure_reader(kind: Any) -> Read:
             name, read_field = fields[key]
             try:
                 made[name] = read_field(item)
-            except (Malformed, Invalid) as error:
+            except (Malformed, InvalidDocument) as error:
                 faults += _faults_at(key, error)
                 made[name] = None
         if not required.keys() <= made.keys():
@@ -373,7 +375,7 @@ def _structure_reader(kind: Any) -> Read:
                 Fault((), _missing_field(alias), is_key=True) for name, alias in required.items() if name not in made
             ]
         if faults:
-            raise Invalid(faults)
+            raise InvalidDocument(faults)
         found = kind(**made)
         for check_found in checks:
             check_found(found)
@@ -390,30 +392,30 @@ def _field_reader(field: DeclaredField) -> Read:
     def read_items(value: Any) -> Any:
         items = read_value(value)
         if len(items) < field.min_length:
-            raise Misfit(Code.EMPTY, "needs at least one item", "add one", follows_place=True)
+            raise InvalidField(Code.EMPTY, "needs at least one item", "add one", follows_place=True)
         return items
 
     return read_items
 
 
-def _unknown_field(name: str, fields: Iterable[str]) -> Misfit:
+def _unknown_field(name: str, fields: Iterable[str]) -> InvalidField:
     find_hint = partial(did_you_mean, name, fields, f"it has {', '.join(sorted(fields))}")
-    return Misfit(
-        Code.UNKNOWN_FIELD, f"has no field {shown(name)}", at=(name,), find_hint=find_hint, follows_place=True
+    return InvalidField(
+        Code.UNKNOWN_FIELD, f"has no field {quote_value(name)}", at=(name,), find_hint=find_hint, follows_place=True
     )
 
 
-def _missing_field(name: str) -> Misfit:
-    return Misfit(Code.MISSING_FIELD, f"needs {name}", f"add {name}", follows_place=True)
+def _missing_field(name: str) -> InvalidField:
+    return InvalidField(Code.MISSING_FIELD, f"needs {name}", f"add {name}", follows_place=True)
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Malformed(Code.SHAPE, f"expected a mapping, found {shown(value)}")
+        raise Malformed(Code.SHAPE, f"expected a mapping, found {quote_value(value)}")
     return value
 
 
-def _faults_at(step: Step, error: Malformed | Invalid) -> list[Fault]:
+def _faults_at(step: Step, error: Malformed | InvalidDocument) -> list[Fault]:
     if isinstance(error, Malformed):
         return [Fault((step,), error)]
     return [fault._replace(path=(step, *fault.path)) for fault in error.faults]
@@ -422,21 +424,21 @@ def _faults_at(step: Step, error: Malformed | Invalid) -> list[Fault]:
 # Writing
 
 
-def written(value: Any) -> Any:
+def to_yaml_value(value: Any) -> Any:
     """Return a structure, or a value in one, as YAML would have it: plain scalars, lists and mappings without nulls."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
     if kind is tuple:
-        return [written(item) for item in value]
+        return [to_yaml_value(item) for item in value]
     if kind is dict:
-        return {written(key): written(item) for key, item in value.items()}
+        return {to_yaml_value(key): to_yaml_value(item) for key, item in value.items()}
     if kind is datetime:
         return format_instant(value)
     if isinstance(value, Enum):
         return value.value
-    items = ((field.alias, getattr(value, field.name)) for field in declared_fields(kind))
-    return {alias: written(item) for alias, item in items if item is not None}
+    items = ((field.alias, getattr(value, field.name)) for field in list_fields(kind))
+    return {alias: to_yaml_value(item) for alias, item in items if item is not None}
 
 
 _PLAIN: Final = frozenset({str, int, bool})

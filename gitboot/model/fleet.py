@@ -256,7 +256,7 @@ class FleetSpec:
         would install a machine twice. One for all sites acts where these name no ledger, or all that do the same.
         """
         if site is not None:
-            return next((each.ledger for each in self.sites if each.name == site), None) or NOBODY
+            return next((each.ledger for each in self.sites if each.name == site), None) or NO_LEDGER
         by_sites = sorted({each.ledger for each in self.sites if each.ledger is not None})
         return " and ".join(by_sites) or self.provisioning.ledger
 
@@ -265,7 +265,7 @@ class FleetSpec:
         return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
 
 
-NOBODY: Final = "nobody"  # no ledger is called so
+NO_LEDGER: Final = "nobody"  # no ledger is called so
 
 
 @structure

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
-from gitboot.model.fields import DeclaredField, declared_fields, words_of
+from gitboot.model.fields import DeclaredField, list_fields, list_words
 from gitboot.model.fleet import Fleet
 from gitboot.model.server import Server
 
@@ -19,17 +19,17 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 KINDS: Final = (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, Maintenance)
 
 
-def schema(kind: type) -> dict[str, Any]:
+def build_schema(kind: type) -> dict[str, Any]:
     """Return the JSON Schema of one kind's documents.
 
     Editors type plain scalars by YAML 1.2, gitboot by this schema. If gitboot reads text, a number is valid here too.
     """
     definitions: dict[str, Any] = {}
-    found = structure_schema(kind, definitions)
+    found = build_structure_schema(kind, definitions)
     return {"$schema": _DIALECT, "title": kind.__name__, **found, "$defs": definitions}
 
 
-def any_document() -> dict[str, Any]:
+def build_any_document_schema() -> dict[str, Any]:
     """Return the JSON Schema of any document. It chooses by kind, so that an editor shows the errors of one kind."""
     definitions: dict[str, Any] = {}
     return {
@@ -44,7 +44,7 @@ def any_document() -> dict[str, Any]:
         "allOf": [
             {
                 "if": {"properties": {"kind": {"const": kind.__name__}}, "required": ["kind"]},
-                "then": structure_schema(kind, definitions),
+                "then": build_structure_schema(kind, definitions),
             }
             for kind in KINDS
         ],
@@ -52,18 +52,18 @@ def any_document() -> dict[str, Any]:
     }
 
 
-def structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def build_structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema of a structure, and add the definitions that the schema refers to."""
     properties = {}
-    for field in declared_fields(kind):
-        found = _value(field.type, definitions)
+    for field in list_fields(kind):
+        found = _build_value_schema(field.type, definitions)
         definition = definitions.get(found.get("$ref", "").rpartition("/")[2], {})
         if field.description and field.description != definition.get("description"):
             found["description"] = field.description
         if field.min_length:
             found["minItems" if found["type"] == "array" else "minProperties"] = field.min_length
         properties[field.alias] = found
-    required = [field.alias for field in declared_fields(kind) if field.is_required]
+    required = [field.alias for field in list_fields(kind) if field.is_required]
     return {
         "type": "object",
         "description": kind.__doc__,
@@ -73,7 +73,7 @@ def structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _value(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _build_value_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in _PLAIN:
         return dict(_PLAIN[kind])
@@ -81,22 +81,24 @@ def _value(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return dict(arguments[1].schema)
     if origin in (Union, UnionType):
         is_word_or_structure = get_origin(arguments[0]) is Literal
-        return {"oneOf" if is_word_or_structure else "anyOf": [_value(each, definitions) for each in arguments]}
+        return {
+            "oneOf" if is_word_or_structure else "anyOf": [_build_value_schema(each, definitions) for each in arguments]
+        }
     if origin is tuple:
-        return {"type": "array", "items": _value(arguments[0], definitions)}
+        return {"type": "array", "items": _build_value_schema(arguments[0], definitions)}
     if origin is dict:
-        keys, items = (_value(each, definitions) for each in arguments)
+        keys, items = (_build_value_schema(each, definitions) for each in arguments)
         names = {} if keys == {"type": "string"} else {"propertyNames": keys}
         return {"type": "object", "additionalProperties": items, **names}
     if origin is Literal:
-        words = list(words_of(kind))
+        words = list(list_words(kind))
         return {"type": "string", **({"const": words[0]} if len(words) == 1 else {"enum": words})}
     if kind.__name__ not in definitions:
         if issubclass(kind, Enum):
             documented = {"description": kind.__doc__} if kind.__doc__ else {}
-            definitions[kind.__name__] = {"type": "string", "enum": list(words_of(kind)), **documented}
+            definitions[kind.__name__] = {"type": "string", "enum": list(list_words(kind)), **documented}
         else:
-            definitions[kind.__name__] = structure_schema(kind, definitions)
+            definitions[kind.__name__] = build_structure_schema(kind, definitions)
     return {"$ref": f"#/$defs/{kind.__name__}"}
 
 
@@ -118,41 +120,41 @@ class SchemaField(Struct, frozen=True, kw_only=True):
     description: str
 
 
-def schema_fields(kind: type) -> Iterator[SchemaField]:
+def list_schema_fields(kind: type) -> Iterator[SchemaField]:
     """Return every field of the documents of a kind, from `spec` on, each before the fields that are in it."""
-    (spec,) = (field for field in declared_fields(kind) if field.alias == "spec")
-    return _field(spec, "spec")
+    (spec,) = (field for field in list_fields(kind) if field.alias == "spec")
+    return _list_field(spec, "spec")
 
 
-def _field(field: DeclaredField, path: str) -> Iterator[SchemaField]:
-    kind = _type_name(field.type)
+def _list_field(field: DeclaredField, path: str) -> Iterator[SchemaField]:
+    kind = _describe_type(field.type)
     yield SchemaField(path=path, type=kind, is_required=field.is_required, description=field.description)
-    yield from _fields_in(field.type, path)
+    yield from _list_nested_fields(field.type, path)
 
 
-def _fields_in(kind: Any, path: str) -> Iterator[SchemaField]:
+def _list_nested_fields(kind: Any, path: str) -> Iterator[SchemaField]:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
-        yield from _fields_in(arguments[0], f"{path}[]")
+        yield from _list_nested_fields(arguments[0], f"{path}[]")
     elif origin is dict:
-        yield from _fields_in(arguments[1], f"{path}{{}}")
+        yield from _list_nested_fields(arguments[1], f"{path}{{}}")
     elif origin in (Union, UnionType):
         for each in arguments:
-            yield from _fields_in(each, path)
+            yield from _list_nested_fields(each, path)
     elif hasattr(kind, "__dataclass_fields__"):
-        for field in declared_fields(kind):
-            yield from _field(field, f"{path}.{field.alias}")
+        for field in list_fields(kind):
+            yield from _list_field(field, f"{path}.{field.alias}")
 
 
-def _type_name(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     origin, arguments = get_origin(kind), get_args(kind)
     schema = arguments[1].schema if origin is Annotated else {}
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_type_name(each) for each in arguments if each is not NoneType))
+        return " or ".join(dict.fromkeys(_describe_type(each) for each in arguments if each is not NoneType))
     if origin is tuple or origin is dict:
         return "[]" if origin is tuple else "{}"
     if hasattr(kind, "__dataclass_fields__"):
         return "mapping"
     if origin is not Annotated or "enum" in schema:
-        return " · ".join(f"`{word}`" for word in schema.get("enum") or words_of(kind))
+        return " · ".join(f"`{word}`" for word in schema.get("enum") or list_words(kind))
     return "text" if isinstance(schema["type"], list) or schema["type"] == "string" else str(schema["type"])

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gitboot.jsonio import Digest
 from gitboot.problems import Code
-from gitboot.text import printable, shell_words
+from gitboot.text import printable, quote_words
 
 MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
 SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
@@ -24,12 +24,12 @@ _MAC: Final = re.compile(
 
 def parse_mac(value: object) -> MacAddress:
     """Read a MAC address with colons, hyphens, dots or none, in any case. Group addresses are malformed."""
-    found = matched(value, _MAC, Code.MAC, "a MAC address", "write it as 52:54:00:12:34:56")
+    found = require_match(value, _MAC, Code.MAC, "a MAC address", "write it as 52:54:00:12:34:56")
     d = digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
         raise Malformed(
             Code.MAC,
-            f"{shown(found)} is a multicast address, which no interface has",
+            f"{quote_value(found)} is a multicast address, which no interface has",
             "copy the address from the interface itself",
         )
     if digits == "000000000000":
@@ -43,11 +43,11 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGN
 def parse_uuid(value: object) -> SystemUuid:
     """Read an SMBIOS system UUID in any case."""
     hint = "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
-    found = matched(value, _UUID, Code.UUID, "a system UUID", hint)
+    found = require_match(value, _UUID, Code.UUID, "a system UUID", hint)
     lower = found.lower()
     if len(set(lower)) == 2:  # all zeros or all f: SMBIOS 7.2.1 "not present" and "not set"
         raise Malformed(
-            Code.UUID, f"{shown(found)} is what firmware reports where no UUID was set", "set one in firmware"
+            Code.UUID, f"{quote_value(found)} is what firmware reports where no UUID was set", "set one in firmware"
         )
     return SystemUuid(lower)
 
@@ -55,10 +55,10 @@ def parse_uuid(value: object) -> SystemUuid:
 def parse_ledger(value: object) -> str:
     """Read the identity of a ledger, a UUID in any case."""
     hint = "copy it from `gitboot status --state STATE`"
-    return matched(value, _UUID, Code.UUID, "the identity of an instance's ledger", hint).lower()
+    return require_match(value, _UUID, Code.UUID, "the identity of an instance's ledger", hint).lower()
 
 
-def swapped(uuid: SystemUuid) -> SystemUuid:
+def swap_byte_order(uuid: SystemUuid) -> SystemUuid:
     """Return the UUID with its first three fields in the other byte order.
 
     SMBIOS 2.6 made them little-endian; firmware older than that, and some loaders, print the
@@ -70,7 +70,7 @@ def swapped(uuid: SystemUuid) -> SystemUuid:
 
 def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
     """Return a UUID in both byte orders, sorted."""
-    return tuple(sorted({uuid, swapped(uuid)}))
+    return tuple(sorted({uuid, swap_byte_order(uuid)}))
 
 
 @lru_cache(maxsize=256)  # to render one server asks for the same few several times
@@ -111,7 +111,7 @@ LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[
 def parse_local_disk(value: object) -> str:
     """Read how a loader hands over to the local disk: a word, or the path of a loader on an EFI system partition."""
     found = text(value)
-    return required(
+    return require(
         LOCAL_DISK.fullmatch(found) and "/../" not in found,
         found,
         Code.CHOICE,
@@ -120,25 +120,29 @@ def parse_local_disk(value: object) -> str:
     )
 
 
-_STAND_IN: Final = "00000000-0000-8000-8000-"  # of version 8, which is anybody's own (RFC 9562, 5.8); no board has it
+_DERIVED_UUID_PREFIX: Final = (
+    "00000000-0000-8000-8000-"  # of version 8, which is anybody's own (RFC 9562, 5.8); no board has it
+)
 
 
-def stand_in(mac: MacAddress) -> SystemUuid:
+def derive_uuid(mac: MacAddress) -> SystemUuid:
     """Return the UUID that stands for a machine of which only a MAC address is known."""
-    return SystemUuid(_STAND_IN + mac.replace("-", ""))
+    return SystemUuid(_DERIVED_UUID_PREFIX + mac.replace("-", ""))
 
 
-def is_stand_in(uuid: SystemUuid) -> bool:
-    return uuid.startswith(_STAND_IN)
+def is_derived_uuid(uuid: SystemUuid) -> bool:
+    return uuid.startswith(_DERIVED_UUID_PREFIX)
 
 
 def parse_interface_address(value: object) -> str:
     """Read an IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)
     host, slash, prefix = found.partition("/")
-    address, most = (host, 32) if _IPV4.fullmatch(host) else (_ipv6(host), 128)  # an IPv4 address has one spelling
+    address, most = (
+        (host, 32) if _IPV4.fullmatch(host) else (_parse_ipv6(host), 128)
+    )  # an IPv4 address has one spelling
     is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= most
-    required(
+    require(
         address is not None and "%" not in host and (is_prefix or not slash),
         found,
         Code.ADDRESS,
@@ -148,7 +152,7 @@ def parse_interface_address(value: object) -> str:
     return f"{address}{slash}{prefix}"
 
 
-def _ipv6(host: str) -> str | None:
+def _parse_ipv6(host: str) -> str | None:
     if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
         return host
     try:
@@ -164,7 +168,7 @@ def parse_network(value: object) -> str:
     except ValueError as error:
         raise Malformed(
             Code.ADDRESS,
-            f"expected a network, found {shown(found)}",
+            f"expected a network, found {quote_value(found)}",
             "write it as 10.9.0.0/24, with no host bits set",
         ) from error
 
@@ -187,7 +191,7 @@ _UUIDS: Final = frozenset(
 _ALL_F_BUT_THE_FIRST: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
 
 
-def _counting(length: int) -> frozenset[str]:
+def _list_counting_digits(length: int) -> frozenset[str]:
     """Return the texts of so many hexadecimal digits that count up or down, as 0123…, 00010203…, 00112233…, 1234…."""
     digits = "0123456789abcdef"
     up = (
@@ -204,14 +208,16 @@ def _counting(length: int) -> frozenset[str]:
 _RUNS: Final = ((0, 10), (1, 9), (1, 10))  # digits that are repeated: 0123456789, 12345678, 123456789
 
 
-def _swapped(digits: str) -> str:
+def _swap_digits(digits: str) -> str:
     """Return 32 digits with the first three fields of their UUID in the other byte order."""
     d = digits
     return f"{d[6:8]}{d[4:6]}{d[2:4]}{d[:2]}{d[10:12]}{d[8:10]}{d[14:16]}{d[12:14]}{d[16:]}"
 
 
 _OF_32_DIGITS: Final = frozenset(
-    order for each in (*_counting(32), *(uuid.replace("-", "") for uuid in _UUIDS)) for order in (each, _swapped(each))
+    order
+    for each in (*_list_counting_digits(32), *(uuid.replace("-", "") for uuid in _UUIDS))
+    for order in (each, _swap_digits(each))
 )
 
 
@@ -263,7 +269,7 @@ def is_placeholder_mac(mac: MacAddress) -> bool:
     return digits == digits[:2] * 6 or mac in _MACS or digits in _OF_12_DIGITS
 
 
-_OF_12_DIGITS: Final = _counting(12)
+_OF_12_DIGITS: Final = _list_counting_digits(12)
 _NO_SERIAL: Final = re.compile(
     r"to ?be ?filled|filled ?by|default|not ?(?:specified|applicable|available|set|present|provided|defined)"
     r"|serial ?(?:num|no\b)|system ?serial|board ?serial|chassis ?serial|oem ?serial|^unknow|undefined|unspecified"
@@ -303,7 +309,7 @@ INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 
 def parse_integer(value: object) -> int:
     hint = "write digits alone, without a 0 in front: 10"
-    return int(matched(value, INTEGER, Code.INTEGER, "a whole number", hint))
+    return int(require_match(value, INTEGER, Code.INTEGER, "a whole number", hint))
 
 
 def parse_positive(value: object) -> int:
@@ -330,13 +336,13 @@ _COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
 
 def parse_count_or_percent(value: object) -> str:
     """Read a number of servers, or a percentage: 1, 25%."""
-    return matched(
+    return require_match(
         value, _COUNT_OR_PERCENT, Code.COUNT, "a number from 1 or a percentage from 1% to 100%", "write 1, or 25%"
     )
 
 
 def parse_boolean(value: object) -> bool:
-    return matched(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write true or false") == "true"
+    return require_match(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write true or false") == "true"
 
 
 _BOOLEAN: Final = re.compile("true|false")
@@ -363,13 +369,13 @@ def parse_instant(value: object) -> datetime:
     hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
     if _WITH_FRACTION.fullmatch(found):
         hint = "leave out the fraction of a second"
-        raise Malformed(Code.INSTANT, f"expected an instant to the second, found {shown(found)}", hint)
+        raise Malformed(Code.INSTANT, f"expected an instant to the second, found {quote_value(found)}", hint)
     if not INSTANT.fullmatch(found):
-        raise Malformed(Code.INSTANT, f"expected an instant with an offset, found {shown(found)}", hint)
+        raise Malformed(Code.INSTANT, f"expected an instant with an offset, found {quote_value(found)}", hint)
     try:
         return datetime.fromisoformat(found.upper()).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise Malformed(Code.INSTANT, f"there is no instant {shown(found)} ({error})", hint) from error
+        raise Malformed(Code.INSTANT, f"there is no instant {quote_value(found)} ({error})", hint) from error
 
 
 ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…
@@ -378,13 +384,13 @@ SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 def parse_digest(value: object) -> Digest:
     expected = "a sha256 of 64 lower-case hexadecimal digits"
-    return Digest(matched(value, SHA256, Code.DIGEST, expected, "copy what `sha256sum` prints for the file"))
+    return Digest(require_match(value, SHA256, Code.DIGEST, expected, "copy what `sha256sum` prints for the file"))
 
 
 def parse_fingerprint(value: object) -> Digest:
     """Read the sha256 of a certificate in any case, with or without colons, as openssl and BMCs show it."""
     hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for it"
-    found = matched(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
+    found = require_match(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
     return Digest(found.replace(":", "").lower())
 
 
@@ -402,56 +408,56 @@ OCI: Final = re.compile(
 
 def parse_artifact_url(value: object) -> ArtifactUrl:
     """Read ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
-    found = _url_text(value)
+    found = _parse_url_text(value)
     oci = OCI.fullmatch(found)
     if found.startswith("assets:"):
         is_below = {"", ".", ".."}.isdisjoint(found.removeprefix("assets:").split("/"))
         hint = "write assets:DIR/FILE, without .."
-        return ArtifactUrl(required(is_below, found, Code.URL, "a path below the asset base", hint))
+        return ArtifactUrl(require(is_below, found, Code.URL, "a path below the asset base", hint))
     if oci is None:
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
-        return ArtifactUrl(required(_http(found), found, Code.URL, "a URL of an artifact", hint))
+        return ArtifactUrl(require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint))
     if oci["tag"] is not None or oci["digest"] is None:
         # A tag is another image tomorrow, and has more than one file.
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
             Code.OCI_TAG,
             f"{found} names an image of a registry by its tag, where the digest of one file is needed",
-            f"`gitboot artifacts resolve {shell_words(image)}` prints what to write",
+            f"`gitboot artifacts resolve {quote_words(image)}` prints what to write",
         )
     return ArtifactUrl(found)
 
 
 def parse_base_url(value: object) -> str:
     """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end."""
-    found = _url_text(value)
-    is_base = _http(found) and "?" not in found and "#" not in found
+    found = _parse_url_text(value)
+    is_base = _is_http_url(found) and "?" not in found and "#" not in found
     hint = "write http://HOST[:PORT][/PATH], no ? and no #"
-    return required(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
+    return require(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
 
 
 def parse_bmc_address(value: object) -> str:
     """Read the address of a BMC: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
     if not text(value).lower().startswith("ipmi:"):
         return parse_base_url(value)
-    found = _url_text(value)
+    found = _parse_url_text(value)
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
     is_host = parsed is not None and int(parsed[2] or 623) <= 65535
     hint = "write ipmi://HOST or ipmi://HOST:PORT"
-    return required(is_host, found, Code.URL, "a host that speaks IPMI", hint).rstrip("/")
+    return require(is_host, found, Code.URL, "a host that speaks IPMI", hint).rstrip("/")
 
 
 _URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: what every loader carries unharmed
 
 
-def _url_text(value: object) -> str:
+def _parse_url_text(value: object) -> str:
     found = text(value)
     is_plain = _URL_TEXT.fullmatch(found) and set("\"'<>\\^`{|}").isdisjoint(found)
-    required(is_plain, found, Code.URL, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
+    require(is_plain, found, Code.URL, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
     try:
         credentials = "@" in urlsplit(found).netloc and not found.startswith("oci:")
     except ValueError:
-        message = f"expected a URL, found {shown(found)}"
+        message = f"expected a URL, found {quote_value(found)}"
         raise Malformed(Code.URL, message, "check the host: brackets only around an IPv6 address") from None
     if credentials:
         raise Malformed(
@@ -462,9 +468,9 @@ def _url_text(value: object) -> str:
     return found
 
 
-def _http(found: str) -> bool:
+def _is_http_url(url: str) -> bool:
     try:
-        parts = urlsplit(found)
+        parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
@@ -482,7 +488,7 @@ class Malformed(ValueError):
         return f"{place}: {self.message}", self.hint
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """Return a value as messages show it: quoted, short, on one line."""
     if isinstance(value, str):
         return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
@@ -492,24 +498,24 @@ def shown(value: object) -> str:
 def text(value: object) -> str:
     """Return the source text of a scalar, whatever type YAML gives it. Raises `Malformed` for a list or a mapping."""
     if not isinstance(value, str):
-        raise Malformed(Code.SHAPE, f"expected a single value, found {shown(value)}")
+        raise Malformed(Code.SHAPE, f"expected a single value, found {quote_value(value)}")
     return str(value)
 
 
-def matched(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
+def require_match(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
     """Return the source text of a scalar that a pattern matches as a whole. Raises `Malformed`."""
     found = text(value)
-    return required(pattern.fullmatch(found), found, code, expected, hint)
+    return require(pattern.fullmatch(found), found, code, expected, hint)
 
 
-def required(condition: object, found: str, code: Code, expected: str, hint: str) -> str:
+def require(condition: object, found: str, code: Code, expected: str, hint: str) -> str:
     """Return the source text of a scalar. Raises `Malformed` if a condition is false."""
     if not condition:
-        raise Malformed(code, f"expected {expected}, found {shown(found)}", hint)
+        raise Malformed(code, f"expected {expected}, found {quote_value(found)}", hint)
     return found
 
 
-def nonempty(value: object) -> str:
+def parse_nonempty(value: object) -> str:
     if not (found := text(value)):
         raise Malformed(Code.EMPTY, "expected some text, found none")
     return found
@@ -523,7 +529,7 @@ def parse_name(value: object) -> Name:
     """Read a DNS-1123 subdomain, as Kubernetes names objects."""
     found = text(value)
     return Name(
-        required(
+        require(
             len(found) <= 253 and NAME.fullmatch(found),
             found,
             Code.NAME,
@@ -535,7 +541,7 @@ def parse_name(value: object) -> Name:
 
 LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 LABEL_VALUE: Final = re.compile(f"({LABEL_NAME.pattern})?")
-_LABEL_MEND: Final = (
+_LABEL_HINT: Final = (
     "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends; "
     "a key may have a DNS prefix and a slash before"
 )
@@ -546,18 +552,18 @@ def parse_label_key(value: object) -> str:
     found = text(value)
     prefix, slash, name = found.rpartition("/")
     has_prefix = not slash or (len(prefix) <= 253 and NAME.fullmatch(prefix))
-    return required(LABEL_NAME.fullmatch(name) and has_prefix, found, Code.LABEL, "a label's key", _LABEL_MEND)
+    return require(LABEL_NAME.fullmatch(name) and has_prefix, found, Code.LABEL, "a label's key", _LABEL_HINT)
 
 
 def parse_label_value(value: object) -> str:
-    return matched(value, LABEL_VALUE, Code.LABEL, "a label's value", _LABEL_MEND)
+    return require_match(value, LABEL_VALUE, Code.LABEL, "a label's value", _LABEL_HINT)
 
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 def parse_variable_name(value: object) -> str:
-    return matched(
+    return require_match(
         value,
         _IDENTIFIER,
         Code.VARIABLE,
@@ -574,8 +580,8 @@ def parse_variable(value: object) -> str | bool:
 
 def parse_file_path(value: object) -> str:
     """Read the path of a file in the repository, relative to the fleet's root."""
-    found = nonempty(value)
-    return required(
+    found = parse_nonempty(value)
+    return require(
         not found.startswith("/") and "\\" not in found and {"", ".", ".."}.isdisjoint(found.split("/")),
         found,
         Code.FILE_PATH,
@@ -584,17 +590,17 @@ def parse_file_path(value: object) -> str:
     )
 
 
-AGE: Final = ".age"  # the end of the name of a file that is encrypted
+AGE_SUFFIX: Final = ".age"  # the end of the name of a file that is encrypted
 
 
 def parse_secret_path(value: object) -> str:
     """Read the path of a file that age encrypted. The end of its name shows that to people and editors."""
     found = parse_file_path(value)
-    return required(
-        found.endswith(AGE),
+    return require(
+        found.endswith(AGE_SUFFIX),
         found,
         Code.FILE_PATH,
-        f"a file that is encrypted, *{AGE}",
+        f"a file that is encrypted, *{AGE_SUFFIX}",
         "encrypt it with `gitboot secret encrypt`, and never commit what it holds",
     )
 
@@ -604,8 +610,8 @@ _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 
 def parse_kernel_argument(value: object) -> str:
     """Read one kernel argument, possibly a template: ``name``, ``name=value``, or ``-name`` to remove one."""
-    found = nonempty(value)
-    return required(
+    found = parse_nonempty(value)
+    return require(
         _ARGUMENT.fullmatch(found) and found.strip() == found,
         found,
         Code.ARGUMENT,
@@ -621,32 +627,32 @@ _VERSION: Final = 0xA0  # [0], which certificates of version 1 do not have
 _UTC_TIME: Final = 0x17
 
 
-def certificate_ends(pem: bytes) -> tuple[datetime, ...]:
+def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
     """Return when each certificate of a file ends, in the order of the file; nothing if one of them is none."""
     try:
-        return tuple(_not_after(a2b_base64(found)) for found in _PEM.findall(pem))
+        return tuple(_read_not_after(a2b_base64(found)) for found in _PEM.findall(pem))
     except (ValueError, IndexError):
         return ()
 
 
-def _not_after(der: bytes) -> datetime:
+def _read_not_after(der: bytes) -> datetime:
     """Return when a certificate ends: RFC 5280, 4.1."""
-    at = _content(der, _content(der, 0))  # Certificate, TBSCertificate
+    at = _find_content(der, _find_content(der, 0))  # Certificate, TBSCertificate
     if der[at] == _VERSION:
-        at = _end(der, at)
+        at = _find_end(der, at)
     for _ in ("serialNumber", "signature", "issuer"):
-        at = _end(der, at)
-    at = _end(der, _content(der, at))  # validity: notBefore, notAfter
-    text = der[_content(der, at) : _end(der, at)].decode("ascii")
+        at = _find_end(der, at)
+    at = _find_end(der, _find_content(der, at))  # validity: notBefore, notAfter
+    text = der[_find_content(der, at) : _find_end(der, at)].decode("ascii")
     if der[at] == _UTC_TIME:
         text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
-def _content(der: bytes, at: int) -> int:
+def _find_content(der: bytes, at: int) -> int:
     return at + 2 + (der[at + 1] & 0x7F if der[at + 1] & 0x80 else 0)
 
 
-def _end(der: bytes, at: int) -> int:
-    begin, length = _content(der, at), der[at + 1]
+def _find_end(der: bytes, at: int) -> int:
+    begin, length = _find_content(der, at), der[at + 1]
     return begin + (int.from_bytes(der[at + 2 : begin]) if length & 0x80 else length)

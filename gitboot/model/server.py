@@ -30,10 +30,10 @@ from gitboot.model.scalars import (
     MacAddress,
     Malformed,
     SystemUuid,
+    derive_uuid,
     is_placeholder_mac,
     is_placeholder_serial,
-    shown,
-    stand_in,
+    quote_value,
 )
 from gitboot.problems import Code
 
@@ -140,7 +140,7 @@ class Bmc:
         if self.system is not None and not self.system.startswith("/"):
             raise Malformed(
                 Code.URL,
-                f"expected a Redfish path, found {shown(self.system)}",
+                f"expected a Redfish path, found {quote_value(self.system)}",
                 "write it from the root: /redfish/v1/Systems/1",
                 ("system",),
             )
@@ -240,7 +240,7 @@ class Server(Document):
     @property
     def uuid(self) -> SystemUuid:
         """Return the key of the server in all records: its UUID, or the UUID that stands for an unknown one."""
-        return self.spec.uuid if self.spec.uuid is not None else stand_in(self.spec.interfaces[0].mac)
+        return self.spec.uuid if self.spec.uuid is not None else derive_uuid(self.spec.interfaces[0].mac)
 
     @property
     def boot_macs(self) -> tuple[MacAddress, ...]:

@@ -19,14 +19,14 @@ from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeGuard, TypeVar
 from msgspec import Struct
 
 from gitboot.errors import PublishError, UsageError
-from gitboot.files import NEW_FILE, open_lock, take
+from gitboot.files import NEW_FILE, open_lock, take_lock
 
 # link(2): a file has as many names as its file system allows, the file system has no links, or begins at a mount point.
-NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
-_AT_ONCE: Final = 1 << 16  # bytes
+NO_LINK_ERRORS: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
+_READ_BYTES: Final = 1 << 16  # bytes
 # Up to so many files and folders, an fsync each is quicker than one syncfs, which also waits for what others
 # have written to the same file system.
-FSYNC_AT_MOST: Final = 16
+MAX_FSYNCS: Final = 16
 _HINTS: Final = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or raise the quota",
@@ -39,13 +39,13 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def refused(path: Path, error: OSError) -> PublishError:
+def to_publish_error(path: Path, error: OSError) -> PublishError:
     """What the system refused at ``path``, with what to do about it where that is known."""
     hint = f" ({_HINTS[error.errno]})" if error.errno in _HINTS else ""
     return PublishError(f"{path}: {error.strerror}{hint}")
 
 
-def _named(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
+def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
     """Raise `PublishError` with the path for what the system refuses."""
 
     @wraps(act)
@@ -53,12 +53,12 @@ def _named(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenat
         try:
             return act(disk, path, *args, **kwargs)
         except OSError as error:
-            raise refused(disk.root / path, error) from error
+            raise to_publish_error(disk.root / path, error) from error
 
     return named
 
 
-class _Written(NamedTuple):
+class _StagedFile(NamedTuple):
     """What was staged last, but as another name of the same."""
 
     path: str
@@ -74,37 +74,37 @@ class TreeModes(Struct, frozen=True, kw_only=True):
     group: int | None = None  # the group of each file and folder; None: the one that the system gives
 
     @classmethod
-    def of_folder(cls, found: os.stat_result) -> TreeModes:
+    def from_folder(cls, folder_stat: os.stat_result) -> TreeModes:
         """Return the permissions and the group of a folder, for all files and folders below it."""
-        mode = stat.S_IMODE(found.st_mode) & 0o777
-        return cls(folder=mode, file=mode & 0o666, group=found.st_gid)
+        mode = stat.S_IMODE(folder_stat.st_mode) & 0o777
+        return cls(folder=mode, file=mode & 0o666, group=folder_stat.st_gid)
 
-    def give(self, fd: int, mode: int) -> None:
+    def apply_to(self, fd: int, mode: int) -> None:
         """Give a new file or folder, which is open, its group and its permissions; raises OSError."""
         if self.group is not None:
             os.fchown(fd, -1, self.group)
         os.fchmod(fd, mode)
 
 
-OPEN: Final = TreeModes()  # for everybody who has a login on the host
+OPEN_MODES: Final = TreeModes()  # for everybody who has a login on the host
 
 
 class Disk:
     """The files below ``root``, until ``close``."""
 
-    def __init__(self, root: Path, modes: TreeModes = OPEN) -> None:
+    def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         self.root, self.modes = root, modes
         try:
-            self.folders = Folders(root, modes)
+            self.folders = OpenFolders(root, modes)
             self._folder = os.fstat(self.folders.root)
         except OSError as error:
-            raise refused(root, error) from error
+            raise to_publish_error(root, error) from error
         self._lock: int | None = None
         self._unsynced: set[str] = set()  # files and folders that were changed since the last `sync`
-        self._latest: _Written | None = None
+        self._latest: _StagedFile | None = None
 
     @property
-    def is_there(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether the folder that was opened still stands at its path."""
         try:
             return os.path.samestat(os.stat(self.root), self._folder)
@@ -116,11 +116,11 @@ class Disk:
         if self._lock is not None:
             os.close(self._lock)
 
-    def rest(self) -> None:
+    def release_folders(self) -> None:
         """Hold no folder open, so that each can be unmounted or moved."""
-        self.folders.rest()
+        self.folders.release_folders()
 
-    @_named
+    @_raise_with_path
     def lock(self, path: str) -> str:
         """Keep other processes out until ``close``; where one is in already, return who it is, else nothing."""
         folder, name = split(path)
@@ -129,16 +129,16 @@ class Disk:
             self._lock = open_lock(name, self.folders.make(folder))
             with suppress(PermissionError):  # one that an older gitboot has made, as another user
                 os.fchmod(self._lock, 0o600)
-            if (other := take(self._lock)) is not None:
+            if (other := take_lock(self._lock)) is not None:
                 return other
-            stands = self.look(path)
+            stands = self.lstat(path)
             if stands is not None and os.path.samestat(os.fstat(self._lock), stands):
                 return ""
             os.close(self._lock)  # its holder has just removed it
             self._lock = None
 
-    @_named
-    def look(self, path: str) -> os.stat_result | None:
+    @_raise_with_path
+    def lstat(self, path: str) -> os.stat_result | None:
         """What stands at ``path``; None if nothing does."""
         folder, name = split(path)
         fd = self.folders.find(folder)
@@ -152,8 +152,8 @@ class Disk:
     def has_file(self, path: str) -> bool:
         """Return whether a file stands at ``path``, and no symlink leads there."""
         try:
-            return is_file(self.look(path))
-        except InTheWay:
+            return is_file(self.lstat(path))
+        except NotAFolder:
             return False
 
     def size(self, path: str) -> int | None:
@@ -164,7 +164,7 @@ class Disk:
             return None
         return found.st_size if is_file(found) else None
 
-    @_named
+    @_raise_with_path
     def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
         """The content of the file at ``path``, or its first bytes and one more than ``max_bytes``; None if absent."""
         folder, name = split(path)
@@ -176,19 +176,19 @@ class Disk:
             return None
         try:
             content = bytearray()  # a file object would cost as much again as to read a small file
-            while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, _AT_ONCE)):
+            while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, _READ_BYTES)):
                 content += part
             return bytes(content if max_bytes is None else content[: max_bytes + 1])
         finally:
             os.close(fd)
 
-    @_named
+    @_raise_with_path
     def names(self, path: str) -> list[str]:
         """The names in a folder, sorted; none if there is no such folder."""
         fd = self.folders.find(path)
         return [] if fd is None else sorted(os.listdir(fd))
 
-    def dated(self, path: str, at: datetime) -> int:
+    def choose_mtime(self, path: str, at: datetime) -> int:
         """What the next version of ``path`` is dated, in seconds since 1970, if it is staged ``at`` that instant."""
         mtime = int(at.timestamp())
         folder, name = split(path)
@@ -197,7 +197,7 @@ class Disk:
                 mtime = max(mtime, int(os.lstat(name, dir_fd=parent).st_mtime) + 1)
         return mtime
 
-    @_named
+    @_raise_with_path
     def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
         """Write beside ``path`` what ``place`` is to put there after a ``sync``.
 
@@ -207,32 +207,32 @@ class Disk:
         """
         folder, name = split(path)
         parent = self.folders.make(folder)
-        mtime, beside = int(at.timestamp()) if exact else self.dated(path, at), staged(name)
+        mtime, beside = int(at.timestamp()) if exact else self.choose_mtime(path, at), staging_path(name)
         alike = self._latest if self._latest is not None and self._latest[:2] == (like, mtime) else None
-        if alike is None or not _linked(self.folders.root, alike, beside, parent):
+        if alike is None or not _try_link(self.folders.root, alike, beside, parent):
             try:
                 fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
             except FileExistsError:  # a killed process has left it, and it may be another file too
                 os.unlink(beside, dir_fd=parent)
                 fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
             try:
-                self.modes.give(fd, self.modes.file)
-                write_dated(fd, content, mtime)
+                self.modes.apply_to(fd, self.modes.file)
+                write_with_mtime(fd, content, mtime)
                 if like is None:
-                    self._latest = _Written(path, mtime, os.fstat(fd))
+                    self._latest = _StagedFile(path, mtime, os.fstat(fd))
             finally:
                 os.close(fd)
         self._unsynced.add(f"{folder}/{beside}" if folder else beside)
 
-    @_named
+    @_raise_with_path
     def place(self, path: str) -> None:
         """Put what was staged in the place of what stands at ``path``."""
         folder, name = split(path)
         fd = self.folders.make(folder)
-        os.rename(staged(name), name, src_dir_fd=fd, dst_dir_fd=fd)
+        os.rename(staging_path(name), name, src_dir_fd=fd, dst_dir_fd=fd)
         self._unsynced.add(folder)
 
-    @_named
+    @_raise_with_path
     def remove(self, path: str) -> None:
         """Remove a file, if it stands there, and the folders that this leaves empty."""
         folder, name = split(path)
@@ -246,18 +246,18 @@ class Disk:
         """Wait until a power cut would undo nothing of what was staged, placed and removed; raises PublishError."""
         self._unsynced |= self.folders.changed
         self.folders.changed.clear()
-        if len(self._unsynced) > FSYNC_AT_MOST:
+        if len(self._unsynced) > MAX_FSYNCS:
             try:
                 for fd in self.folders.filesystems.values():
                     syncfs(fd)
             except OSError as error:
-                raise refused(self.root, error) from error
+                raise to_publish_error(self.root, error) from error
         else:
             for path in sorted(self._unsynced):
                 self._sync_one(path)
         self._unsynced.clear()
 
-    @_named
+    @_raise_with_path
     def _sync_one(self, path: str) -> None:
         folder, name = split(path)
         if (parent := self.folders.find(folder)) is None:
@@ -272,7 +272,7 @@ class Disk:
             os.close(fd)
 
 
-def write_dated(fd: int, content: bytes, mtime: int) -> None:
+def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
     """Write a new file, which is open, and give it a time in seconds since 1970; raises OSError."""
     rest = memoryview(content)
     while rest:
@@ -280,16 +280,16 @@ def write_dated(fd: int, content: bytes, mtime: int) -> None:
     os.utime(fd, (mtime, mtime))
 
 
-def _linked(root: int, written: _Written, name: str, folder: int) -> bool:
+def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bool:
     """Whether what was staged has got another name."""
     try:
-        os.link(staged(written.path), name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
+        os.link(staging_path(staged_file.path), name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        if error.errno in NO_LINK:
+        if error.errno in NO_LINK_ERRORS:
             return False
         raise
     # On the way to it a symlink may have been followed.
-    if os.path.samestat(os.lstat(name, dir_fd=folder), written.file):
+    if os.path.samestat(os.lstat(name, dir_fd=folder), staged_file.file):
         return True
     os.unlink(name, dir_fd=folder)
     return False
@@ -300,28 +300,28 @@ def make_root(root: Path, modes: TreeModes) -> None:
     if not root.exists():
         try:
             root.mkdir(mode=modes.folder, parents=True)
-            _give_folder(root, modes)
+            _apply_folder_modes(root, modes)
         except OSError as error:
-            raise refused(root, error) from error
+            raise to_publish_error(root, error) from error
 
 
-def _give_folder(folder: Path, modes: TreeModes, *, only_ours: bool = False) -> None:
+def _apply_folder_modes(folder: Path, modes: TreeModes, *, only_ours: bool = False) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if not only_ours or _is_ours(os.fstat(fd)):
-            modes.give(fd, modes.folder)
+            modes.apply_to(fd, modes.folder)
     finally:
         os.close(fd)
 
 
-def is_file(found: os.stat_result | None) -> TypeGuard[os.stat_result]:
+def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
     """Whether a look found a regular file."""
-    return found is not None and stat.S_ISREG(found.st_mode)
+    return file_stat is not None and stat.S_ISREG(file_stat.st_mode)
 
 
-def holds(disk: Disk, path: str, found: os.stat_result | None, content: bytes) -> bool:
+def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content: bytes) -> bool:
     """Whether what a look found at ``path`` is a file with exactly this content."""
-    return is_file(found) and found.st_size == len(content) and disk.read(path) == content
+    return is_file(file_stat) and file_stat.st_size == len(content) and disk.read(path) == content
 
 
 def split(path: str) -> tuple[str, str]:
@@ -330,14 +330,14 @@ def split(path: str) -> tuple[str, str]:
     return folder, name
 
 
-def staged(path: str) -> str:
+def staging_path(path: str) -> str:
     """What is staged for a path: always the same, and short, since a name may be as long as the system takes."""
     folder, name = split(path)
     beside = f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
     return f"{folder}/{beside}" if folder else beside
 
 
-def is_staged(name: str) -> bool:
+def is_staging_name(name: str) -> bool:
     """Return whether `staged` makes such a name: a process that was killed may have left the file."""
     return re.fullmatch(r"\.gitboot-[0-9a-f]{16}\.tmp", name) is not None
 
@@ -351,7 +351,7 @@ def syncfs(fd: int) -> None:
         raise OSError(number := ctypes.get_errno(), os.strerror(number))
 
 
-class InTheWay(PublishError):
+class NotAFolder(PublishError):
     """A file or a symlink stands where a folder has to be."""
 
     def __init__(self, root: Path, path: str) -> None:
@@ -364,32 +364,32 @@ class _Folder(NamedTuple):
     fd: int
 
 
-class Folders:
+class OpenFolders:
     """The way down to the folder that was asked for last; in sorted order the next is most often beside it.
 
     Raises OSError, and InTheWay.
     """
 
-    def __init__(self, root: Path, modes: TreeModes = OPEN) -> None:
+    def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         self._root, self._modes = root, modes
-        self._way = [_Folder("", os.open(root, os.O_RDONLY | os.O_DIRECTORY))]
+        self._open_folders = [_Folder("", os.open(root, os.O_RDONLY | os.O_DIRECTORY))]
         self.filesystems: dict[int, int] = {}  # device -> a folder on it: any folder may be a mount point
         self.changed: set[str] = set()  # folders in which others were made or removed
 
     def close(self) -> None:
-        self.rest()
-        os.close(self._way.pop().fd)
+        self.release_folders()
+        os.close(self._open_folders.pop().fd)
 
-    def rest(self) -> None:
+    def release_folders(self) -> None:
         """Hold nothing open but the directory itself."""
-        while len(self._way) > 1:
+        while len(self._open_folders) > 1:
             self._leave()
         while self.filesystems:
             os.close(self.filesystems.popitem()[1])
 
     @property
     def root(self) -> int:
-        return self._way[0].fd
+        return self._open_folders[0].fd
 
     def find(self, path: str) -> int | None:
         """A folder's descriptor, good until the next call; None if there is no such folder."""
@@ -404,26 +404,26 @@ class Folders:
 
     def prune(self) -> None:
         """Remove the last folder on the way if it is empty, then those above it; the topmost stay."""
-        while len(self._way) > 2:
-            name = self._way[-1].path.rpartition("/")[2]
+        while len(self._open_folders) > 2:
+            name = self._open_folders[-1].path.rpartition("/")[2]
             self._leave()
             try:
-                os.rmdir(name, dir_fd=self._way[-1].fd)
+                os.rmdir(name, dir_fd=self._open_folders[-1].fd)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):  # busy: a mount point
                     return
                 raise
-            self.changed.add(self._way[-1].path)
+            self.changed.add(self._open_folders[-1].path)
 
     def _open(self, path: str, *, make: bool) -> int:
-        while (above := self._way[-1].path) not in ("", path) and not path.startswith(f"{above}/"):
+        while (above := self._open_folders[-1].path) not in ("", path) and not path.startswith(f"{above}/"):
             self._leave()
-        while (here := self._way[-1].path) != path:
+        while (here := self._open_folders[-1].path) != path:
             self._enter(path[len(here) :].lstrip("/").partition("/")[0], make=make)
-        return self._way[-1].fd
+        return self._open_folders[-1].fd
 
     def _enter(self, name: str, *, make: bool) -> None:
-        above = self._way[-1]
+        above = self._open_folders[-1]
         path = f"{above.path}/{name}" if above.path else name
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         if name in (".", ".."):
@@ -436,29 +436,29 @@ class Folders:
             os.mkdir(name, self._modes.folder, dir_fd=above.fd)
             self.changed.add(above.path)
             fd = os.open(name, flags, dir_fd=above.fd)
-            self._modes.give(fd, self._modes.folder)
+            self._modes.apply_to(fd, self._modes.folder)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise InTheWay(self._root, path) from error
+                raise NotAFolder(self._root, path) from error
             raise
-        self._way.append(_Folder(path, fd))
+        self._open_folders.append(_Folder(path, fd))
         if (device := os.fstat(fd).st_dev) not in self.filesystems:
             self.filesystems[device] = os.dup(fd)
 
     def _leave(self) -> None:
-        os.close(self._way.pop().fd)
+        os.close(self._open_folders.pop().fd)
 
 
 _OTHERS: Final = 0o007
 _ASSETS: Final = "boot/assets"  # files that operators put there, with permissions of their own
 
 
-def closed(group: int | None = None) -> TreeModes:
+def build_restricted_modes(group: int | None = None) -> TreeModes:
     """Return the permissions of a tree that its owner writes and its group reads, and nobody else."""
     return TreeModes(folder=0o750, file=0o640, group=group)
 
 
-def group_of(name: str) -> int:
+def find_group_id(name: str) -> int:
     """Return the number of a group, which may be given as a number.
 
     Raises `UsageError` where there is no such group, or where this process may not give files to it.
@@ -481,7 +481,7 @@ def group_of(name: str) -> int:
     return found
 
 
-def is_open(root: Path) -> bool:
+def is_readable_by_others(root: Path) -> bool:
     """Return whether others than the owner and the group can read what is published below a folder."""
     with suppress(OSError):
         below = [root / name for name in ("boot", "ops") if (root / name).is_dir()]
@@ -489,7 +489,7 @@ def is_open(root: Path) -> bool:
     return False
 
 
-def adapt(root: Path, modes: TreeModes) -> None:
+def apply_modes(root: Path, modes: TreeModes) -> None:
     """Bring a tree that stands to these permissions, but for the files of operators; raises PublishError.
 
     The topmost folders are changed last. If they are as they should be, nothing else is looked at. Files that only
@@ -510,25 +510,25 @@ def adapt(root: Path, modes: TreeModes) -> None:
             for path, folders, files, fd in os.fwalk(top):
                 folders[:] = [name for name in folders if Path(path, name) != root / _ASSETS]
                 if Path(path) != top and _is_ours(os.fstat(fd)):
-                    modes.give(fd, modes.folder)
+                    modes.apply_to(fd, modes.folder)
                 for name in files:
-                    _adapt_file(name, fd, modes)
+                    _apply_file_modes(name, fd, modes)
         for folder in (*tops, *([root] if has_own_folder else [])):
-            _give_folder(folder, modes, only_ours=True)
+            _apply_folder_modes(folder, modes, only_ours=True)
     except OSError as error:
-        raise refused(root, error) from error
+        raise to_publish_error(root, error) from error
 
 
-def _adapt_file(name: str, folder: int, modes: TreeModes) -> None:
+def _apply_file_modes(name: str, folder: int, modes: TreeModes) -> None:
     found = os.lstat(name, dir_fd=folder)
     if not is_file(found) or not _is_ours(found) or not found.st_mode & 0o077:
         return
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
-        modes.give(fd, modes.file)
+        modes.apply_to(fd, modes.file)
     finally:
         os.close(fd)
 
 
-def _is_ours(found: os.stat_result) -> bool:
-    return os.geteuid() in (0, found.st_uid)
+def _is_ours(file_stat: os.stat_result) -> bool:
+    return os.geteuid() in (0, file_stat.st_uid)

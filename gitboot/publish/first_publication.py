@@ -21,15 +21,15 @@ from gitboot.errors import PublishError
 from gitboot.files import NEW_FILE
 from gitboot.jsonio import Digest
 from gitboot.publish import durable_files
-from gitboot.publish.durable_files import NO_LINK, Disk, refused, split, write_dated
+from gitboot.publish.durable_files import NO_LINK_ERRORS, Disk, split, to_publish_error, write_with_mtime
 from gitboot.publish.manifest import MANIFEST, Head, Stamp
-from gitboot.publish.signed_list import Listings, listing_in
-from gitboot.publish.tree_changes import SHARED, Publication, amended
+from gitboot.publish.signed_list import Listings, find_listing
+from gitboot.publish.tree_changes import SHARED, Publication, amend_manifest
 from gitboot.publish.tree_reader import OWN, Tree, check_path
-from gitboot.render.endpoint_files import Listed, index_of, outline, render_shards, state_path
+from gitboot.render.endpoint_files import ListedFile, build_index, parse_outline, render_shards, state_path
 from gitboot.render.paths import Files, is_content, is_immutable, move_order
-from gitboot.status.work_progress import Told, counted
-from gitboot.text import count
+from gitboot.status.work_progress import ReportProgress, iterate_with_progress
+from gitboot.text import format_count
 
 FRESH: Final = f"{OWN}/fresh"
 READY: Final = f"{OWN}/ready"
@@ -37,54 +37,60 @@ _FRESH, _READY = FRESH.removeprefix(f"{OWN}/"), READY.removeprefix(f"{OWN}/")
 _BOOT, _IN_BOOT = "boot", "o"
 _LAST: Final = split(MANIFEST)[1]  # nothing counts as published until it stands
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_ELSEWHERE: Final = frozenset({errno.EXDEV, errno.EBUSY})  # what is renamed to, or its place, is a mount point's
-_ASKED: Final = 64  # servers, at the least: by their files is estimated what those of more take
-_SURELY: Final = 0.9  # of an estimate: less is not there by accident of who was asked
+_OTHER_MOUNT_ERRORS: Final = frozenset(
+    {errno.EXDEV, errno.EBUSY}
+)  # what is renamed to, or its place, is a mount point's
+_MIN_SAMPLE: Final = 64  # servers, at the least: by their files is estimated what those of more take
+_CERTAIN_SHARE: Final = 0.9  # of an estimate: less is not there by accident of who was asked
 _MIB: Final = 2**20
 
 
-class Filled(NamedTuple):
+class FilledTree(NamedTuple):
     """What a tree holds."""
 
     head: Head
     content: Mapping[str, tuple[str, ...]]  # what the entries of each server name
-    written: int  # files
+    files_written: int  # files
     listings: Listings
 
 
-def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime, told: Told) -> Filled | None:
+def fill_tree(
+    disk: Disk, tree: Tree, publication: Publication, stamp: Stamp, at: datetime, report_progress: ReportProgress
+) -> FilledTree | None:
     """Bring a bare tree to what is wanted; None, and nothing is done, where it cannot be moved to its place.
 
     Raises PublishError.
     """
-    check_room(disk.root, _taken(wanted))
+    check_room(disk.root, _estimate_files(publication))
     written = 0
     digests: dict[str, str | None] = {}
     identities: dict[str, tuple[str, ...]] = {}
-    listings: dict[str, Listed | None] = {}
-    content = {SHARED: tuple(filter(is_content, wanted.no_servers))}
-    with begun(disk, at) as fresh:
+    listings: dict[str, ListedFile | None] = {}
+    content = {SHARED: tuple(filter(is_content, publication.changed_shared_files))}
+    with create_tree(disk, at) as fresh:
         if fresh is None:
             return None
         # One step more than there are servers brings all to its place.
-        for server, files in counted(wanted.servers.items(), lambda done, total: told(done, total + 1)):
+        for server, files in iterate_with_progress(
+            publication.servers.items(), lambda done, total: report_progress(done, total + 1)
+        ):
             if files is not None:
                 state = files[state_path(server)]
-                digests[server], identities[server] = state.sha256, outline(state.content).identities
+                digests[server], identities[server] = state.sha256, parse_outline(state.content).identities
                 written += fresh.add(files)
                 content[server] = tuple(filter(is_content, files))
-                listings[server] = listing_in(files, server)
-        written += fresh.add(wanted.no_servers)
-        head, manifest = amended(tree, stamp, digests, wanted.shares({}) or None)
-        fresh.write({**render_shards(index_of(identities)), **manifest})
-    return Filled(head, content, written, listings)
+                listings[server] = find_listing(files, server)
+        written += fresh.add(publication.changed_shared_files)
+        head, manifest = amend_manifest(tree, stamp, digests, publication.merge_shared({}) or None)
+        fresh.write({**render_shards(build_index(identities)), **manifest})
+    return FilledTree(head, content, written, listings)
 
 
 # A tree that nobody sees yet
 
 
 @contextmanager
-def begun(disk: Disk, at: datetime) -> Iterator[Fresh | None]:
+def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
     """A tree to be filled where there is none: what it is given stands at the end, all of it or, after an error, none.
 
     None where that cannot be done so. Raises PublishError; `finish` takes away then what came to no end, and goes on
@@ -96,31 +102,31 @@ def begun(disk: Disk, at: datetime) -> Iterator[Fresh | None]:
             if not _can_be_moved(own, disk.folders.root):
                 yield None
                 return
-            with _opened(_FRESH, own) as folder:
-                yield Fresh(disk, folder, int(at.timestamp()))
+            with _open_folder(_FRESH, own) as folder:
+                yield NewTree(disk, folder, int(at.timestamp()))
             durable_files.syncfs(own)
             os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
             durable_files.syncfs(own)
         finally:  # it is there no more where all went well
             with suppress(OSError):
                 shutil.rmtree(_FRESH, dir_fd=own)
-    finish(disk)
+    finish_first_publication(disk)
 
 
-def finish(disk: Disk) -> bool:
+def finish_first_publication(disk: Disk) -> bool:
     """Take away what came to no end, and go on with what did; whether there was a tree on its way to its place."""
-    if disk.look(OWN) is None:
+    if disk.lstat(OWN) is None:
         return False
     with _own_folder(disk) as own:
         with suppress(FileNotFoundError):
             shutil.rmtree(_FRESH, dir_fd=own)
-        if disk.look(READY) is None:
+        if disk.lstat(READY) is None:
             return False
-        with _opened(_READY, own) as ready:
+        with _open_folder(_READY, own) as ready:
             _move(ready, disk.folders.root, "")
         durable_files.syncfs(own)
         os.rmdir(_READY, dir_fd=own)
-    disk.rest()
+    disk.release_folders()
     return True
 
 
@@ -134,11 +140,11 @@ def _own_folder(disk: Disk) -> Iterator[int]:
         finally:
             os.close(own)
     except OSError as error:
-        raise refused(disk.root / OWN, error) from error
+        raise to_publish_error(disk.root / OWN, error) from error
 
 
 @contextmanager
-def _opened(name: str, folder: int) -> Iterator[int]:
+def _open_folder(name: str, folder: int) -> Iterator[int]:
     fd = os.open(name, _FOLDER, dir_fd=folder)
     try:
         yield fd
@@ -149,15 +155,15 @@ def _opened(name: str, folder: int) -> Iterator[int]:
 def _can_be_moved(own: int, root: int) -> bool:
     """Whether a folder of the publisher's own can be renamed to where the tree is to be: no mount lies between them."""
     with ExitStack() as stack:
-        fresh = stack.enter_context(_opened(_FRESH, own))
+        fresh = stack.enter_context(_open_folder(_FRESH, own))
         folder, name = root, _BOOT
         with suppress(FileNotFoundError):
-            folder, name = stack.enter_context(_opened(_BOOT, root)), _IN_BOOT
+            folder, name = stack.enter_context(_open_folder(_BOOT, root)), _IN_BOOT
         os.mkdir(name, 0o700, dir_fd=fresh)
         try:
             os.rename(name, name, src_dir_fd=fresh, dst_dir_fd=folder)
         except OSError as error:
-            if error.errno not in _ELSEWHERE:
+            if error.errno not in _OTHER_MOUNT_ERRORS:
                 raise
             os.rmdir(name, dir_fd=fresh)
             return False
@@ -174,14 +180,18 @@ def _move(source: int, target: int, folder: str) -> None:
     stands = frozenset(os.listdir(target))
     for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, move_order(folder + name), name)):
         if name in stands:
-            with suppress(NotADirectoryError), _opened(name, source) as within, _opened(name, target) as there:
+            with (
+                suppress(NotADirectoryError),
+                _open_folder(name, source) as within,
+                _open_folder(name, target) as there,
+            ):
                 _move(within, there, f"{folder}{name}/")
                 os.rmdir(name, dir_fd=source)
                 continue
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
-class Fresh:
+class NewTree:
     """A folder that nobody else knows, in which each file is written once."""
 
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
@@ -213,7 +223,7 @@ class Fresh:
                     written += 1
                 except OSError as error:
                     if not isinstance(error, FileExistsError) or not is_content(path):
-                        raise refused(self._disk.root / path, error) from error
+                        raise to_publish_error(self._disk.root / path, error) from error
         return written
 
     def write(self, contents: Mapping[str, bytes | None]) -> None:
@@ -223,7 +233,7 @@ class Fresh:
                 try:
                     self._write(path, content)
                 except OSError as error:
-                    raise refused(self._disk.root / path, error) from error
+                    raise to_publish_error(self._disk.root / path, error) from error
 
     def _write(self, path: str, content: bytes) -> None:
         self._make(split(path)[0])
@@ -234,8 +244,8 @@ class Fresh:
                 is_in_group = self._modes.group in (None, found.st_gid)
                 self._is_masked = S_IMODE(found.st_mode) != self._modes.file or not is_in_group
             if self._is_masked:
-                self._modes.give(fd, self._modes.file)
-            write_dated(fd, content, self._mtime)
+                self._modes.apply_to(fd, self._modes.file)
+            write_with_mtime(fd, content, self._mtime)
         finally:
             os.close(fd)
 
@@ -244,7 +254,7 @@ class Fresh:
         try:
             os.link(path, other, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in NO_LINK:
+            if error.errno not in NO_LINK_ERRORS:
                 raise
             self._write(other, content)
 
@@ -252,8 +262,8 @@ class Fresh:
         if folder not in self._made:
             self._make(split(folder)[0])
             os.mkdir(folder, self._modes.folder, dir_fd=self._folder)
-            with _opened(folder, self._folder) as fd:
-                self._modes.give(fd, self._modes.folder)
+            with _open_folder(folder, self._folder) as fd:
+                self._modes.apply_to(fd, self._modes.folder)
             self._made.add(folder)
 
 
@@ -288,10 +298,10 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
         found = os.statvfs(place)
         free_bytes = (found.f_bfree if is_root else found.f_bavail) * found.f_frsize
         free = found.f_ffree if is_root else found.f_favail
-        surely, about = (_SURELY, "about ") if need.is_estimate else (1, "")
+        surely, about = (_CERTAIN_SHARE, "about ") if need.is_estimate else (1, "")
         if found.f_files and need.inodes * surely > free:
             raise PublishError(
-                f"{place}: expected room for {about}{count(round(need.inodes), 'file')}, "
+                f"{place}: expected room for {about}{format_count(round(need.inodes), 'file')}, "
                 f"and its file system has it for {free:,} "
                 "(choose one with more inodes: mkfs.ext4 -N, mount -o nr_inodes of a tmpfs)"
             )
@@ -302,13 +312,13 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
             )
 
 
-def _taken(wanted: Publication) -> Iterator[tuple[str, int, float]]:
+def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]]:
     """Files and folders as `check_room` counts them. Of many servers, some stand for all."""
-    names = sorted(wanted.servers)
-    number = min(max(isqrt(2 * len(names)) + 1, _ASKED), len(names))
+    names = sorted(publication.servers)
+    number = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
     had, sizes = Counter[str](), dict[str, int]()
-    for files in map(wanted.servers.__getitem__, Random(0).sample(names, number)):  # noqa: S311 - guards nothing
-        once = _once(files or {})
+    for files in map(publication.servers.__getitem__, Random(0).sample(names, number)):  # noqa: S311 - guards nothing
+        once = _measure_distinct_files(files or {})
         had.update(once.keys())
         sizes.update(once)
     own = len(names) / number if number else 1
@@ -319,10 +329,14 @@ def _taken(wanted: Publication) -> Iterator[tuple[str, int, float]]:
     of_some = min(own, 1 + found[1] / (2 * max(found[2], 1)))
     for path, size in sizes.items():
         yield path, size, (of_some if is_immutable(path) else own) if had[path] == 1 else 1
-    yield from ((path, size, 1) for path, size in _once(wanted.no_servers).items() if path not in sizes)
+    yield from (
+        (path, size, 1)
+        for path, size in _measure_distinct_files(publication.changed_shared_files).items()
+        if path not in sizes
+    )
 
 
-def _once(files: Files) -> dict[str, int]:
+def _measure_distinct_files(files: Files) -> dict[str, int]:
     """The sizes of some files, of those with the same content one, and of their folders."""
     firsts = {file.sha256: path for path, file in sorted(files.items(), reverse=True)}
     found = {path: len(files[path].content) for path in firsts.values()}

@@ -8,7 +8,7 @@ from typing import Final
 
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file, read_private, write_output_file
-from gitboot.publish.signed_list import INSTALL, PUBLICATION_KEY, ROOTS, TARGETS, numbered
+from gitboot.publish.signed_list import INSTALL, PUBLICATION_KEY, ROOTS, TARGETS, find_next_version
 
 try:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -27,7 +27,7 @@ _BIN_PREFIX: Final = "servers"
 
 def has_root(folder: Path) -> bool:
     """Return whether a folder has root metadata of a signed list."""
-    return folder.is_dir() and bool(numbered(folder, ROOTS))
+    return folder.is_dir() and bool(find_next_version(folder, ROOTS))
 
 
 def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
@@ -53,7 +53,7 @@ def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | 
     not the root key, or if ``new_root_key`` exists.
     """
     signer = _read_key(root_key or folder / ROOT_KEY)
-    roots, delegations = numbered(folder, ROOTS), numbered(folder, TARGETS)
+    roots, delegations = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
     root, targets = (
         Metadata[Root].from_bytes(roots[max(roots)]),
         Metadata[Targets].from_bytes(delegations[max(delegations)]),

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from gitboot.jsonio import canonical
-from gitboot.render.endpoint_files import Listed
+from gitboot.jsonio import encode_canonical
+from gitboot.render.endpoint_files import ListedFile
 
 MANIFEST: Final = "ops/manifest.json"
 SHARED: Final = "ops/manifest/shared.json"
@@ -43,7 +43,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """What a tree says of all its files."""
 
     stamp: Stamp
-    files: Mapping[str, Listed]  # by path, sorted; states included
+    files: Mapping[str, ListedFile]  # by path, sorted; states included
 
 
 class UnknownFormat(ValueError):
@@ -54,7 +54,7 @@ def is_of_manifest(path: str) -> bool:
     return path == MANIFEST or path.startswith(_NODES)
 
 
-def place_of(server: str) -> tuple[str, str]:
+def locate_server(server: str) -> tuple[str, str]:
     """The node and the leaf that list a server's state."""
     digest = sha256(server.encode()).digest()
     return f"{digest[0] >> 2:02x}", f"{digest[1] >> 2:02x}"
@@ -68,19 +68,19 @@ def leaf_path(node: str, leaf: str) -> str:
     return f"{_NODES}{node}/{leaf}.json"
 
 
-def part_of(path: str) -> tuple[str | None, str | None]:
+def parse_part_path(path: str) -> tuple[str | None, str | None]:
     """Which node, and which leaf of it, a path is; None: it is none."""
     found = _PART.fullmatch(path)
     return (found[1], found[2]) if found else (None, None)
 
 
-def digest_of(content: bytes) -> str:
+def compute_digest(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
 def render_digests(digests: Digests) -> bytes:
     """A node or a leaf."""
-    return canonical(dict(digests)) + b"\n"
+    return encode_canonical(dict(digests)) + b"\n"
 
 
 def parse_digests(data: bytes) -> dict[str, str]:
@@ -91,7 +91,7 @@ def parse_digests(data: bytes) -> dict[str, str]:
     return found
 
 
-def render_listing(files: Mapping[str, Listed]) -> bytes:
+def render_listing(files: Mapping[str, ListedFile]) -> bytes:
     """The listing of shared files."""
     lines = (
         f'{json.dumps(path, ensure_ascii=False)}:{{"sha256":"{each.sha256}","size":{each.size}}}'
@@ -100,11 +100,11 @@ def render_listing(files: Mapping[str, Listed]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def parse_listing(data: bytes) -> dict[str, Listed]:
+def parse_listing(data: bytes) -> dict[str, ListedFile]:
     """What ``render_listing`` wrote; ValueError for anything else."""
     found = json.loads(data)
     try:
-        return {path: Listed(each["sha256"], each["size"]) for path, each in found.items()}
+        return {path: ListedFile(each["sha256"], each["size"]) for path, each in found.items()}
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError("not a listing of files") from error
 
@@ -118,7 +118,7 @@ def render_head(head: Head) -> bytes:
         "shared": head.shared,
         "version": FORMAT,
     }
-    return canonical(value) + b"\n"
+    return encode_canonical(value) + b"\n"
 
 
 def parse_head(data: bytes) -> Head:

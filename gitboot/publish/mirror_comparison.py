@@ -33,12 +33,12 @@ from gitboot.render.paths import (
     TABLE,
     ContentType,
     Role,
-    asked_for,
-    content_type_of,
-    delivery_of,
+    find_content_type,
+    find_delivery,
+    find_path_kind,
     is_content,
     is_immutable,
-    kind_of,
+    parse_request_path,
 )
 
 T = TypeVar("T")
@@ -59,12 +59,12 @@ class MirrorReport(Struct, frozen=True, kw_only=True):
     findings: tuple[MirrorFinding, ...]  # sorted by path, those of the list first
     files: int  # that are published, also those that were not read
     unread: tuple[str, ...]  # paths that only machines fetch, sorted
-    turning: tuple[str, ...]  # paths that are about to turn, or have just turned
-    hidden: int = 0  # files whose path the list does not show
-    signed: SignedList | None = None  # None: there is no list that can be read, or none was
+    in_transition: tuple[str, ...]  # paths that are about to turn, or have just turned
+    hidden_files: int = 0  # files whose path the list does not show
+    signed_list: SignedList | None = None  # None: there is no list that can be read, or none was
 
 
-def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
+def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
     """What a mirror of the tree at ``root`` is to have, by path below boot/, sorted; raises `PublishError`.
 
     A target does not have the times of the tree.
@@ -88,20 +88,20 @@ def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
     return found
 
 
-def compared(
+def compare_mirror(
     look: Callable[[], dict[str, MirrorFile]],
     mirror: FolderMirror | WebMirror,
     *,
     parallel: int,
-    begun: Callable[[int], None],
-    done: Callable[[int], None],
+    on_start: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> MirrorReport:
     """Compare a mirror with what ``look`` returns, and compare again what is published anew meanwhile.
 
     ``begun`` gets the number of files to compare, and ``done`` how many more are compared.
     """
     with threads(parallel) as pool:
-        return compare_files(mirror, look(), lambda _: look(), pool, begun, done)
+        return compare_files(mirror, look(), lambda _: look(), pool, on_start, on_progress)
 
 
 @contextmanager
@@ -119,44 +119,49 @@ def compare_files(
     files: Mapping[str, MirrorFile],
     look_again: Callable[[bool], Mapping[str, MirrorFile] | None],
     pool: ThreadPoolExecutor,
-    begun: Callable[[int], None],
-    done: Callable[[int], None],
+    on_start: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> MirrorReport:
     """Compare a mirror with these files, and compare again what is published anew meanwhile.
 
     ``look_again`` gets whether anything differs, and returns the files by now; None: they are the same.
     """
     read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
-    begun(len(read))
-    found, turning = [*mirror.besides(files)], set[str]()
-    for file, judged in _judged(mirror, read.values(), pool, done):
+    on_start(len(read))
+    found, turning = [*mirror.find_extra_files(files)], set[str]()
+    for file, judged in _check_files(mirror, read.values(), pool, on_progress):
         found += [judged.finding] if judged.finding is not None else []
-        turning |= {file.path} if judged.is_turning else set()
+        turning |= {file.path} if judged.is_in_transition else set()
     if (now := look_again(bool(found))) is not None:
         changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
         found = [each for each in found if each.path not in changed]
         changed |= now.keys() - files.keys()
         newer = (now[path] for path in sorted(changed & now.keys()))
         again = [file for file in newer if not file.is_evidence or mirror.reads(file.path)]
-        found += [each.finding for _, each in _judged(mirror, again, pool, lambda _: None) if each.finding is not None]
+        found += [
+            each.finding for _, each in _check_files(mirror, again, pool, lambda _: None) if each.finding is not None
+        ]
     return MirrorReport(
-        findings=sorted_findings(found),
+        findings=sort_findings(found),
         files=len(files),
         unread=tuple(sorted(files.keys() - read.keys())),
-        turning=tuple(sorted(turning)),
+        in_transition=tuple(sorted(turning)),
     )
 
 
-def _judged(
-    mirror: FolderMirror | WebMirror, files: Iterable[MirrorFile], pool: ThreadPoolExecutor, done: Callable[[int], None]
-) -> Iterator[tuple[MirrorFile, Judged]]:
-    def look(file: MirrorFile) -> Judged:
+def _check_files(
+    mirror: FolderMirror | WebMirror,
+    files: Iterable[MirrorFile],
+    pool: ThreadPoolExecutor,
+    on_progress: Callable[[int], None],
+) -> Iterator[tuple[MirrorFile, CheckedFile]]:
+    def look(file: MirrorFile) -> CheckedFile:
         sizes = {each.size_bytes for each in file.versions}
-        return judge(file, mirror.read(file.path, sizes or {0}))
+        return check_answer(file, mirror.read(file.path, sizes or {0}))
 
     for batch in batches(files, _BATCH):
         for file, judged in zip(batch, pool.map(look, batch), strict=True):
-            done(1)
+            on_progress(1)
             yield file, judged
 
 
@@ -166,7 +171,7 @@ def batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
         yield batch
 
 
-def sorted_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
+def sort_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
     """Return findings by path, those of the list first: a wrong clock or a list of another time explains the others."""
     return tuple(sorted(set(findings), key=lambda each: (not each.path.startswith(SIGNED), each.path, each.fault)))
 
@@ -192,7 +197,7 @@ class FolderMirror:
         """Return the paths of all files, sorted, but for what the program of this mirror stages."""
         return sorted(paths_in(str(self._folder)))
 
-    def cached(self) -> Iterator[MirrorFinding]:
+    def find_cached_list(self) -> Iterator[MirrorFinding]:
         yield from ()
 
     def reads(self, _: str) -> bool:
@@ -211,7 +216,7 @@ class FolderMirror:
             return MirrorAnswer(status=0, trouble=str(error.strerror))
         return MirrorAnswer(status=200, size=found.st_size, sha256=digest.hexdigest(), modified=int(found.st_mtime))
 
-    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
+    def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
         """What the published tree has not, neither published nor laid there by a person.
 
         Without the tree, the signed list, `assets/` and content that a path names may lie there.
@@ -269,29 +274,29 @@ class WebMirror:
         Raises `HostUnreachable`.
         """
         query = f"?{CHECK}={self._nonce}-{next(self._numbers)}"
-        return self._got(path, max_bytes, query, {"Cache-Control": "no-cache"})[0]
+        return self._fetch(path, max_bytes, query, {"Cache-Control": "no-cache"})[0]
 
     def names(self) -> None:
         """A web server lists nothing."""
 
-    def cached(self) -> Iterator[MirrorFinding]:
+    def find_cached_list(self) -> Iterator[MirrorFinding]:
         """Compare the timestamp of the signed list, which each publication changes, with what caches have of it."""
         path = f"{SIGNED}{TIMESTAMP}"
         before = self.get(path, MAX_TIMESTAMP_BYTES)
-        stored, answer = self._got(path, MAX_TIMESTAMP_BYTES, "", {})
+        stored, answer = self._fetch(path, MAX_TIMESTAMP_BYTES, "", {})
         fault, remedy = MirrorFault.CACHED, "let the cache heed Cache-Control"
         if answer.age_s > 0:
             message = f"a cache stored it {answer.age_s} s ago"
         elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
             message = "a cache answers with another one than the mirror behind it"
-        elif stored is not None and may_be_kept(answer.cache_control or ""):
+        elif stored is not None and may_be_cached(answer.cache_control or ""):
             fault, message = MirrorFault.CACHEABLE, "a cache may keep the list"
             remedy = "let the mirror send Cache-Control: no-cache"
         else:
             return
         yield MirrorFinding(path=path, fault=fault, message=f"{message}: {remedy}")
 
-    def _got(
+    def _fetch(
         self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]
     ) -> tuple[bytes | None, MirrorAnswer]:
         """Return the first bytes of an answer and one more, or None if the file is absent, and its head."""
@@ -301,7 +306,7 @@ class WebMirror:
             # S3 answers 403 for an absent object to a reader that may not list the bucket. Each chain of roots ends at
             # one that is absent, and python-tuf goes by both answers, too. A reader begins with the timestamp.
             if answer.status in (404, 410) or (answer.status == 403 and self._gives_list):
-                return None, _said(answer)
+                return None, _read_answer(answer)
             if answer.status == 403:
                 raise HostUnreachable(
                     f"{url} answers 403: the mirror does not let this host read the signed list (add this host to the "
@@ -313,42 +318,42 @@ class WebMirror:
             while len(content) <= max_bytes and (chunk := answer.read(max_bytes + 1 - len(content))):
                 content += chunk
             self._gives_list = True
-            return bytes(content), _said(answer)
+            return bytes(content), _read_answer(answer)
 
     def reads(self, path: str) -> bool:
-        return self._reads_entries or not is_read_by_machines_only(path)
+        return self._reads_entries or not is_fetched_by_machines_only(path)
 
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
         """Ask by HEAD, as firmware does first, and read what has one of these sizes, in bytes.
 
         What only machines fetch is small, and loaders send no HEAD for it: one request is enough.
         """
-        if is_read_by_machines_only(path):
-            return self._asked("GET", path, most_bytes=max(sizes) + 1)
-        answer = self._asked("HEAD", path)
-        is_plain = answer.status == 200 and answer.led_to is None and answer.size in sizes
-        return self._asked("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
+        if is_fetched_by_machines_only(path):
+            return self._request("GET", path, most_bytes=max(sizes) + 1)
+        answer = self._request("HEAD", path)
+        is_plain = answer.status == 200 and answer.redirect_url is None and answer.size in sizes
+        return self._request("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
 
-    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
+    def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
         """What it gives that nobody has published, as far as one can ask for it; raises `HostUnreachable`."""
-        first = self._asked("GET", NOBODY)
+        first = self._request("GET", UNKNOWN_MACHINE)
         if first.trouble:
             raise HostUnreachable(first.trouble)
-        found = [judge_unknown_machine(first)]
-        found += [judge_absence(path, self._asked("HEAD", path), why) for path, why in PRIVATE.items()]
-        absent = left_over(files)
+        found = [check_unknown_machine(first)]
+        found += [check_absence(path, self._request("HEAD", path), why) for path, why in PRIVATE.items()]
+        absent = find_leftover_paths(files)
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
-            answers = pool.map(partial(self._asked, "HEAD"), absent)
-            found += [judge_absence(path, answer, _EARLIER) for path, answer in zip(absent, answers, strict=True)]
+            answers = pool.map(partial(self._request, "HEAD"), absent)
+            found += [check_absence(path, answer, _EARLIER) for path, answer in zip(absent, answers, strict=True)]
         yield from (finding for finding in found if finding is not None)
 
-    def _asked(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
+    def _request(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
         """What is answered; so many bytes of it are read at most."""
-        url = f"{self._url}/{quote(path)}{_MARK if is_read_by_machines_only(path) else ''}"
+        url = f"{self._url}/{quote(path)}{_MARK if is_fetched_by_machines_only(path) else ''}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         try:
             with self._client.stream(method, url, headers={"User-Agent": _AGENT}, **options) as answer:
-                found = _said(answer)
+                found = _read_answer(answer)
                 if method == "HEAD":
                     return found
                 digest, size = sha256(), 0
@@ -360,7 +365,7 @@ class WebMirror:
             return MirrorAnswer(status=0, trouble=str(error))
 
 
-def _said(answer: AnswerStream) -> MirrorAnswer:
+def _read_answer(answer: AnswerStream) -> MirrorAnswer:
     headers, length = answer.headers, answer.headers.get("Content-Length", "")
     dated = headers.get("Last-Modified")
     return MirrorAnswer(
@@ -371,7 +376,7 @@ def _said(answer: AnswerStream) -> MirrorAnswer:
         cache_control=headers.get("Cache-Control", ""),
         encoding=headers.get("Content-Encoding", ""),
         age_s=int(age) if (age := headers.get("Age", "")).isascii() and age.isdecimal() else 0,
-        led_to=headers.get("Location") if 300 <= answer.status < 400 else None,
+        redirect_url=headers.get("Location") if 300 <= answer.status < 400 else None,
     )
 
 
@@ -411,14 +416,16 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
     @property
     def is_evidence(self) -> bool:
         """Whether a whole answer to a GET says something of a machine, so that nobody else may ask so."""
-        kind = kind_of(BOOT + self.path)
-        return kind is not None and kind.role is not Role.OFFER and (self.keeps_time or kind.role is not Role.ENTRY)
+        kind = find_path_kind(BOOT + self.path)
+        return (
+            kind is not None and kind.role is not Role.OFFER and (self.keeps_time or kind.role is not Role.BOOT_SCRIPT)
+        )
 
     @property
     def is_entry(self) -> bool:
         """Whether it is a machine's own, and changes in place."""
-        kind = kind_of(BOOT + self.path)
-        return kind is not None and kind.role in (Role.ENTRY, Role.OFFER)
+        kind = find_path_kind(BOOT + self.path)
+        return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER)
 
 
 class MirrorAnswer(Struct, frozen=True, kw_only=True):
@@ -433,7 +440,7 @@ class MirrorAnswer(Struct, frozen=True, kw_only=True):
     cache_control: str | None = None
     encoding: str = ""
     age_s: int = 0  # for how long a cache has stored it
-    led_to: str | None = None
+    redirect_url: str | None = None
     trouble: str = ""  # why there is no answer
 
     @property
@@ -447,23 +454,23 @@ class MirrorFinding(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Judged(NamedTuple):
+class CheckedFile(NamedTuple):
     """What a path of a mirror turns out to be."""
 
     finding: MirrorFinding | None
-    is_turning: bool = False  # whether it is right, and is the version before or after the one of now
+    is_in_transition: bool = False  # whether it is right, and is the version before or after the one of now
 
 
-def judge(file: MirrorFile, answer: MirrorAnswer) -> Judged:
+def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
     """The worst that is wrong with what is answered for a file, and whether the file is about to turn."""
     if answer.status in _GONE and None in file.right:
-        return Judged(None, is_turning=file.right[0] is not None)
+        return CheckedFile(None, is_in_transition=file.right[0] is not None)
     present = [each for each in file.right if each is not None]
     if not present:
-        return Judged(judge_absence(file.path, answer, _LATER))
+        return CheckedFile(check_absence(file.path, answer, _LATER))
     version = next((each for each in present if each.sha256 == answer.sha256), present[0])
     if (found := next(_faults(file, version, answer), None)) is None:
-        return Judged(None, is_turning=version != file.right[0])
+        return CheckedFile(None, is_in_transition=version != file.right[0])
     fault, message = found
     for number, other in enumerate(file.versions if fault is MirrorFault.WRONG else ()):
         if other not in present and other.sha256 is not None and other.sha256 == answer.sha256:
@@ -472,10 +479,10 @@ def judge(file: MirrorFile, answer: MirrorAnswer) -> Judged:
             counts = " ".join(f"{word} {format_instant(at)}" for word, at in times if at is not None) or "of before"
             fault, message = MirrorFault.STALE, f"it has the version {counts}"
             break
-    return Judged(MirrorFinding(path=file.path, fault=fault, message=message))
+    return CheckedFile(MirrorFinding(path=file.path, fault=fault, message=message))
 
 
-def judge_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
+def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
     """What is wrong with an answer for what nobody has published; ``why`` that matters."""
     if answer.trouble:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
@@ -490,24 +497,24 @@ def judge_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
     return None
 
 
-def judge_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
+def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     """Return what is wrong with an answer for the boot script of a machine that has none.
 
     A cache may keep a 404 and a 410 by its own rules (RFC 9110, 15.1): Varnish keeps them for two minutes. The machine
     then stays unknown after its boot script is published.
     """
-    found = judge_absence(NOBODY, answer, "a machine that nobody knows would boot it")
-    if found is not None or answer.status not in _GONE or not may_be_kept(answer.cache_control or ""):
+    found = check_absence(UNKNOWN_MACHINE, answer, "a machine that nobody knows would boot it")
+    if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
         return found
     message = f"a cache may keep this {answer.status}, so a machine stays unknown: Cache-Control lacks no-store"
-    return MirrorFinding(path=NOBODY, fault=MirrorFault.CACHEABLE, message=message)
+    return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.CACHEABLE, message=message)
 
 
 def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
     if answer.trouble:
         yield MirrorFault.UNKNOWN, answer.trouble
-    elif answer.led_to is not None:
-        yield MirrorFault.REDIRECTED, f"firmware follows no redirect, and this one leads to {answer.led_to}"
+    elif answer.redirect_url is not None:
+        yield MirrorFault.REDIRECTED, f"firmware follows no redirect, and this one leads to {answer.redirect_url}"
     elif answer.status >= 500 or answer.status == 429:
         yield MirrorFault.UNKNOWN, f"it answers {answer.status}"
     elif answer.status != 200:
@@ -527,7 +534,7 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
         yield differs, f"it has the sha256 {answer.sha256}, and what is published {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
-    wanted = content_type_of(BOOT + file.path)
+    wanted = find_content_type(BOOT + file.path)
     given = (answer.content_type or "").partition(";")[0].strip().lower()
     if answer.age_s > 0 and not is_fixed:
         yield MirrorFault.CACHED, f"a cache stored this answer {answer.age_s} s ago, and machines get it until it ends"
@@ -535,12 +542,12 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
         yield MirrorFault.UNSIZED, "firmware and loaders have to be told the size, and there is no Content-Length"
     if answer.content_type is not None and given != wanted.partition(";")[0]:
         yield MirrorFault.MISTYPED, f"it is {wanted}, and is served as {given or 'nothing'}"
-    if answer.cache_control is not None and not is_fixed and may_be_kept(answer.cache_control):
+    if answer.cache_control is not None and not is_fixed and may_be_cached(answer.cache_control):
         lacking = "no-store" if file.is_entry else "no-cache"
         yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
 
 
-def may_be_kept(cache_control: str) -> bool:
+def may_be_cached(cache_control: str) -> bool:
     """Return whether a cache may answer with what it stored and not ask again, by its own rules if there is no rule."""
     directives = {each.strip().lower() for each in cache_control.split(",")}
     return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
@@ -548,67 +555,67 @@ def may_be_kept(cache_control: str) -> bool:
 
 # What nobody has published
 
-NOBODY: Final = "v1/boot/02-00-00-00-00-00/boot.ipxe"  # a machine that no network card makes
+UNKNOWN_MACHINE: Final = "v1/boot/02-00-00-00-00-00/boot.ipxe"  # a machine that no network card makes
 PRIVATE: Final = {
     "ops/manifest.json": "what lies in ops/ is for operators, and has tokens and secrets",
     "": "it may list what there is, and so every machine",
 }
-SAMPLE: Final = 100  # identities, at least, whose paths of a kind that no server has are asked for
+SAMPLE_SIZE: Final = 100  # identities, at least, whose paths of a kind that no server has are asked for
 
 
-def is_read_by_machines_only(path: str) -> bool:
+def is_fetched_by_machines_only(path: str) -> bool:
     """Return whether a GET of this path, below boot/, may count as a machine's fetch."""
-    kind = kind_of(BOOT + path)
+    kind = find_path_kind(BOOT + path)
     return kind is not None and kind.role is not Role.OFFER
 
 
-def left_over(paths: Iterable[str]) -> tuple[str, ...]:
+def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
     """Return what an earlier publication may have had of the same machines, and ``paths`` are not; all below boot/.
 
     If the tree has no path of a kind, the Fleet has not named its output for a while, and an earlier tree had such a
     path for each machine. Then the paths of `SAMPLE` machines are enough.
     """
     known = frozenset(paths)
-    used = {kind_of(BOOT + path) for path in known}
+    used = {find_path_kind(BOOT + path) for path in known}
     identities: dict[str, set[str]] = {}
-    for asked in (asked for path in known for asked in asked_for(path)):
+    for asked in (asked for path in known for asked in parse_request_path(path)):
         name, _, identity = asked.identity.partition("/")
         identities.setdefault(name, set()).add(identity)
     may_be: set[str] = set()
     for kind in TABLE:
-        if kind.is_of_identity:
+        if kind.needs_identity_only:
             of_kind = sorted(identities.get(kind.kind, ()))
-            step = 1 if kind in used else max(1, len(of_kind) // SAMPLE)
-            may_be.update(kind.of(identity).removeprefix(BOOT) for identity in of_kind[::step])
+            step = 1 if kind in used else max(1, len(of_kind) // SAMPLE_SIZE)
+            may_be.update(kind.build_path(identity).removeprefix(BOOT) for identity in of_kind[::step])
     return tuple(sorted(may_be - known))
 
 
-class Served(NamedTuple):
+class ServedFiles(NamedTuple):
     """The files of one server as a target has them, by path below the output directory."""
 
     files: dict[str, str]  # their sha256
     lacks_boots: bool = False  # whether a one-time boot is due, and no endpoint is named that would serve it
 
 
-def served(state: PublishedServer) -> Served:
+def list_served_files(state: PublishedServer) -> ServedFiles:
     """Return the files of a server at a target: `render.copies` has left one-time boots out of the tree already."""
     now = (turns[0] for turns in state.paths.values() if turns and turns[0].content is not None)
     boots = [
         turn.writes
         for turn in now
-        if turn.role in (Role.ENTRY, Role.OFFER)
+        if turn.role in (Role.BOOT_SCRIPT, Role.OFFER)
         and turn.writes is not None
         and turn.writes.once
         and not turn.writes.in_copies
     ]
-    return Served(
+    return ServedFiles(
         {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)},
         lacks_boots=bool(boots) and all(writes.hop is None for writes in boots),
     )
 
 
-def headers_of(path: str) -> dict[str, str]:
+def build_headers(path: str) -> dict[str, str]:
     """Return the headers that a store sends with a file; those below ops/ are for gitboot alone."""
     if not path.startswith(BOOT):
         return {"Content-Type": ContentType.JSON.value, "Cache-Control": REVALIDATED}
-    return {"Content-Type": content_type_of(path), "Cache-Control": delivery_of(path).cache_control}
+    return {"Content-Type": find_content_type(path), "Cache-Control": find_delivery(path).cache_control}

@@ -28,19 +28,19 @@ from gitboot.publish.signed_list_reader import (
     SIGNED,
     TIMESTAMP,
     UNSIGNED,
+    AcceptedList,
     Listing,
     ListProblem,
-    Seen,
     SignedList,
     check_count,
     check_path,
-    hashed_path,
+    find_versions_around,
+    hash_path,
     is_hashed,
     parse_instant,
     parse_keys,
     parse_listing,
     read_list,
-    versions_around,
 )
 
 STAGING = ".staging"  # in the mirror's folder, so that a file needs no second copy; web servers serve no hidden files
@@ -81,7 +81,7 @@ class State:
     def __init__(self, path: str) -> None:
         self._path = path
         self.latest = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the latest time that was seen
-        self.seen = None  # type: Optional[Seen]
+        self.seen = None  # type: Optional[AcceptedList]
         self._keys = []  # type: List[str]  # of the root, by which the list that was seen was verified
         self.made = None  # type: Optional[datetime]
         self.endings = {}  # type: Dict[str, Ending]
@@ -93,7 +93,7 @@ class State:
             self.made = parse_instant(found["made"]) if found["made"] else None
             if seen:
                 root, timestamp, snapshot = (check_count(version, 0) for version in seen[:3])
-                self.seen = Seen(root, timestamp, snapshot, frozenset(map(str, seen[3])))
+                self.seen = AcceptedList(root, timestamp, snapshot, frozenset(map(str, seen[3])))
             self._keys = [str(key) for key in found["keys"]]
             self.endings = {
                 check_path(name): Ending(parse_instant(since), _optional_text(text))
@@ -126,10 +126,10 @@ class State:
         seen = [*self.seen[:3], sorted(self.seen.keys)] if self.seen is not None else None
         found = {
             "keys": self._keys,
-            "latest": _text_of(self.latest),
-            "made": _text_of(self.made) if self.made is not None else None,
+            "latest": _format_time(self.latest),
+            "made": _format_time(self.made) if self.made is not None else None,
             "seen": seen,
-            "ends": {path: [_text_of(each.since), each.text] for path, each in sorted(self.endings.items())},
+            "ends": {path: [_format_time(each.since), each.text] for path, each in sorted(self.endings.items())},
         }
         _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
 
@@ -174,11 +174,11 @@ def warn(message: str) -> None:
     sys.stderr.write(f"gitboot-mirror: {message}\n")
 
 
-def _text_of(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return at.replace(tzinfo=None).isoformat() + "Z"
 
 
-def _write(path: str, content: bytes, mode: int, modified_s: Optional[float] = None) -> None:
+def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None) -> None:
     """Write a whole file, on the disk before it is in its place."""
     temporary = _temporary(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -186,8 +186,8 @@ def _write(path: str, content: bytes, mode: int, modified_s: Optional[float] = N
         file.write(content)
         file.flush()
         os.fchmod(file.fileno(), mode)
-        if modified_s is not None:
-            os.utime(file.fileno(), (modified_s, modified_s))
+        if mtime_s is not None:
+            os.utime(file.fileno(), (mtime_s, mtime_s))
         os.fsync(file.fileno())
     os.replace(temporary, path)
 
@@ -204,9 +204,9 @@ def _temporary(path: str) -> str:
 class Mirror:
     """The folder that a web server serves, and the copy beside it that is verified first."""
 
-    def __init__(self, folder: str, state: State, clock: Callable[[], datetime], kept: Sequence[str]) -> None:
+    def __init__(self, folder: str, state: State, clock: Callable[[], datetime], kept_patterns: Sequence[str]) -> None:
         self._folder, self.staging, self._state = folder, os.path.join(folder, STAGING), state
-        self._clock, self._kept = clock, (*KEPT, *kept)
+        self._clock, self._kept = clock, (*KEPT, *kept_patterns)
         found = os.stat(folder)
         self._modes = stat.S_IMODE(found.st_mode) & 0o777, stat.S_IMODE(found.st_mode) & 0o666
         self._group = found.st_gid
@@ -220,13 +220,13 @@ class Mirror:
         for path, ending in sorted(self._state.endings.items()):
             if ending.since <= now:
                 try:
-                    self._turn(path, ending)
+                    self._end_window(path, ending)
                 except OSError as error:  # the other windows end all the same
                     failures.append(error)
         if failures:
             raise failures[0]
 
-    def _turn(self, path: str, ending: Ending) -> None:
+    def _end_window(self, path: str, ending: Ending) -> None:
         self._make_folders(path)
         at = os.path.join(self._folder, path)
         if os.path.isdir(at) and not os.path.islink(at):
@@ -298,7 +298,7 @@ class Mirror:
         except (Failure, ListProblem, OSError) as error:
             warn(f"there is no state, and no list in {self._folder}: {error}")
 
-    def foreign(self) -> Optional[str]:
+    def find_foreign_file(self) -> Optional[str]:
         """Return a file that the first copy would delete, if no tree was copied here; None: there is none."""
         if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
             return None
@@ -332,13 +332,13 @@ class Mirror:
         passed: a window that has ended stays ended. The ends that are ahead are kept until `replace` has replaced the
         files.
         """
-        state, signed = self._state, tree.signed
+        state, signed = self._state, tree.signed_list
         ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
         passed = [ending.since for path, ending in state.endings.items() if path not in ahead]
-        is_newer = state.seen is None or signed.seen != state.seen
+        is_newer = state.seen is None or signed.accepted != state.seen
         was_ahead = is_newer and signed.expires <= state.latest
         state.latest = max([signed.made, *passed] if was_ahead else [signed.made, state.latest])
-        state.seen, state.made, state.endings = signed.seen, signed.made, {**ahead, **tree.endings()}
+        state.seen, state.made, state.endings = signed.accepted, signed.made, {**ahead, **tree.endings()}
 
     def replace(self, tree: "Tree") -> None:
         """Serve a verified tree: content, boot scripts, scripts for all machines, the list; then what goes.
@@ -426,8 +426,8 @@ def paths_in(root: str) -> Iterator[str]:
 class Tree:
     """A tree in a folder, whose list is verified."""
 
-    def __init__(self, root: str, signed: SignedList, listings: Sequence[Listing]) -> None:
-        self._root, self.signed, self._listings = root, signed, listings
+    def __init__(self, root: str, signed_list: SignedList, listings: Sequence[Listing]) -> None:
+        self._root, self.signed_list, self._listings = root, signed_list, listings
         self._shared = {path for each in listings if each.server is None for path in each.files}
 
     def endings(self) -> Dict[str, Ending]:
@@ -445,12 +445,12 @@ class Tree:
         Raises `Failure` if a file is not as the list names it. Such a file is removed, so that it is copied again.
         """
         present = list(paths_in(self._root))
-        by_digest = {hashed_path(path): path for path in present}
+        by_digest = {hash_path(path): path for path in present}
         found, wrong = [], []
         for listing in self._listings:
             for name, versions in listing.files.items():
                 path = by_digest.get(name, name)
-                right = {each.sha256 if each is not None else None for each in versions_around(versions, now)}
+                right = {each.sha256 if each is not None else None for each in find_versions_around(versions, now)}
                 right.add(versions[0].sha256 if versions and versions[0].since is None else None)
                 at = os.path.join(self._root, path)
                 have = None if is_hashed(path) else digest(at)
@@ -554,7 +554,7 @@ def _end_windows(mirror: Mirror, state: State) -> None:
 def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) -> int:
     if state.made is None:
         mirror.remember(keys)
-        foreign = mirror.foreign()
+        foreign = mirror.find_foreign_file()
         if foreign is not None:
             warn(f"{foreign} is in the folder of --to, which has no copied tree: name an empty folder")
             return 1
@@ -566,7 +566,7 @@ def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) 
         warn(f"the mirror stays as it is, but for windows that end: {error}")
         return 1
     if state.made is not None and state.latest - state.made > timedelta(days=1):
-        warn(f"the list was made {_text_of(state.made)}: the publisher is down, or is not reached")
+        warn(f"the list was made {_format_time(state.made)}: the publisher is down, or is not reached")
     return 0
 
 

@@ -19,8 +19,8 @@ from msgspec import Struct
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program, signed_list_reader
-from gitboot.publish.manifest import MANIFEST, Head, digest_of, parse_head
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, batches, expected
+from gitboot.publish.manifest import MANIFEST, Head, compute_digest, parse_head
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, batches, read_expected_files
 from gitboot.publish.signed_list import list_version
 from gitboot.publish.signed_list_check import ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
@@ -35,12 +35,12 @@ from gitboot.publish.targets.sync_steps import (
     StoreTarget,
     TakeFile,
     TargetFile,
-    outdated,
+    find_outdated_servers,
 )
 from gitboot.publish.tree_reader import PENDING, read_state
-from gitboot.render.endpoint_files import Listed
-from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
-from gitboot.text import count, did_you_mean
+from gitboot.render.endpoint_files import ListedFile
+from gitboot.render.paths import BOOT, LIST_TIMESTAMP, find_path_kind, is_content, publication_stage
+from gitboot.text import did_you_mean, format_count
 
 if TYPE_CHECKING:
     pass
@@ -94,7 +94,7 @@ class MirrorStore:
         """
         right = {self._below + path: file for path, (file, _) in files.items()}
         self._store.place(sorted(right), right.__getitem__, ())
-        sent = {path: Listed(digest_of(file.content), len(file.content)) for path, file in right.items()}
+        sent = {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in right.items()}
         if wrong := self._store.differing(sent):
             raise Overtaken(f"{self.name}: {wrong[0]} was written, and is read as something else")
 
@@ -158,7 +158,7 @@ class RepairReport(Struct, frozen=True, kw_only=True):
 
     files: int  # that were compared
     repairs: tuple[Repair, ...]  # sorted by path
-    left: tuple[str, ...]  # paths that are not published and that no machine asks for
+    extra_paths: tuple[str, ...]  # paths that are not published and that no machine asks for
 
 
 def repair(
@@ -168,8 +168,8 @@ def repair(
     clock: Callable[[], datetime],
     *,
     parallel: int,
-    begun: Callable[[int], None],
-    done: Callable[[int], None],
+    on_start: Callable[[int], None],
+    on_progress: Callable[[int], None],
     retry_s: float = _RETRY_S,
 ) -> RepairReport:
     """Replace the files of a mirror that are not as the tree at ``root`` has them at the time of the ``clock``.
@@ -185,10 +185,10 @@ def repair(
     for left in reversed(range(_TRIES)):
         try:
             attempt = _Attempt(store, root, clock, parallel)
-            return attempt.repair(paths, repairs, begun, done)
+            return attempt.repair(paths, repairs, on_start, on_progress)
         except Overtaken as overtaken:
             if not left:
-                so_far = f" (repaired so far: {count(len(repairs), 'file')})" if repairs else ""
+                so_far = f" (repaired so far: {format_count(len(repairs), 'file')})" if repairs else ""
                 raise PublishError(f"{overtaken}; run the command again{so_far}") from None
         time.sleep(retry_s)
     raise AssertionError("unreachable")
@@ -199,7 +199,7 @@ class _Attempt:
 
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
-        self._published, now = _state_of(root), clock()
+        self._published, now = _read_tree_state(root), clock()
         if self._published.manifest is None:
             raise PublishError(f"{root}: expected a tree that gitboot published, found no {HEAD}")
         if (head := _tree_head(self._published.manifest)) is None:
@@ -220,16 +220,16 @@ class _Attempt:
                     f"{ours} (with --tree, name the OUTPUT that gitboot publishes to now; if somebody has edited that "
                     "file of the mirror, remove it)"
                 )
-        self._files = _published(root, now, parallel, digest_of(self._published.manifest))
+        self._files = _read_right_files(root, now, parallel, compute_digest(self._published.manifest))
         self._now = now
-        self._turns: datetime | None = None  # when the next file turns that is to be repaired
+        self._next_transition: datetime | None = None  # when the next file turns that is to be repaired
 
     def repair(
         self,
         paths: Collection[str],
         repairs: dict[str, RepairAction],
-        begun: Callable[[int], None],
-        done: Callable[[int], None],
+        on_start: Callable[[int], None],
+        on_progress: Callable[[int], None],
     ) -> RepairReport:
         """Replace and remove what differs, and note in ``repairs`` what was done with each path."""
         store, files = self._store, self._files
@@ -241,15 +241,15 @@ class _Attempt:
         chosen = known if ALL in paths else asked
         wanted = sorted(files.keys() & chosen, key=lambda path: (_stage(path), path))
         instants = (each.since for path in wanted for each in files[path].versions if each.since is not None)
-        self._turns = min((at for at in instants if at > self._now), default=None)
-        begun(len(wanted))
+        self._next_transition = min((at for at in instants if at > self._now), default=None)
+        on_start(len(wanted))
         different: dict[str, str | None] = {}  # by path: the version that is to be replaced
 
         def compare(path: str, found: StoredFile | None) -> None:
-            digest = digest_of(found.content) if found is not None else None
+            digest = compute_digest(found.content) if found is not None else None
             if digest not in {each and each.sha256 for each in files[path].right}:
                 different[path] = found.version if found is not None else None
-            done(1)
+            on_progress(1)
 
         store.read_each(wanted, compare, parallel=self._parallel)
         may_go = (
@@ -259,7 +259,7 @@ class _Attempt:
             and (
                 path in asked
                 or path.startswith(SIGNED)
-                or (kind_of(BOOT + path) is not None and not is_content(BOOT + path))
+                or (find_path_kind(BOOT + path) is not None and not is_content(BOOT + path))
             )
         )
         # Servers that an earlier version of gitboot published have no listing, and no file of theirs is listed.
@@ -283,14 +283,14 @@ class _Attempt:
         return RepairReport(
             files=len(wanted),
             repairs=tuple(Repair(path, action) for path, action in sorted(repairs.items())),
-            left=left,
+            extra_paths=left,
         )
 
     def _check(self) -> None:
         """Raise `Overtaken` if the tree, the mirror's records or the version of a file is another one by now."""
-        if self._turns is not None and self._clock() >= self._turns:
-            raise Overtaken(f"{self._root}: a file has turned at {format_instant(self._turns)}")
-        if _state_of(self._root) != self._published:
+        if self._next_transition is not None and self._clock() >= self._next_transition:
+            raise Overtaken(f"{self._root}: a file has turned at {format_instant(self._next_transition)}")
+        if _read_tree_state(self._root) != self._published:
             raise Overtaken(f"{self._root} was published to meanwhile")
         if self._records is not None and not self._records.is_as_observed():
             raise Overtaken(f"{self._store.name}: an instance is writing there")
@@ -311,7 +311,7 @@ class _TreeState(NamedTuple):
     timestamp: bytes | None  # of the signed list
 
 
-def _state_of(root: Path) -> _TreeState:
+def _read_tree_state(root: Path) -> _TreeState:
     def read(path: str) -> bytes | None:
         try:
             return (root / path).read_bytes()
@@ -323,19 +323,19 @@ def _state_of(root: Path) -> _TreeState:
     return _TreeState(*map(read, (MANIFEST, PENDING, LIST_TIMESTAMP)))
 
 
-def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
+def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
     """Return what a mirror of the tree has to have at ``now``, by path below boot/.
 
     ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list is of another one.
     """
     boot = FolderMirror(root / BOOT)
     if boot.get(f"{SIGNED}{TIMESTAMP}", 0) is None:
-        return expected(root)
+        return read_expected_files(root)
     found: list[MirrorFinding] = []
     with ThreadPoolExecutor(parallel, thread_name_prefix="list") as pool:
         reader = ListReader(boot, (), pool)
         signed = reader.read(found)
-        files = dict(reader.files(signed, now, found)[0]) if signed is not None else {}
+        files = dict(reader.read_files(signed, now, found)[0]) if signed is not None else {}
     if found:
         raise Overtaken(f"{root / BOOT / found[0].path}: {found[0].message} (let gitboot publish)")
     if signed is not None and signed.manifest != manifest:
@@ -349,7 +349,7 @@ def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[
         if name.startswith(SIGNED):
             content = (root / BOOT / name).read_bytes()
             files[name] = MirrorFile(
-                path=name, right=(FileVersion(None, digest_of(content), len(content)),), versions=()
+                path=name, right=(FileVersion(None, compute_digest(content), len(content)),), versions=()
             )
     return files
 
@@ -363,7 +363,7 @@ def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
         found = TargetFile(path.read_bytes(), int(path.stat().st_mtime))
     except OSError:
         found = TargetFile(b"", 0)
-    if digest_of(found.content) == version.sha256:
+    if compute_digest(found.content) == version.sha256:
         return found
     state = read_state(root, file.server) if file.server is not None else None
     texts = {**file.contents, **(state.contents if state is not None else {})}
@@ -401,8 +401,8 @@ class MirrorRecords:
             return False
         if (held := self._target.observe(_HINT)) is None:
             return False
-        glance = tree.look()
-        if glance is None or outdated(glance, held):
+        glance = tree.read_summary()
+        if glance is None or find_outdated_servers(glance, held):
             raise Overtaken(
                 f"{self._name}: an instance is writing there, or the target has another publication than the tree "
                 f"(let the instance bring it up, or name its OUTPUT with --tree)"
@@ -490,9 +490,9 @@ def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
         program=PROGRAM,
         key=KEY,
         name=_NAME,
-        source=_word(source.replace("$", "$$")),
-        folder=_word(folder.replace("$", "$$")),
-        written=_word(folder),
+        source=_quote_word(source.replace("$", "$$")),
+        folder=_quote_word(folder.replace("$", "$$")),
+        written=_quote_word(folder),
     )
     return {
         PROGRAM: join_program(),
@@ -508,7 +508,7 @@ def join_program() -> bytes:
     return (before + getsource(signed_list_reader) + after.partition(")\n")[2]).encode()
 
 
-def _word(text: str) -> str:
+def _quote_word(text: str) -> str:
     """Return a word of a unit file: systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
 
     In a command line, `$$` stands for `$`: systemd.service(5).

@@ -12,57 +12,73 @@ from msgspec import Struct, structs
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
-from gitboot.jsonio import Digest, canonical
-from gitboot.publish.durable_files import OPEN, Disk, TreeModes, adapt, holds, make_root, staged
-from gitboot.publish.first_publication import check_room, fill, finish
-from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, digest_of
-from gitboot.publish.signed_list import ListAbout, ListKeys, SignedList, listing_in
+from gitboot.jsonio import Digest, encode_canonical
+from gitboot.publish.durable_files import OPEN_MODES, Disk, TreeModes, apply_modes, has_content, make_root, staging_path
+from gitboot.publish.first_publication import check_room, fill_tree, finish_first_publication
+from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, compute_digest
+from gitboot.publish.signed_list import ListAbout, ListKeys, SignedList, find_listing
 from gitboot.publish.tree_changes import (
+    ContentReferences,
     EndedWindows,
-    NamedContent,
     Parts,
     Publication,
     TreeChanges,
     WindowEnds,
-    amended,
-    decide,
+    amend_manifest,
+    decide_changes,
 )
-from gitboot.publish.tree_reader import LOCK, PENDING, Inventory, Tree, batch_path, is_bare, left_in_index, now_named
+from gitboot.publish.tree_reader import (
+    LOCK,
+    PENDING,
+    Inventory,
+    Tree,
+    batch_path,
+    find_changed_servers,
+    find_leftover_pairs,
+    is_empty_tree,
+)
 from gitboot.render.endpoint_files import Pair, render_shards
-from gitboot.render.page import script_of
+from gitboot.render.page import render_data_script
 from gitboot.render.paths import ON_PAGE, PAGE_INDEX, File, Files, Stage, is_content, publication_stage
-from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
-from gitboot.status.work_progress import Told, counted, unheard
+from gitboot.render.plan_and_record_files import NO_UPDATES, FileUpdates
+from gitboot.status.work_progress import ReportProgress, ignore_progress, iterate_with_progress
 
 
-class Published(Struct, frozen=True, kw_only=True):
+class PublicationResult(Struct, frozen=True, kw_only=True):
     """What a publication did to a tree; paths are sorted."""
 
     written: tuple[str, ...]
     withdrawn: tuple[str, ...]  # no longer planned, and gone
     expired: tuple[str, ...]  # content that nothing has named for GRACE, and gone
     unchanged: int  # planned files that were looked at, and stand as they are
-    begun: int = 0  # files of a tree that began with nothing, besides: they are counted alone
+    first_files: int = 0  # files of a tree that began with nothing, besides: they are counted alone
 
     @property
     def new(self) -> int:
-        return len(self.written) + self.begun
+        return len(self.written) + self.first_files
 
 
-class Directory:
+class OutputDirectory:
     """A directory that this process alone publishes to, from ``open`` to ``close``."""
 
-    def __init__(self, disk: Disk, *, ledger: str, heir_of: Callable[[], str | None], told: Told = unheard) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        ledger: str,
+        heir_of: Callable[[], str | None],
+        report_progress: ReportProgress = ignore_progress,
+    ) -> None:
         self._disk = disk
         self._ledger = ledger
         self._heir_of = heir_of
-        self._told = told
+        self._report_progress = report_progress
         self._tree = Tree(disk)
-        self._named = NamedContent()
-        self._owed: Publication | None = None  # what publications that failed were to bring about
+        self._references = ContentReferences()
+        self._unfinished: Publication | None = None  # what publications that failed were to bring about
         self._indexed: frozenset[Pair] = frozenset()  # and what they may have left in the index
-        self._left: bytes | None = None  # the manifest when the last publication had ended
-        self._left_digest = ""  # its sha256
+        self._last_manifest: bytes | None = None  # the manifest when the last publication had ended
+        self._last_manifest_digest = ""  # its sha256
         self._is_foreign = False  # another ledger's tree was refused here
         self._list = SignedList()
         self._window_ends = WindowEnds()
@@ -74,9 +90,9 @@ class Directory:
         *,
         ledger: str,
         heir_of: Callable[[], str | None] = lambda: None,
-        told: Told = unheard,
-        modes: TreeModes = OPEN,
-    ) -> Directory:
+        report_progress: ReportProgress = ignore_progress,
+        modes: TreeModes = OPEN_MODES,
+    ) -> OutputDirectory:
         """The directory at ``root``, made where it is missing, for the instance that has this ledger.
 
         ``heir_of`` tells whose tree it may take over: another ledger's, once a person has said so. ``told`` is called
@@ -89,11 +105,11 @@ class Directory:
         try:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
-            if modes is not OPEN:
-                adapt(root, modes)
-            disk.remove(staged(PENDING))
-            finish(disk)
-            return cls(disk, ledger=ledger, heir_of=heir_of, told=told)
+            if modes is not OPEN_MODES:
+                apply_modes(root, modes)
+            disk.remove(staging_path(PENDING))
+            finish_first_publication(disk)
+            return cls(disk, ledger=ledger, heir_of=heir_of, report_progress=report_progress)
         except BaseException:
             disk.close()
             raise
@@ -104,39 +120,39 @@ class Directory:
             self._disk.remove(LOCK)
         self._disk.close()
 
-    def __enter__(self) -> Directory:
+    def __enter__(self) -> OutputDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
-    def is_as_left(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether nobody has put another tree here since the last publication, such as an older copy of it.
 
         Before the first one has ended: nor another directory. Another ledger's tree is not what was left: it is looked
         each time whether it is there still.
         """
         with suppress(PublishError):
-            is_same = self._left is None or self._disk.read(MANIFEST) == self._left
-            return is_same and not self._is_foreign and self._disk.is_there
+            is_same = self._last_manifest is None or self._disk.read(MANIFEST) == self._last_manifest
+            return is_same and not self._is_foreign and self._disk.is_in_place
         return False
 
     @property
     def stamp(self) -> Stamp | None:
         return self._tree.stamp
 
-    def dated(self, path: str, file: File, at: datetime) -> int:
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
-        stands = self._disk.look(path)
-        if stands is not None and self.holds({path: file}):
+        stands = self._disk.lstat(path)
+        if stands is not None and self.has_files({path: file}):
             return int(stands.st_mtime)  # it is not written anew
-        return self._disk.dated(path, at)
+        return self._disk.choose_mtime(path, at)
 
-    def holds(self, files: Files) -> bool:
+    def has_files(self, files: Files) -> bool:
         """Whether all of these files stand in the tree as they are given."""
         return all(
-            path not in self._tree.pending and holds(self._disk, path, self._disk.look(path), file.content)
+            path not in self._tree.pending and has_content(self._disk, path, self._disk.lstat(path), file.content)
             for path, file in files.items()
         )
 
@@ -144,10 +160,10 @@ class Directory:
         """What the tree holds, for `resume`."""
         head = self._tree.head
         return Inventory(
-            states=dict(self._tree.servers()),
-            content=dict(self._named.by_server),
+            states=dict(self._tree.iter_servers()),
+            content=dict(self._references.by_server),
             shared=head.shared if head is not None else None,
-            has_page=PAGE_INDEX in self._tree.shared(),
+            has_page=PAGE_INDEX in self._tree.read_shared(),
         )
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
@@ -157,14 +173,18 @@ class Directory:
         be complete, as that of a process that knows nothing.
         """
         tree = self._tree
-        if tree.stamp is None or tree.stamp.ledger != self._ledger or (now := now_named(tree, before)) is None:
+        if (
+            tree.stamp is None
+            or tree.stamp.ledger != self._ledger
+            or (now := find_changed_servers(tree, before)) is None
+        ):
             return None
-        if (indexed := left_in_index(self._disk, tree)) is None:
+        if (indexed := find_leftover_pairs(self._disk, tree)) is None:
             return None
         for server, paths in {**before.content, **now}.items():
-            self._named.note(server, paths)
+            self._references.update(server, paths)
         self._indexed = indexed
-        self._note_left()
+        self._remember_manifest()
         return frozenset(now)
 
     def publish(
@@ -175,8 +195,8 @@ class Directory:
         complete: bool,
         commit: str,
         at: datetime,
-        parts: PartFiles = AS_IT_WAS,
-    ) -> Published:
+        parts: FileUpdates = NO_UPDATES,
+    ) -> PublicationResult:
         """Bring the files of these servers, and the shared ones, to what they are to be; say what was done.
 
         A server's files hold its state; None is a server that is gone, or shared files that stay as they are. ``parts``
@@ -193,51 +213,53 @@ class Directory:
         and has to be published completely. Raises ForeignTree and PublishError.
         """
         self._window_ends = WindowEnds()
-        if not self.is_as_left:
+        if not self.is_unchanged:
             if not complete:
                 raise PublishError(f"{self._disk.root}: another tree was put there; it is published anew")
-            self._begin_anew()
-        elif self._owed is not None and finish(self._disk):
+            self._reopen()
+        elif self._unfinished is not None and finish_first_publication(self._disk):
             self._tree = Tree(self._disk)
         wanted = Publication(servers=servers, shared=shared, complete=complete, parts=parts)
-        if self._owed is not None and not complete:
+        if self._unfinished is not None and not complete:
             wanted = structs.replace(
-                self._owed,
-                servers={**self._owed.servers, **servers},
-                shared=self._owed.shared if shared is None else shared,
-                parts=self._owed.parts.then(parts),
+                self._unfinished,
+                servers={**self._unfinished.servers, **servers},
+                shared=self._unfinished.shared if shared is None else shared,
+                parts=self._unfinished.parts.merge(parts),
             )
-        self._owed = wanted
+        self._unfinished = wanted
         self._is_foreign = True
         _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
         self._is_foreign = False
         stamp = Stamp(commit=commit, gitboot=__version__, ledger=self._ledger)
         before = self._disk.read(MANIFEST)
         try:
-            discard(self._disk, self._tree.pending)
+            remove_staged(self._disk, self._tree.pending)
             filled = None
-            if is_bare(self._disk, self._tree):
-                filled = fill(self._disk, self._tree, wanted, stamp, at, self._told)
+            if is_empty_tree(self._disk, self._tree):
+                filled = fill_tree(self._disk, self._tree, wanted, stamp, at, self._report_progress)
             if filled is None:
-                wanted = self._owed = structs.replace(wanted, servers=dict(wanted.servers.items()))
+                wanted = self._unfinished = structs.replace(wanted, servers=dict(wanted.servers.items()))
                 done, changed = self._change(wanted, stamp, at)
-                listings = {server: listing_in(wanted.servers.get(server), server) for server in changed}
+                listings = {server: find_listing(wanted.servers.get(server), server) for server in changed}
             else:
                 self._tree.settle(filled.head)
-                self._named.note_all(filled.content, complete=True)
-                done = Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=filled.written)
+                self._references.update_all(filled.content, complete=True)
+                done = PublicationResult(
+                    written=(), withdrawn=(), expired=(), unchanged=0, first_files=filled.files_written
+                )
                 listings = dict(filled.listings)
         finally:
-            self._disk.rest()
-            self._told(1, 1)
-        self._owed, self._indexed = None, frozenset()
-        self._note_left()
-        self._list.note(listings, digest_of(before) if before else None, self._left_digest)
+            self._disk.release_folders()
+            self._report_progress(1, 1)
+        self._unfinished, self._indexed = None, frozenset()
+        self._remember_manifest()
+        self._list.note(listings, compute_digest(before) if before else None, self._last_manifest_digest)
         return done
 
-    def _note_left(self) -> None:
-        self._left = self._disk.read(MANIFEST)
-        self._left_digest = digest_of(self._left or b"")
+    def _remember_manifest(self) -> None:
+        self._last_manifest = self._disk.read(MANIFEST)
+        self._last_manifest_digest = compute_digest(self._last_manifest or b"")
 
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows that are over at ``at`` in the files that an earlier process published.
@@ -245,12 +267,12 @@ class Directory:
         The next publication has to have the servers whose files were replaced. Raises `PublishError`; the next call
         tries again.
         """
-        if not self._disk.is_there:
+        if not self._disk.is_in_place:
             return EndedWindows((), None)
         try:
-            return self._window_ends.end(self._disk, at, dated=at)
+            return self._window_ends.end(self._disk, at, modified_at=at)
         finally:
-            self._disk.rest()
+            self._disk.release_folders()
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         """Bring the signed list to the tree, and renew it if it is due; return when it expires.
@@ -260,43 +282,45 @@ class Directory:
         list stays.
         """
         head = self._tree.head
-        if self._owed is None and self._left and head is not None and self.is_as_left:
-            about = ListAbout(head.stamp, self._left_digest)
+        if self._unfinished is None and self._last_manifest and head is not None and self.is_unchanged:
+            about = ListAbout(head.stamp, self._last_manifest_digest)
             try:
                 self._list.update(self._disk, self._tree, about, keys, at)
             finally:
-                self._disk.rest()
+                self._disk.release_folders()
         return self._list.expires
 
-    def _change(self, wanted: Publication, stamp: Stamp, at: datetime) -> tuple[Published, Collection[str]]:
+    def _change(
+        self, publication: Publication, stamp: Stamp, at: datetime
+    ) -> tuple[PublicationResult, Collection[str]]:
         """Bring a tree that stands to what is wanted; return what was done, and the servers whose listings changed."""
         tree = self._tree
-        changes = decide(self._disk, tree, self._named, wanted, self._indexed, at)
-        self._indexed = changes.indexed
-        head, manifest = amended(tree, stamp, changes.digests, changes.shared)
-        if not (head == tree.head and changes.is_nothing and not tree.pending):
+        changes = decide_changes(self._disk, tree, self._references, publication, self._indexed, at)
+        self._indexed = changes.possibly_indexed
+        head, manifest = amend_manifest(tree, stamp, changes.digests, changes.shared)
+        if not (head == tree.head and changes.is_empty and not tree.pending):
             written = set(changes.written)
-            found = {path: files[path].content for files in wanted for path in files.keys() & written}
-            content, alike = {path: found[path] for path in changes.written}, _alike(changes, wanted)
+            found = {path: files[path].content for files in publication for path in files.keys() & written}
+            content, alike = {path: found[path] for path in changes.written}, _group_same_content(changes, publication)
             if tree.stamp is None:  # a first publication that came to no end: this is what is left of it
                 others = {path for paths in alike.values() for path in paths}
                 check_room(self._disk.root, ((path, len(content[path]), 1) for path in content.keys() - others))
-            change(self._disk, tree, changes, content, alike, manifest, self._told)
+            write_changes(self._disk, tree, changes, content, alike, manifest, self._report_progress)
             tree.settle(head)
             tree.retire(changes.retired, changes.at, changes.batches)
-        self._named.note_all(changes.content, complete=wanted.complete)
-        return _published(changes), changes.digests.keys()
+        self._references.update_all(changes.content, complete=publication.complete)
+        return _build_result(changes), changes.digests.keys()
 
-    def _begin_anew(self) -> None:
+    def _reopen(self) -> None:
         make_root(self._disk.root, self._disk.modes)
         disk = Disk(self._disk.root, self._disk.modes)
         self._disk.close()
-        self._disk, self._left = disk, b""  # no manifest: another tree is here until this one is known
+        self._disk, self._last_manifest = disk, b""  # no manifest: another tree is here until this one is known
         if holder := disk.lock(LOCK):
             raise PublishError(f"{disk.root}: {holder} publishes there (stop it, or choose another directory)")
-        finish(disk)
-        self._tree, self._named = Tree(disk), NamedContent()
-        self._owed, self._indexed, self._left = None, frozenset(), None
+        finish_first_publication(disk)
+        self._tree, self._references = Tree(disk), ContentReferences()
+        self._unfinished, self._indexed, self._last_manifest = None, frozenset(), None
 
     def write_status(self, content: bytes, at: datetime, path: str = STATUS) -> None:
         """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
@@ -305,24 +329,24 @@ class Directory:
             name, on_page = ON_PAGE[path]
             self._disk.stage(path, content, at)
             self._disk.place(path)
-            if self._disk.look(PAGE_INDEX) is None:
+            if self._disk.lstat(PAGE_INDEX) is None:
                 self._disk.remove(on_page)
             else:  # the page reads scripts
-                self._disk.stage(on_page, script_of(name, content), at)
+                self._disk.stage(on_page, render_data_script(name, content), at)
                 self._disk.place(on_page)
-        self._disk.rest()
+        self._disk.release_folders()
 
 
-def _published(changes: TreeChanges) -> Published:
-    return Published(
+def _build_result(changes: TreeChanges) -> PublicationResult:
+    return PublicationResult(
         written=tuple(changes.written),
         withdrawn=tuple(changes.withdrawn),
         expired=tuple(changes.expired),
-        unchanged=changes.planned - len(changes.written),
+        unchanged=changes.checked_files - len(changes.written),
     )
 
 
-def _alike(changes: TreeChanges, wanted: Publication) -> dict[str, tuple[str, ...]]:
+def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[str, tuple[str, ...]]:
     """Of what is written, by the first of each kind, the paths of one server that have the same content.
 
     A file has names of one server alone, and of one publication: so it is replaced under all of them together, its date
@@ -330,7 +354,7 @@ def _alike(changes: TreeChanges, wanted: Publication) -> dict[str, tuple[str, ..
     """
     written, taken = set(changes.written), set[str]()
     found: dict[str, tuple[str, ...]] = {}
-    for files in wanted:
+    for files in publication:
         paths: dict[Digest, list[str]] = {}
         for path in sorted((files.keys() & written) - taken):
             paths.setdefault(files[path].sha256, []).append(path)
@@ -347,14 +371,14 @@ def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], s
         )
 
 
-def change(
+def write_changes(
     disk: Disk,
     tree: Tree,
     changes: TreeChanges,
     content: Mapping[str, bytes],
-    alike: Mapping[str, tuple[str, ...]],
+    same_content: Mapping[str, tuple[str, ...]],
     manifest: Parts,
-    told: Told,
+    report_progress: ReportProgress,
 ) -> None:
     """Replace file after file: content before what names it, the first scripts after it, the manifest last.
 
@@ -362,12 +386,12 @@ def change(
     ``told`` gets each file twice, since each costs something twice. Raises PublishError; what it leaves then is between
     two versions, and ``tree`` knows of what.
     """
-    batch = _batch(tree, changes)
-    joined, parted = render_shards(changes.joined), render_shards(changes.parted)
+    batch = _render_batches(tree, changes)
+    joined, parted = render_shards(changes.shards_after_adding), render_shards(changes.shards_after_removing)
     # By the states, whoever goes on from what is cut short finds whose all these are. PENDING among them says so.
-    tree.begin({*changes.paths, *changes.beside, *batch, *manifest, PENDING})
+    tree.mark_pending({*changes.paths, *changes.unchanged_states, *batch, *manifest, PENDING})
     try:
-        _stage(disk, {PENDING: canonical(sorted(tree.pending))}, changes.at)
+        _stage(disk, {PENDING: encode_canonical(sorted(tree.pending))}, changes.at)
         disk.sync()
         disk.place(PENDING)
         disk.sync()
@@ -375,8 +399,8 @@ def change(
             disk,
             {**content, **batch, **joined, **manifest},
             changes.at,
-            alike,
-            lambda done, total: told(done, 2 * total),
+            same_content,
+            lambda done, total: report_progress(done, 2 * total),
         )
         disk.sync()
         _place(disk, (path for path in content if is_content(path)))
@@ -386,7 +410,7 @@ def change(
         others = [path for path in (*content, *batch) if not is_content(path) and path not in states]
         scripts = [path for path in others if publication_stage(path) is Stage.FIRST_SCRIPTS]
         placed = [*changes.states, *(each for each in others if each not in scripts)]
-        _place(disk, counted(placed, lambda done, total: told(total + done, 2 * total)))
+        _place(disk, iterate_with_progress(placed, lambda done, total: report_progress(total + done, 2 * total)))
         if scripts:
             disk.sync()
             _place(disk, scripts)
@@ -401,14 +425,14 @@ def change(
         disk.remove(PENDING)
     except PublishError:
         with suppress(PublishError):
-            discard(disk, {*tree.pending, PENDING})
+            remove_staged(disk, {*tree.pending, PENDING})
         raise
 
 
-def discard(disk: Disk, paths: Collection[str]) -> None:
+def remove_staged(disk: Disk, paths: Collection[str]) -> None:
     """Remove what was staged for these paths."""
     for path in sorted(paths):
-        disk.remove(staged(path))
+        disk.remove(staging_path(path))
 
 
 def _replace(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
@@ -431,20 +455,20 @@ def _stage(
     disk: Disk,
     contents: Mapping[str, bytes | None],
     at: datetime,
-    alike: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
-    told: Told = unheard,
+    same_content: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    report_progress: ReportProgress = ignore_progress,
 ) -> None:
     """``alike`` are paths, by the first of them, that are to be one file."""
-    others = {path for paths in alike.values() for path in paths}
-    for path, content in counted(contents.items(), told):
+    others = {path for paths in same_content.values() for path in paths}
+    for path, content in iterate_with_progress(contents.items(), report_progress):
         if content is None or path in others:
             continue
         disk.stage(path, content, at)
-        for other in alike.get(path, ()):
+        for other in same_content.get(path, ()):
             disk.stage(other, content, at, like=path)
 
 
-def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
+def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
     """The list of what is retired now, with what was in the same second; and one that was between two versions."""
     since = {changes.at} if changes.retired else set[datetime]()
     if tree.pending:
@@ -453,28 +477,29 @@ def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
         return {}
     retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)}
     return {
-        batch_path(at): canonical(sorted(path for path, each in retired.items() if each == at)) for at in sorted(since)
+        batch_path(at): encode_canonical(sorted(path for path, each in retired.items() if each == at))
+        for at in sorted(since)
     }
 
 
-class Looked:
+class PublicationPreview:
     """Stands where a `Directory` would; keeps what publishing would have done, and does none of it."""
 
     def __init__(self, root: Path, *, ledger: str, heir_of: str | None) -> None:
         self._root, self._ledger, self._heir_of = root, ledger, heir_of
         self._servers: dict[str, Files] = {}
         self._shared: Files = {}
-        self._parts = AS_IT_WAS
-        self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
+        self._parts = NO_UPDATES
+        self.result = PublicationResult(written=(), withdrawn=(), expired=(), unchanged=0)
 
     @property
-    def is_as_left(self) -> bool:
+    def is_unchanged(self) -> bool:
         return True
 
-    def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
         return int(at.timestamp())
 
-    def holds(self, files: Files) -> bool:  # noqa: ARG002 - as a Directory has it
+    def has_files(self, files: Files) -> bool:  # noqa: ARG002 - as a Directory has it
         return False
 
     def end_windows(self, at: datetime) -> EndedWindows:  # noqa: ARG002 - as a Directory has it
@@ -491,8 +516,8 @@ class Looked:
         complete: bool,
         commit: str,  # noqa: ARG002 - as a Directory has it
         at: datetime,
-        parts: PartFiles = AS_IT_WAS,
-    ) -> Published:
+        parts: FileUpdates = NO_UPDATES,
+    ) -> PublicationResult:
         """Return what a complete publication of all that was given so far would do. Raises as that does."""
         if complete:
             self._servers = {}
@@ -502,14 +527,14 @@ class Looked:
             else:
                 self._servers[server] = files
         self._shared = self._shared if shared is None else shared
-        self._parts = self._parts.then(parts)
+        self._parts = self._parts.merge(parts)
         wanted = Publication(servers=self._servers, shared=self._shared, complete=True, parts=self._parts)
         if not self._root.exists():
             paths = sorted(path for files in wanted for path in files)
-            self.seen = Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
-            return self.seen
+            self.result = PublicationResult(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
+            return self.result
         with closing(Disk(self._root)) as disk:
             tree = Tree(disk)
             _refuse_foreign(disk, tree, self._ledger, lambda: self._heir_of)
-            self.seen = _published(decide(disk, tree, NamedContent(), wanted, (), at))
-        return self.seen
+            self.result = _build_result(decide_changes(disk, tree, ContentReferences(), wanted, (), at))
+        return self.result

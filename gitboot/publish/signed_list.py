@@ -17,17 +17,17 @@ from msgspec import Struct
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import read_private
-from gitboot.jsonio import canonical, convert, format_instant
-from gitboot.publish.durable_files import Disk, is_staged, staged
-from gitboot.publish.manifest import Stamp, digest_of
-from gitboot.publish.tree_reader import Tree, damaged
+from gitboot.jsonio import convert, encode_canonical, format_instant
+from gitboot.publish.durable_files import Disk, is_staging_name, staging_path
+from gitboot.publish.manifest import Stamp, compute_digest
+from gitboot.publish.tree_reader import Tree, build_damage_error
 from gitboot.render.endpoint_files import (
     SHARED_LISTING,
-    Listed,
+    ListedFile,
+    build_shared_listing,
     listing_path,
-    parse,
+    parse_state,
     render_listing,
-    shared_listing,
     state_path,
     target_name,
 )
@@ -49,8 +49,8 @@ _SPEC_VERSION: Final = "1.0.31"  # of TUF
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
 _MOST: Final = 10**11 - 1  # as a version, of the year 5138: a file with a higher one is not gitboot's
 _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
-Targets = dict[str, Listed]  # by target name
-Listings = Mapping[str, Listed | None]  # by server; None: the server is gone, or has no listing
+Targets = dict[str, ListedFile]  # by target name
+Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
 # Metadata as it is read back: what of it the next list is made from
 
 _Version = Annotated[int, msgspec.Meta(gt=0, le=_MOST)]
@@ -106,7 +106,7 @@ class ListAbout(NamedTuple):
     manifest: str  # the digest of ops/manifest.json
 
 
-class _Named(NamedTuple):
+class _SnapshotReference(NamedTuple):
     """A snapshot as a timestamp names it."""
 
     version: int
@@ -118,7 +118,7 @@ class ListState(Struct, frozen=True, kw_only=True):
     """The list of a tree, but for the content of its bins."""
 
     version: int  # of the timestamp
-    snapshot: _Named  # the snapshot that the timestamp names
+    snapshot: _SnapshotReference  # the snapshot that the timestamp names
     expires: datetime  # of the timestamp
     manifest: str  # the digest of the ops/manifest.json that the list is of
     keyid: str | None  # of the key that signed it; None: it is unsigned
@@ -141,14 +141,14 @@ class ListState(Struct, frozen=True, kw_only=True):
         return {f"{self.snapshot.version}.snapshot.json", *bins}
 
 
-def bin_of(target: str) -> str:
+def find_bin(target: str) -> str:
     """Return the name of the bin of a target, as TAP 15 has it for 256 bins."""
     return f"servers-{sha256(target.encode()).hexdigest()[:2]}"
 
 
 def amend_list(
     before: ListState | None,
-    changed: Mapping[str, Listed | None],
+    changed_targets: Mapping[str, ListedFile | None],
     about: ListAbout,
     keys: ListKeys | None,
     now: datetime,
@@ -163,9 +163,9 @@ def amend_list(
     """
     version = max(int(now.timestamp()), least_version)
     bins = dict(before.bins) if before is not None else {}
-    rewritten: dict[str, dict[str, Listed | None]] = {name: {} for name in _BINS if name not in bins}
-    for target, each in changed.items():
-        rewritten.setdefault(bin_of(target), {})[target] = each
+    rewritten: dict[str, dict[str, ListedFile | None]] = {name: {} for name in _BINS if name not in bins}
+    for target, each in changed_targets.items():
+        rewritten.setdefault(find_bin(target), {})[target] = each
     for name, made in bins.items():
         if _expires_soon(made, now):
             rewritten.setdefault(name, {})
@@ -175,15 +175,15 @@ def amend_list(
         targets = {target: each for target, each in {**was, **differing}.items() if each is not None}
         bins[name] = version
         listed = {target: {"hashes": {"sha256": each.sha256}, "length": each.size} for target, each in targets.items()}
-        signed = {**_common("targets", version, _far(version)), "targets": listed}
-        files[f"{SIGNED}{version}.{name}.json"] = _signed(signed, keys)
+        signed = {**_common("targets", version, _get_expiry(version)), "targets": listed}
+        files[f"{SIGNED}{version}.{name}.json"] = _sign_metadata(signed, keys)
     targets_version = keys.targets_version if keys is not None else None
     named = before.snapshot if before is not None and not rewritten and before.targets == targets_version else None
     if named is None or _expires_soon(named.version, now):
         versions = {**({"targets": targets_version} if targets_version is not None else {}), **bins}
         meta = {f"{name}.json": {"version": each} for name, each in versions.items()}
-        snapshot = _signed({**_common("snapshot", version, _far(version)), "meta": meta}, keys)
-        named = _Named(version, digest_of(snapshot), len(snapshot))
+        snapshot = _sign_metadata({**_common("snapshot", version, _get_expiry(version)), "meta": meta}, keys)
+        named = _SnapshotReference(version, compute_digest(snapshot), len(snapshot))
         files[f"{SIGNED}{version}.snapshot.json"] = snapshot
     expires = now.astimezone(UTC).replace(microsecond=0) + VALID
     timestamp = {
@@ -196,7 +196,7 @@ def amend_list(
         },
         "meta": {"snapshot.json": {"hashes": {"sha256": named.sha256}, "length": named.size, "version": named.version}},
     }
-    files[LIST_TIMESTAMP] = _signed(timestamp, keys)
+    files[LIST_TIMESTAMP] = _sign_metadata(timestamp, keys)
     state = ListState(
         version=version,
         snapshot=named,
@@ -211,32 +211,32 @@ def amend_list(
 
 def _expires_soon(version: int, now: datetime) -> bool:
     """Return whether a bin or a snapshot of this version is to be signed again."""
-    return _far(version) - now < _RESIGNED_BELOW
+    return _get_expiry(version) - now < _RESIGNED_BELOW
 
 
 def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
     return {"_type": kind, "expires": format_instant(expires), "spec_version": _SPEC_VERSION, "version": version}
 
 
-def _far(version: int) -> datetime:
+def _get_expiry(version: int) -> datetime:
     """Return when a bin or a snapshot expires. Its version is the time when it was made, in seconds since 1970."""
     return datetime.fromtimestamp(version, UTC) + _METADATA_VALID
 
 
-def _signed(signed: Mapping[str, Any], keys: ListKeys | None) -> bytes:
+def _sign_metadata(metadata: Mapping[str, Any], keys: ListKeys | None) -> bytes:
     """Return TUF metadata. RFC 8785 and the canonical JSON of TUF are the same for texts without control characters."""
-    signatures = [{"keyid": keys.keyid, "sig": keys.sign(canonical(signed))}] if keys is not None else []
-    return canonical({"signatures": signatures, "signed": signed}) + b"\n"
+    signatures = [{"keyid": keys.keyid, "sig": keys.sign(encode_canonical(metadata))}] if keys is not None else []
+    return encode_canonical({"signatures": signatures, "signed": metadata}) + b"\n"
 
 
-def _checked(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _Read:
+def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _Read:
     """Return what metadata says. Raises `_Unusable` if it is not metadata of this kind and of this key."""
     try:
         document = json.loads(data or b"")
         signed, signatures = document["signed"], document["signatures"]
         if keys is not None:
             (signature,) = signatures
-            if signature["keyid"] != keys.keyid or not keys.has_signed(canonical(signed), signature["sig"]):
+            if signature["keyid"] != keys.keyid or not keys.has_signed(encode_canonical(signed), signature["sig"]):
                 raise _Unusable("another key")
         elif signatures:
             raise _Unusable("it is signed")
@@ -245,10 +245,10 @@ def _checked(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _R
         raise _Unusable(str(error)) from error
 
 
-def listing_in(files: Files | None, server: str) -> Listed | None:
+def find_listing(files: Files | None, server: str) -> ListedFile | None:
     """Return the digest and size of a server's listing, from the server's files; None: there is none."""
     file = files.get(listing_path(server)) if files is not None else None
-    return Listed(file.sha256, len(file.content)) if file is not None else None
+    return ListedFile(file.sha256, len(file.content)) if file is not None else None
 
 
 class SignedList:
@@ -258,7 +258,7 @@ class SignedList:
         self._state: ListState | None = None  # of the list that lies in the tree; None: it is to be read
         self._from: str | None = None  # the digest of the manifest before the changes that are not in a list yet
         self._to: str | None = None  # and the digest after them; None: this process has published nothing
-        self._changed: dict[str, Listed | None] = {}  # these changes: targets of servers
+        self._changed: dict[str, ListedFile | None] = {}  # these changes: targets of servers
         self._is_current = False  # whether this process has found or written it as it should be since the last change
         self._superseded: dict[str, datetime] = {}  # the names of files that the list does not use, and since when
 
@@ -296,9 +296,9 @@ class SignedList:
             self._state = _read_state(disk, keys)
         if self._to != about.manifest:  # an earlier process published it
             self._from, self._to, self._changed = about.manifest, about.manifest, {}
-        shared = render_listing(shared_listing(sorted(tree.shared().items())))
+        shared = render_listing(build_shared_listing(sorted(tree.read_shared().items())))
         listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
-        shared_target = {target_name(SHARED_LISTING): Listed(digest_of(shared), len(shared))}
+        shared_target = {target_name(SHARED_LISTING): ListedFile(compute_digest(shared), len(shared))}
         before = self._state
         if before is not None and (before.manifest != self._from or not before.names <= lies.keys()):
             before = None  # the changes are not those since this list, or somebody removed files of it
@@ -326,7 +326,7 @@ class SignedList:
                 disk.remove(SIGNED + name)
         _write(disk, last, now)
         self._state, self._from, self._changed, self._is_current = state, about.manifest, {}, True
-        for name in filter(is_staged, names):
+        for name in filter(is_staging_name, names):
             disk.remove(SIGNED + name)
         self._remove_superseded(disk, lies.keys() - state.names - by_root.keys(), now)
 
@@ -356,7 +356,7 @@ def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
     except PublishError:
         for path in files:
             with suppress(PublishError):
-                disk.remove(staged(path))
+                disk.remove(staging_path(path))
         raise
 
 
@@ -372,18 +372,18 @@ def list_version(timestamp: bytes | None) -> int:
 def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
     """Return the list that lies in the tree, if it is one by these keys."""
     try:
-        timestamp = _checked(disk.read(LIST_TIMESTAMP), keys, _TimestampRead)
+        timestamp = _parse_verified(disk.read(LIST_TIMESTAMP), keys, _TimestampRead)
         named = timestamp.meta["snapshot.json"]
         data = disk.read(f"{SIGNED}{named.version}.snapshot.json") or b""
-        if digest_of(data) != named.hashes.sha256:
+        if compute_digest(data) != named.hashes.sha256:
             return None
-        snapshot = _checked(data, keys, _SnapshotRead)
+        snapshot = _parse_verified(data, keys, _SnapshotRead)
     except (KeyError, _Unusable):
         return None
     bins = {name.removesuffix(".json"): each.version for name, each in snapshot.meta.items()}
     return ListState(
         version=timestamp.version,
-        snapshot=_Named(named.version, named.hashes.sha256, len(data)),
+        snapshot=_SnapshotReference(named.version, named.hashes.sha256, len(data)),
         expires=timestamp.expires,
         manifest=timestamp.gitboot.manifest,
         keyid=keys.keyid if keys is not None else None,
@@ -394,30 +394,30 @@ def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
 
 def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Targets:
     """Return the targets of a bin. Raises `_Unusable` if it is not what was written."""
-    found = _checked(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinRead)
+    found = _parse_verified(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinRead)
     if found.version != version:
         raise _Unusable("another version")
-    return {target: Listed(each.hashes.sha256, each.length) for target, each in found.targets.items()}
+    return {target: ListedFile(each.hashes.sha256, each.length) for target, each in found.targets.items()}
 
 
 def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
     """Return whether a list has these targets."""
     with suppress(_Unusable, KeyError):
         return all(
-            _read_bin(disk, keys, name := bin_of(target), state.bins[name]).get(target) == listed
+            _read_bin(disk, keys, name := find_bin(target), state.bins[name]).get(target) == listed
             for target, listed in targets.items()
         )
     return False
 
 
-def _all_targets(disk: Disk, tree: Tree) -> dict[str, Listed | None]:
+def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
     """Return the listing of each server, from the states that the manifest lists."""
-    found: dict[str, Listed | None] = {}
-    for server, digest in tree.servers():
+    found: dict[str, ListedFile | None] = {}
+    for server, digest in tree.iter_servers():
         data, path = disk.read(state_path(server)), listing_path(server)
-        if data is None or digest_of(data) != digest:
-            raise damaged(disk, state_path(server))
-        if (listed := parse(data).files.get(path)) is not None:  # an earlier version of gitboot made no listings
+        if data is None or compute_digest(data) != digest:
+            raise build_damage_error(disk, state_path(server))
+        if (listed := parse_state(data).files.get(path)) is not None:  # an earlier version of gitboot made no listings
             found[target_name(path)] = listed
     return found
 
@@ -486,8 +486,8 @@ def read_list_keys(folder: Path) -> ListKeys:
         raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
     public = key.public_key().public_bytes_raw().hex()
     # As python-tuf makes it: the sha256 of the canonical JSON of the key.
-    keyid = digest_of(canonical({"keytype": "ed25519", "keyval": {"public": public}, "scheme": "ed25519"}))
-    roots, targets = numbered(folder, ROOTS), numbered(folder, TARGETS)
+    keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": {"public": public}, "scheme": "ed25519"}))
+    roots, targets = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
             f"{folder} lacks root.json or targets.json files; copy all of them from the host of the root key"
@@ -525,7 +525,7 @@ def read_list_keys(folder: Path) -> ListKeys:
     )
 
 
-def numbered(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
+def find_next_version(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
     """Return the content of the files of a folder that have such a name, by number."""
     try:
         found = {int(match[1]): path for path in folder.iterdir() if (match := name.fullmatch(path.name))}

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from gitboot.errors import HostUnreachable
 from gitboot.jsonio import format_instant
-from gitboot.publish.manifest import digest_of
+from gitboot.publish.manifest import compute_digest
 from gitboot.publish.mirror_comparison import (
     FolderMirror,
     MirrorFault,
@@ -21,7 +21,7 @@ from gitboot.publish.mirror_comparison import (
     MirrorReport,
     WebMirror,
     compare_files,
-    sorted_findings,
+    sort_findings,
     threads,
 )
 from gitboot.publish.signed_list_reader import (
@@ -39,11 +39,11 @@ from gitboot.publish.signed_list_reader import (
     ListProblem,
     SignedList,
     Target,
-    hashed_path,
+    find_versions_around,
+    hash_path,
     is_hashed,
     parse_listing,
     read_list,
-    versions_around,
 )
 
 _INCOMPLETE: Final = (
@@ -65,8 +65,8 @@ def compare_with_list(
     now: datetime,
     *,
     parallel: int,
-    begun: Callable[[int], None],
-    done: Callable[[int], None],
+    on_start: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> MirrorReport:
     """Return what is wrong with a mirror by its own list, as of ``now``.
 
@@ -74,39 +74,41 @@ def compare_with_list(
     meanwhile, the paths with findings are compared again. Raises `HostUnreachable`.
     """
     with threads(parallel) as pool:
-        found = [*mirror.cached()]
+        findings = [*mirror.find_cached_list()]
         reader = ListReader(mirror, keys, pool)
-        if (signed := reader.read(found)) is None:
+        if (signed := reader.read(findings)) is None:
             if mirror.names() is None:
-                found += mirror.besides(())
-            return MirrorReport(findings=sorted_findings(found), files=0, unread=(), turning=())
+                findings += mirror.find_extra_files(())
+            return MirrorReport(findings=sort_findings(findings), files=0, unread=(), in_transition=())
         if signed.expires <= now:
             until = f"was to be renewed before {format_instant(signed.expires)}"
             message = f"{SIGNED}{signed.expiring} {until}, and the clock of this host shows {format_instant(now)}"
-            found.append(MirrorFinding(path=f"{SIGNED}{signed.expiring}", fault=MirrorFault.EXPIRED, message=message))
+            findings.append(
+                MirrorFinding(path=f"{SIGNED}{signed.expiring}", fault=MirrorFault.EXPIRED, message=message)
+            )
         if signed.made > now + TOLERANCE:
             made = f"the list was made at {format_instant(signed.made)}"
             message = (
                 f"{made}, and the clock of this host shows {format_instant(now)} (correct the clock that is wrong)"
             )
-            found.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))
+            findings.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))
         listed: list[MirrorFinding] = []
-        files, hidden = reader.files(signed, now, listed)
+        files, hidden = reader.read_files(signed, now, listed)
 
         def look_again(is_wrong: bool) -> dict[str, MirrorFile] | None:
             newer = reader.read([]) if is_wrong or listed else None
             if newer is None or newer.version == signed.version:
                 return None
             listed.clear()
-            return reader.files(newer, now, listed)[0]
+            return reader.read_files(newer, now, listed)[0]
 
-        report = compare_files(mirror, files, look_again, pool, begun, done)
+        report = compare_files(mirror, files, look_again, pool, on_start, on_progress)
     return structs.replace(
         report,
-        findings=sorted_findings([*found, *listed, *report.findings]),
+        findings=sort_findings([*findings, *listed, *report.findings]),
         files=report.files + hidden,
-        hidden=hidden,
-        signed=signed,
+        hidden_files=hidden,
+        signed_list=signed,
     )
 
 
@@ -116,30 +118,34 @@ class ListReader:
     def __init__(self, mirror: FolderMirror | WebMirror, keys: Collection[bytes], pool: ThreadPoolExecutor) -> None:
         self._mirror, self._keys, self._pool = mirror, keys, pool
 
-    def read(self, found: list[MirrorFinding]) -> SignedList | None:
+    def read(self, findings: list[MirrorFinding]) -> SignedList | None:
         """Return the list; None if it cannot be trusted. An unsigned one is read, and reported if a key is named."""
         try:
             return read_list(self._get, self._keys, each=self._pool.map)
         except ListProblem as problem:
-            found.append(_finding(problem))
+            findings.append(_build_finding(problem))
             if problem.fault != UNSIGNED:
                 return None
         try:
             return read_list(self._get, (), each=self._pool.map)
         except ListProblem as problem:
-            found.append(_finding(problem))
+            findings.append(_build_finding(problem))
             return None
 
     def _get(self, name: str, max_bytes: int) -> bytes | None:
         return self._mirror.get(f"{SIGNED}{name}", max_bytes)
 
-    def files(self, signed: SignedList, now: datetime, found: list[MirrorFinding]) -> tuple[dict[str, MirrorFile], int]:
+    def read_files(
+        self, signed_list: SignedList, now: datetime, findings: list[MirrorFinding]
+    ) -> tuple[dict[str, MirrorFile], int]:
         """Return the files of all listings, by path, sorted, and how many files have no path that is shown."""
         files: dict[str, MirrorFile] = {}
         hidden, names = 0, self._mirror.names()
-        by_digest = {hashed_path(path): path for path in names or ()}
-        for listing, finding in self._pool.map(lambda name: self._listing(signed, name), sorted(signed.targets)):
-            found += [finding] if finding is not None else []
+        by_digest = {hash_path(path): path for path in names or ()}
+        for listing, finding in self._pool.map(
+            lambda name: self._read_listing(signed_list, name), sorted(signed_list.targets)
+        ):
+            findings += [finding] if finding is not None else []
             if listing is None:
                 continue
             for path, versions in listing.files.items():
@@ -147,15 +153,15 @@ class ListReader:
                     hidden += 1
                     continue
                 shown = by_digest.get(path, path)
-                files[shown] = listed_file(listing, shown, versions, now)
+                files[shown] = build_mirror_file(listing, shown, versions, now)
             for path in listing.end.files if listing.end is not None else ():
                 if path not in listing.files:
-                    files[path] = listed_file(listing, path, (), now)
+                    files[path] = build_mirror_file(listing, path, (), now)
         return dict(sorted(files.items())), hidden
 
-    def _listing(self, signed: SignedList, name: str) -> tuple[Listing | None, MirrorFinding | None]:
+    def _read_listing(self, signed_list: SignedList, name: str) -> tuple[Listing | None, MirrorFinding | None]:
         """Return a listing, and what is wrong with it, also one of another version than the list names."""
-        target = signed.targets[name]
+        target = signed_list.targets[name]
         try:
             if (data := self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))) is None:
                 raise ListProblem(MISSING, name, "it is absent, and the list names it")
@@ -163,7 +169,7 @@ class ListReader:
         except ListProblem as problem:
             listing = self._other_version(name) if problem.fault == DAMAGED else None
             if listing is None:
-                return None, _finding(problem)
+                return None, _build_finding(problem)
             return listing, MirrorFinding(path=SIGNED + name, fault=MirrorFault.INCOMPLETE, message=_INCOMPLETE)
         except HostUnreachable as error:
             return None, MirrorFinding(path=SIGNED + name, fault=MirrorFault.UNKNOWN, message=str(error))
@@ -175,40 +181,40 @@ class ListReader:
         """
         with suppress(ListProblem, HostUnreachable):
             data = self._get(name, MAX_TARGETS_BYTES) or b""
-            listing = parse_listing(name, data, Target(digest_of(data), len(data)))
+            listing = parse_listing(name, data, Target(compute_digest(data), len(data)))
             if name == (SHARED if listing.server is None else f"servers/{listing.server}.json"):
                 return listing
         return None
 
 
-def listed_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
+def build_mirror_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
     """Return a file of a listing at ``now``. A copy that has ended a window by itself is right, too."""
-    right, end = versions_around(versions, now), listing.end
+    right, end = find_versions_around(versions, now), listing.end
     if end is not None and path in end.files and end.since <= now + TOLERANCE:
         ended = end.files[path]
         right, versions = (*right, ended if ended.sha256 is not None else None), (*versions, ended)
     return MirrorFile(path=path, right=right, versions=versions, server=listing.server, contents=listing.contents)
 
 
-def _finding(problem: ListProblem) -> MirrorFinding:
+def _build_finding(problem: ListProblem) -> MirrorFinding:
     return MirrorFinding(path=problem.path, fault=_LIST_FAULTS[problem.fault], message=problem.message)
 
 
-def signature_of(signed: SignedList) -> str:
+def describe_signature(signed_list: SignedList) -> str:
     """Return whether a list is signed, and whether its signatures were checked."""
-    if signed.is_verified:
+    if signed_list.is_verified:
         return "Verified"
-    return "Unchecked" if signed.is_signed else "Unsigned"
+    return "Unchecked" if signed_list.is_signed else "Unsigned"
 
 
-def facts_of(signed: SignedList, now: datetime) -> Mapping[str, object]:
+def list_facts(signed_list: SignedList, now: datetime) -> Mapping[str, object]:
     """Return what JSON shows of a list."""
     return {
-        "signature": signature_of(signed),
-        "version": signed.version,
-        "commit": signed.commit,
-        "gitboot": signed.gitboot,
-        "made": format_instant(signed.made),
-        "ageSeconds": max(0, int((now - signed.made).total_seconds())),
-        "expires": format_instant(signed.expires),
+        "signature": describe_signature(signed_list),
+        "version": signed_list.version,
+        "commit": signed_list.commit,
+        "gitboot": signed_list.gitboot,
+        "made": format_instant(signed_list.made),
+        "ageSeconds": max(0, int((now - signed_list.made).total_seconds())),
+        "expires": format_instant(signed_list.expires),
     }

@@ -164,7 +164,7 @@ class _Metadata(NamedTuple):
     signatures: Dict[str, bytes]
 
 
-class Seen(NamedTuple):
+class AcceptedList(NamedTuple):
     """The newest list that a reader has accepted. Older ones of the same keys are rejected after that."""
 
     root: int
@@ -173,20 +173,20 @@ class Seen(NamedTuple):
     keys: FrozenSet[str]  # that sign timestamps, in hexadecimal digits
 
 
-def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+def _check_unique_names(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name occurs twice")
     return found
 
 
-def _integer(text: str) -> int:
+def _parse_integer(text: str) -> int:
     if len(text) > 18:
         raise ValueError("a number is too large")
     return int(text)
 
 
-def _refused(text: str) -> Any:
+def _reject_number(text: str) -> Any:
     raise ValueError(f"a number is no integer: {text[:20]}")
 
 
@@ -195,10 +195,10 @@ def _parse_json(data: bytes) -> Any:
     try:
         return json.loads(
             data.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_int=_integer,
-            parse_float=_refused,
-            parse_constant=_refused,
+            object_pairs_hook=_check_unique_names,
+            parse_int=_parse_integer,
+            parse_float=_reject_number,
+            parse_constant=_reject_number,
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -218,7 +218,7 @@ def canonical_json(value: Any) -> bytes:
     return text.encode("utf-8")
 
 
-def _hexadecimal(value: Any, size_bytes: int) -> bytes:
+def _parse_hexadecimal(value: Any, size_bytes: int) -> bytes:
     if not isinstance(value, str) or not re.match(r"[0-9a-f]*\Z", value) or len(value) != 2 * size_bytes:
         raise ValueError(f"expected {2 * size_bytes} hexadecimal digits")
     return bytes.fromhex(value)
@@ -242,7 +242,7 @@ def parse_instant(value: Any) -> datetime:
     return at.replace(microsecond=int((found.group(2) or "0").ljust(6, "0")))
 
 
-def _parsed(name: str, data: bytes, kind: str) -> _Metadata:
+def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
     """Return a metadata file of this kind. Raises `ListProblem`."""
     try:
         document = _parse_json(data)
@@ -251,15 +251,15 @@ def _parsed(name: str, data: bytes, kind: str) -> _Metadata:
             raise ValueError(f"expected TUF metadata of the role {kind}, version 1")
         check_count(signed["version"], 1)
         parse_instant(signed["expires"])
-        by_key = {str(each["keyid"]): _hexadecimal(each["sig"], 64) for each in signatures}
+        by_key = {str(each["keyid"]): _parse_hexadecimal(each["sig"], 64) for each in signatures}
         if len(by_key) != len(signatures):
             raise ValueError("a key has signed twice")
         return _Metadata(name, signed, canonical_json(signed), by_key)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(name, error) from error
+        raise _build_damage(name, error) from error
 
 
-def _damaged(name: str, error: Exception) -> ListProblem:
+def _build_damage(name: str, error: Exception) -> ListProblem:
     why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
     return ListProblem(DAMAGED, name, f"it is no part of a signed list: {why}")
 
@@ -267,18 +267,18 @@ def _damaged(name: str, error: Exception) -> ListProblem:
 def _ed25519_keys(keys: Dict[str, Any]) -> _Keys:
     """Return the public keys of a root or of a delegation; a key of another scheme signs nothing that is read."""
     return {
-        keyid: _hexadecimal(key["keyval"]["public"], 32)
+        keyid: _parse_hexadecimal(key["keyval"]["public"], 32)
         for keyid, key in keys.items()
         if (key["keytype"], key["scheme"]) == ("ed25519", "ed25519")
     }
 
 
-def _role(value: Dict[str, Any], keys: _Keys) -> _Role:
+def _parse_role(value: Dict[str, Any], keys: _Keys) -> _Role:
     named = [str(keyid) for keyid in value["keyids"]]
     return _Role({keyid: keys[keyid] for keyid in named if keyid in keys}, check_count(value["threshold"], 1))
 
 
-def _signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
+def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
     """Return the public keys whose signature is right. A key counts once, whatever ids it has."""
     return frozenset(
         keys[keyid]
@@ -287,31 +287,33 @@ def _signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
     )
 
 
-def _check_signatures(metadata: _Metadata, role: _Role, replaced: Optional[_Role] = None) -> None:
+def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[_Role] = None) -> None:
     """Raise `ListProblem` unless enough keys of a role have signed. ``replaced`` has the keys of the role before."""
-    found = len(_signers(metadata, role.keys))
+    found = len(_find_signers(metadata, role.keys))
     if found >= role.threshold:
         return
     message = f"it has {found} of the {role.threshold} right signatures that it needs"
-    if replaced is not None and len(_signers(metadata, replaced.keys)) >= replaced.threshold:
+    if previous_role is not None and len(_find_signers(metadata, previous_role.keys)) >= previous_role.threshold:
         message = "the key that signed it was replaced: gitboot is about to sign anew, or somebody uses the old key"
     raise ListProblem(BAD_SIGNATURE, metadata.name, message)
 
 
-def _root_of(metadata: _Metadata) -> _Root:
+def _parse_root(metadata: _Metadata) -> _Root:
     signed = metadata.signed
     try:
         keys = _ed25519_keys(signed["keys"])
-        roles = {name: _role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")}
+        roles = {
+            name: _parse_role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")
+        }
         return _Root(signed["version"], parse_instant(signed["expires"]), roles)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(metadata.name, error) from error
+        raise _build_damage(metadata.name, error) from error
 
 
-class _Reading:
+class _MetadataReader:
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self.before = None  # type: Optional[_Root]  # the root before the newest one
+        self.previous_root = None  # type: Optional[_Root]  # the root before the newest one
 
     def find(self, name: str, max_bytes: int) -> Optional[bytes]:
         data = self._fetch(name, max_bytes)
@@ -325,7 +327,7 @@ class _Reading:
             raise ListProblem(MISSING, name, "it is absent")
         return data
 
-    def root(self, keys: FrozenSet[bytes]) -> Optional[_Root]:
+    def find_root(self, keys: FrozenSet[bytes]) -> Optional[_Root]:
         """Return the newest root that leads back to one that each of ``keys`` has signed; None if there is no root.
 
         Each root has to be signed by enough keys of its own and of the root before it: TUF, 5.3.
@@ -339,19 +341,19 @@ class _Reading:
                     message = "no root is signed by the public key that you named"
                     raise ListProblem(BAD_SIGNATURE, f"{version - 1}.root.json", message)
                 return trusted
-            metadata = _parsed(name, data, "root")
-            root = _root_of(metadata)
+            metadata = _parse_metadata(name, data, "root")
+            root = _parse_root(metadata)
             if root.version != version:
                 raise ListProblem(DAMAGED, name, f"it has the version {root.version}")
             if trusted is not None:
                 _check_signatures(metadata, trusted.roles["root"])
-            elif not keys <= _signers(metadata, root.roles["root"].keys):
+            elif not keys <= _find_signers(metadata, root.roles["root"].keys):
                 continue  # of a time before these keys
             _check_signatures(metadata, root.roles["root"])
-            trusted, self.before = root, trusted
+            trusted, self.previous_root = root, trusted
         raise ListProblem(DAMAGED, name, f"there are more roots than {_MAX_ROOTS}")
 
-    def named(self, name: str, kind: str, version: int, max_bytes: int, meta: Dict[str, Any]) -> _Metadata:
+    def get_metadata(self, name: str, kind: str, version: int, max_bytes: int, meta: Dict[str, Any]) -> _Metadata:
         """Return a file that other metadata names, with its version, and its digest and length if they are given."""
         file_name = f"{version}.{name}"
         data = self.get(file_name, max_bytes)
@@ -360,7 +362,7 @@ class _Reading:
             raise ListProblem(DAMAGED, file_name, "it has another digest than the list names")
         if "length" in meta and len(data) != meta["length"]:
             raise ListProblem(DAMAGED, file_name, "it has another length than the list names")
-        metadata = _parsed(file_name, data, kind)
+        metadata = _parse_metadata(file_name, data, kind)
         if metadata.signed["version"] != version:
             raise ListProblem(DAMAGED, file_name, "it has the version {}".format(metadata.signed["version"]))
         return metadata
@@ -412,16 +414,16 @@ class SignedList(NamedTuple):
     expires: datetime  # the first instant at which a part of the list is too old
     expiring: str  # the name of that part
     version: int  # of the timestamp
-    seen: Seen
+    accepted: AcceptedList
     targets: Dict[str, Target]  # by name below signed/
 
 
-def hashed_path(path: str) -> str:
+def hash_path(path: str) -> str:
     """Return the name under which a listing has a path that contains a token."""
     return "sha256:" + hashlib.sha256(path.encode("utf-8")).hexdigest()
 
 
-def version_at(versions: Sequence[FileVersion], now: datetime) -> Optional[FileVersion]:
+def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[FileVersion]:
     """Return the version that counts at ``now``, or None if the path is absent then. Intervals are half-open."""
     found = None
     for version in versions:
@@ -431,7 +433,7 @@ def version_at(versions: Sequence[FileVersion], now: datetime) -> Optional[FileV
     return found if found is not None and found.sha256 is not None else None
 
 
-def versions_around(
+def find_versions_around(
     versions: Sequence[FileVersion], now: datetime, tolerance: timedelta = TOLERANCE
 ) -> Tuple[Optional[FileVersion], ...]:
     """Return each version that a mirror may have at ``now``, the version of ``now`` first; None: the path is absent.
@@ -440,9 +442,9 @@ def versions_around(
     """
     instants = [version.since for version in versions if version.since is not None]
     near = [at for at in instants if now - tolerance < at <= now + tolerance]
-    found = [version_at(versions, now)]
+    found = [find_version(versions, now)]
     for at in near:
-        for each in (version_at(versions, at - timedelta(microseconds=1)), version_at(versions, at)):
+        for each in (find_version(versions, at - timedelta(microseconds=1)), find_version(versions, at)):
             if each not in found:
                 found.append(each)
     return tuple(found)
@@ -466,19 +468,19 @@ def check_path(path: str) -> str:
     return path
 
 
-def _file_versions(value: Any) -> Tuple[FileVersion, ...]:
+def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
     found = []  # type: List[FileVersion]
     for since, sha256, size in value:
         at = parse_instant(since) if since is not None else None
         if found and (at is None or (found[-1].since is not None and at <= found[-1].since)):
             raise ValueError("the times of a file do not rise")
         if sha256 is not None:
-            _hexadecimal(sha256, 32)
+            _parse_hexadecimal(sha256, 32)
         found.append(FileVersion(at, sha256, check_count(size, 0)))
     return tuple(found)
 
 
-def _window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
+def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
     """Return the end of a window, whose texts are all there. Raises ValueError."""
     if value is None:
         return None
@@ -501,10 +503,10 @@ def parse_listing(name: str, data: bytes, target: Target) -> Listing:
         for sha256, text in contents.items():
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != sha256:
                 raise ValueError("a content has another digest")
-        files = {check_path(path): _file_versions(versions) for path, versions in document["files"].items()}
-        return Listing(document["server"], files, _window_end(document["ends"], contents), contents)
+        files = {check_path(path): _parse_file_versions(versions) for path, versions in document["files"].items()}
+        return Listing(document["server"], files, _parse_window_end(document["ends"], contents), contents)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(name, error) from error
+        raise _build_damage(name, error) from error
 
 
 # The list
@@ -524,7 +526,7 @@ def parse_keys(text: str) -> List[bytes]:
             raise ValueError("a public key is no Ed25519 key")
         keys.append(data[len(_SPKI) :])
     lines = (line.partition("#")[0].strip() for line in _PEM.sub("", text).splitlines())
-    keys += [_hexadecimal(line.lower(), 32) for line in lines if line]
+    keys += [_parse_hexadecimal(line.lower(), 32) for line in lines if line]
     if not keys:
         raise ValueError("expected a public key as PEM, or of 64 hexadecimal digits, found none")
     return keys
@@ -533,7 +535,7 @@ def parse_keys(text: str) -> List[bytes]:
 def read_list(
     fetch: Fetch,
     keys: Iterable[bytes],
-    seen: Optional[Seen] = None,
+    accepted: Optional[AcceptedList] = None,
     each: Callable[..., Iterable[Any]] = map,
 ) -> SignedList:
     """Return the list that ``fetch`` reads. Raises `ListProblem`, and what ``fetch`` raises.
@@ -542,46 +544,52 @@ def read_list(
     signatures are not checked. ``each`` may read the bins several at a time. An expired list is returned as well: it
     still ends windows. A list that is replaced while it is read is read again.
     """
-    known, reading = frozenset(keys), _Reading(fetch)
+    known, reading = frozenset(keys), _MetadataReader(fetch)
     for left in reversed(range(_TRIES)):
         data = reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES)
         try:
             if data is None:
                 raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (gitboot's endpoints have none)")
-            return _list_of(reading, data, known, seen, each)
+            return _read_verified_list(reading, data, known, accepted, each)
         except ListProblem:
             if not left or reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES) == data:
                 raise
     raise AssertionError("unreachable")
 
 
-def _list_of(
-    reading: _Reading, data: bytes, keys: FrozenSet[bytes], seen: Optional[Seen], each: Callable[..., Iterable[Any]]
+def _read_verified_list(
+    reading: _MetadataReader,
+    data: bytes,
+    keys: FrozenSet[bytes],
+    accepted: Optional[AcceptedList],
+    each: Callable[..., Iterable[Any]],
 ) -> SignedList:
-    root = reading.root(keys) if keys else None
-    timestamp = _parsed(TIMESTAMP, data, "timestamp")
+    root = reading.find_root(keys) if keys else None
+    timestamp = _parse_metadata(TIMESTAMP, data, "timestamp")
     if keys and root is None:
         message = "nothing is signed, so nothing shows that the list is the publisher's"
         raise ListProblem(UNSIGNED, TIMESTAMP, message)
     expiring = [(timestamp.signed["expires"], TIMESTAMP)]
     try:
         if root is not None:
-            replaced = reading.before.roles["timestamp"] if reading.before is not None else None
+            replaced = reading.previous_root.roles["timestamp"] if reading.previous_root is not None else None
             _check_signatures(timestamp, root.roles["timestamp"], replaced)
         meta = timestamp.signed["meta"]["snapshot.json"]
         versions = (timestamp.signed["version"], check_count(meta["version"], 1))
         signers = root.roles["timestamp"].keys.values() if root is not None else ()
         signing = frozenset(key.hex() for key in signers)
-        newest = Seen(root.version if root is not None else 0, versions[0], versions[1], signing)
-        _check_is_newer(newest, seen)
-        snapshot = reading.named("snapshot.json", "snapshot", versions[1], MAX_SNAPSHOT_BYTES, meta)
+        newest = AcceptedList(root.version if root is not None else 0, versions[0], versions[1], signing)
+        _check_is_newer(newest, accepted)
+        snapshot = reading.get_metadata("snapshot.json", "snapshot", versions[1], MAX_SNAPSHOT_BYTES, meta)
         if root is not None:
             _check_signatures(snapshot, root.roles["snapshot"])
         meta, about = snapshot.signed["meta"], timestamp.signed["gitboot"]
         role = None
         if root is not None:
             version = check_count(meta["targets.json"]["version"], 1)
-            delegating = reading.named("targets.json", "targets", version, MAX_TARGETS_BYTES, meta["targets.json"])
+            delegating = reading.get_metadata(
+                "targets.json", "targets", version, MAX_TARGETS_BYTES, meta["targets.json"]
+            )
             _check_signatures(delegating, root.roles["targets"])
             expiring.append((delegating.signed["expires"], delegating.name))
             role = _bin_role(delegating.signed["delegations"])
@@ -605,25 +613,25 @@ def _list_of(
             expires=first[0],
             expiring=first[1],
             version=versions[0],
-            seen=newest,
+            accepted=newest,
             targets=targets,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(TIMESTAMP, error) from error
+        raise _build_damage(TIMESTAMP, error) from error
 
 
-def _check_is_newer(newest: Seen, seen: Optional[Seen]) -> None:
+def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> None:
     """Reject a list that is older than one that was accepted: TUF, 5.4.3 and 5.5.5.
 
     Other keys of the timestamp begin anew, as after the theft of a key: TUF, 5.3.11.
     """
-    if seen is None:
+    if accepted is None:
         return
-    if newest.root < seen.root:
-        message = f"it ends at version {newest.root}, and version {seen.root} was read before"
+    if newest.root < accepted.root:
+        message = f"it ends at version {newest.root}, and version {accepted.root} was read before"
         raise ListProblem(OLDER, f"{newest.root}.root.json", message)
-    if newest.keys == seen.keys and (newest.timestamp < seen.timestamp or newest.snapshot < seen.snapshot):
-        message = f"it has version {newest.timestamp}, and version {seen.timestamp} was read before"
+    if newest.keys == accepted.keys and (newest.timestamp < accepted.timestamp or newest.snapshot < accepted.snapshot):
+        message = f"it has version {newest.timestamp}, and version {accepted.timestamp} was read before"
         raise ListProblem(OLDER, TIMESTAMP, message)
 
 
@@ -636,11 +644,11 @@ def _bin_role(delegations: Dict[str, Any]) -> _Role:
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
         raise ValueError("it has other bins than gitboot's")
-    return _role(roles, _ed25519_keys(delegations["keys"]))
+    return _parse_role(roles, _ed25519_keys(delegations["keys"]))
 
 
 def _read_bin(
-    reading: _Reading, name: str, meta: Dict[str, Any], role: Optional[_Role]
+    reading: _MetadataReader, name: str, meta: Dict[str, Any], role: Optional[_Role]
 ) -> Tuple[_Metadata, Dict[str, Target]]:
     """Return a bin, and its targets by name. Without a role, its signatures are not checked.
 
@@ -649,13 +657,13 @@ def _read_bin(
     number = _BIN.match(name)
     if number is None:
         raise ValueError(f"no bin is called {name!r}")
-    metadata = reading.named(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
+    metadata = reading.get_metadata(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
     if role is not None:
         _check_signatures(metadata, role)
     found = {}
     for target, each in metadata.signed["targets"].items():
         digest = each["hashes"]["sha256"]
-        _hexadecimal(digest, 32)
+        _parse_hexadecimal(digest, 32)
         if not _TARGET.match(target):
             raise ValueError(f"no listing is called {target!r}")
         if hashlib.sha256(target.encode("utf-8")).hexdigest()[:2] != number.group(1):

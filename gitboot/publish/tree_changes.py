@@ -13,49 +13,49 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk, InTheWay, TreeModes, holds, is_file
+from gitboot.publish.durable_files import Disk, NotAFolder, TreeModes, has_content, is_file
 from gitboot.publish.manifest import (
     MANIFEST,
     Head,
     Stamp,
-    digest_of,
+    compute_digest,
     leaf_path,
+    locate_server,
     node_path,
-    part_of,
-    place_of,
+    parse_part_path,
     render_digests,
     render_head,
     render_listing,
 )
 from gitboot.publish.manifest import SHARED as MANIFEST_SHARED
-from gitboot.publish.tree_reader import LOCK, Tree, check_path, damaged
+from gitboot.publish.tree_reader import LOCK, Tree, build_damage_error, check_path
 from gitboot.render.endpoint_files import (
     INDEX,
-    Listed,
+    ListedFile,
     Pair,
+    PathVersion,
     PublishedServer,
     Shard,
-    Turn,
-    changed_shard,
-    index_of,
-    is_of_index,
-    outline,
-    parse,
+    build_index,
+    find_version,
+    is_index_path,
+    parse_outline,
     parse_shard,
-    server_of,
+    parse_state,
+    parse_state_path,
     shard_path,
     state_path,
-    turn_of,
+    update_shard,
 )
-from gitboot.render.paths import BOOT, File, Files, is_content, is_of_part
+from gitboot.render.paths import BOOT, File, Files, is_content, is_page_or_record_file
 from gitboot.render.plan_and_record_files import (
-    AS_IT_WAS,
-    PartFiles,
+    NO_UPDATES,
+    FileUpdates,
 )
-from gitboot.text import some
+from gitboot.text import format_names
 
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
-_SHOWN: Final = 10  # of the paths in the way
+_MAX_SHOWN: Final = 10  # of the paths in the way
 
 
 class Publication(Struct, frozen=True, kw_only=True):
@@ -64,27 +64,30 @@ class Publication(Struct, frozen=True, kw_only=True):
     servers: Mapping[str, Files | None]  # those that may have changed; None: the server is gone
     shared: Files | None  # the files that are no server's, but for those in parts; None: as they are
     complete: bool  # whether these are all servers
-    parts: PartFiles = AS_IT_WAS  # of those in parts, what may have changed
+    parts: FileUpdates = NO_UPDATES  # of those in parts, what may have changed
 
     def __iter__(self) -> Iterator[Files]:
         """The files of each server, and those that are no server's."""
         yield from (files for files in self.servers.values() if files is not None)
-        yield self.no_servers
+        yield self.changed_shared_files
 
     @property
-    def no_servers(self) -> dict[str, File]:
+    def changed_shared_files(self) -> dict[str, File]:
         """The files that are no server's, as far as they may have changed."""
         return {**(self.shared or {}), **self.parts.files}
 
-    def shares(self, before: Mapping[str, Listed]) -> dict[str, Listed]:
+    def merge_shared(self, before: Mapping[str, ListedFile]) -> dict[str, ListedFile]:
         """The files that are no server's from now on, by what they were."""
         kept = {
             path: each
             for path, each in before.items()
-            if (self.shared is None and not is_of_part(path))
-            or (not self.parts.is_whole and is_of_part(path) and path not in self.parts.gone)
+            if (self.shared is None and not is_page_or_record_file(path))
+            or (not self.parts.is_whole and is_page_or_record_file(path) and path not in self.parts.removed)
         }
-        return {**kept, **{path: Listed(file.sha256, len(file.content)) for path, file in self.no_servers.items()}}
+        return {
+            **kept,
+            **{path: ListedFile(file.sha256, len(file.content)) for path, file in self.changed_shared_files.items()},
+        }
 
 
 class TreeChanges(Struct, kw_only=True):
@@ -93,33 +96,37 @@ class TreeChanges(Struct, kw_only=True):
     at: datetime  # UTC, in whole seconds
     # The digests of the states that the manifest lists anew, by server; None: no more.
     digests: dict[str, str | None] = field(default_factory=dict)
-    shared: Mapping[str, Listed] | None = None  # what the manifest says of shared files; None: what it says now
+    shared: Mapping[str, ListedFile] | None = None  # what the manifest says of shared files; None: what it says now
     content: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what the entries of each server name then
-    planned: int = 0  # files that were looked at
+    checked_files: int = 0  # files that were looked at
     written: list[str] = field(default_factory=list)
     states: Sequence[str] = ()  # of those written, in the order in which no identity is without its server
-    beside: Sequence[str] = ()  # states that stand, of servers of which something else is written
+    unchanged_states: Sequence[str] = ()  # states that stand, of servers of which something else is written
     withdrawn: list[str] = field(default_factory=list)
     retired: list[str] = field(default_factory=list)  # content that leaves the tree, and stays for GRACE
     expired: Sequence[str] = ()  # content that has stayed for GRACE
     batches: Sequence[datetime] = ()  # whose lists of retired content are done with
-    passed_on: Sequence[str] = ()  # content that who named it names no more, and that stays because others do
-    joined: Mapping[str, Shard] = field(default_factory=dict)  # shards of the index that have who came, and who goes
-    parted: Mapping[str, Shard] = field(default_factory=dict)  # and then without these; empty: the shard goes
-    indexed: frozenset[Pair] = frozenset()  # what the index may have until the publication ends
+    still_used: Sequence[str] = ()  # content that who named it names no more, and that stays because others do
+    shards_after_adding: Mapping[str, Shard] = field(
+        default_factory=dict
+    )  # shards of the index that have who came, and who goes
+    shards_after_removing: Mapping[str, Shard] = field(
+        default_factory=dict
+    )  # and then without these; empty: the shard goes
+    possibly_indexed: frozenset[Pair] = frozenset()  # what the index may have until the publication ends
 
     @property
     def paths(self) -> set[str]:
         """The paths that are between two versions until the publication ends."""
-        content = {*self.retired, *self.passed_on, *self.expired}
-        return {*self.written, *self.withdrawn, *content, *self.joined, *self.parted}
+        content = {*self.retired, *self.still_used, *self.expired}
+        return {*self.written, *self.withdrawn, *content, *self.shards_after_adding, *self.shards_after_removing}
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return not (self.paths or self.batches or self.digests or self.shared is not None)
 
 
-class NamedContent:
+class ContentReferences:
     """Which content each server names: it goes when nobody does any more."""
 
     def __init__(self) -> None:
@@ -129,7 +136,7 @@ class NamedContent:
     def __contains__(self, path: str) -> bool:
         return path in self._counts
 
-    def note(self, server: str, paths: tuple[str, ...]) -> None:
+    def update(self, server: str, paths: tuple[str, ...]) -> None:
         """What ``server`` names from now on."""
         for path in self.by_server.pop(server, ()):
             self._counts[path] -= 1
@@ -139,15 +146,15 @@ class NamedContent:
         if paths:
             self.by_server[server] = paths
 
-    def note_all(self, content: Mapping[str, tuple[str, ...]], *, complete: bool) -> None:
+    def update_all(self, content: Mapping[str, tuple[str, ...]], *, complete: bool) -> None:
         """What each of these names from now on; ``complete``: no other names any."""
         if complete:
             self.by_server.clear()
             self._counts.clear()
         for server, paths in content.items():
-            self.note(server, paths)
+            self.update(server, paths)
 
-    def by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
+    def find_used_by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
         """Those of ``paths`` that a server names which is none of ``servers``."""
         own = Counter(path for server in servers for path in self.by_server.get(server, ()))
         return {path for path in paths if self._counts[path] > own[path]}
@@ -156,8 +163,13 @@ class NamedContent:
 SHARED: Final = ""  # stands for a server where files are no server's
 
 
-def decide(
-    disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, indexed: Collection[Pair], at: datetime
+def decide_changes(
+    disk: Disk,
+    tree: Tree,
+    references: ContentReferences,
+    publication: Publication,
+    possibly_indexed: Collection[Pair],
+    at: datetime,
 ) -> TreeChanges:
     """What brings a tree, and what a crash left between two versions, to what is wanted.
 
@@ -167,56 +179,60 @@ def decide(
     ``indexed`` is what the index may have besides, and goes unless it is wanted. Raises
     PublishError with everything that is in the way.
     """
-    decision = _Decision(disk, tree, named, wanted, at.astimezone(UTC).replace(microsecond=0))
-    decision.look()
+    decision = _Decision(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
+    decision.find_suspects()
     decision.compare()
     decision.withdraw()
     decision.expire()
-    decision.index(indexed)
+    decision.index(possibly_indexed)
     return decision.changes
 
 
 class _Decision:
-    def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
-        self._disk, self._tree, self._named, self._wanted = disk, tree, named, wanted
+    def __init__(
+        self, disk: Disk, tree: Tree, references: ContentReferences, publication: Publication, at: datetime
+    ) -> None:
+        self._disk, self._tree, self._references, self._publication = disk, tree, references, publication
         self.changes = TreeChanges(at=at)
         self._suspects: dict[str, File] = {}  # planned files that may not stand
         self._owned: set[str] = set()  # what these servers had
-        self._given_up: set[str] = set()  # content that these servers had, and have no more
+        self._dropped_content: set[str] = set()  # content that these servers had, and have no more
         self._identities: dict[str, tuple[str, ...]] = {}  # what each is found by from now on
-        self._gone: set[Pair] = set()
-        self._come: set[Pair] = set()
+        self._removed_pairs: set[Pair] = set()
+        self._added_pairs: set[Pair] = set()
 
     # What may have changed
 
-    def look(self) -> None:
-        wanted = self._wanted
-        listed = dict(self._tree.servers()) if wanted.complete else {}
+    def find_suspects(self) -> None:
+        wanted = self._publication
+        listed = dict(self._tree.iter_servers()) if wanted.complete else {}
         servers: Iterable[str] = wanted.servers
         if wanted.complete:
-            cut_short = (server_of(path) for path in self._tree.pending_files)
+            cut_short = (parse_state_path(path) for path in self._tree.pending_files)
             servers = sorted({*wanted.servers, *listed, *(each for each in cut_short if each is not None)})
         for server in servers:
             files = wanted.servers.get(server)
             if files is not None:
-                self._look_at(server, files, listed.get(server) if wanted.complete else self._tree.digest(server))
+                self._check_server(
+                    server, files, listed.get(server) if wanted.complete else self._tree.find_digest(server)
+                )
                 continue
             self.changes.content[server] = ()
-            if (digest := self._tree.digest(server)) is not None:
+            if (digest := self._tree.find_digest(server)) is not None:
                 self.changes.digests[server] = None
             self._note_before(server, digest)
-        if wanted.shared is not None or not wanted.parts.is_as_it_was:
-            self._look_at_shared(wanted.no_servers)
+        if wanted.shared is not None or not wanted.parts.is_empty:
+            self._check_shared(wanted.changed_shared_files)
 
-    def _look_at(self, server: str, files: Files, digest: str | None) -> None:
+    def _check_server(self, server: str, files: Files, digest: str | None) -> None:
         path = state_path(server)
         now = files[path].sha256
-        self.changes.planned += len(files)
+        self.changes.checked_files += len(files)
         self.changes.content[server] = tuple(filter(is_content, files))
-        self._identities[server] = outline(files[path].content).identities
+        self._identities[server] = parse_outline(files[path].content).identities
         if now != digest:
             self.changes.digests[server] = now
-        if self._wanted.complete and now == digest:
+        if self._publication.complete and now == digest:
             differing = {path: file for path, file in files.items() if self._may_differ(path, file)}
             self._owned.update(differing)
             self._suspects |= differing
@@ -225,7 +241,7 @@ class _Decision:
         indexed = self._note_before(server, digest)
         if now == digest:  # somebody doubts that all stands
             indexed = frozenset()
-        self._come |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
+        self._added_pairs |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
         """What the server had is gitboot's, and goes where it is no longer planned; return what it is indexed by."""
@@ -233,29 +249,29 @@ class _Decision:
         if digest is None and path not in self._tree.pending:
             return frozenset()
         self._owned.add(path)
-        if (before := self._tree.outline(server)) is None:
+        if (before := self._tree.read_outline(server)) is None:
             # Damaged: what it listed is most likely what is planned now.
-            self._owned.update(self._wanted.servers.get(server) or ())
+            self._owned.update(self._publication.servers.get(server) or ())
             return frozenset()
         self._owned.update(before.files)
-        self._given_up.update(_given_up(before.files, self._wanted.servers.get(server) or {}))
-        self._gone |= {(identity, server) for identity in before.identities}
+        self._dropped_content.update(_find_dropped_content(before.files, self._publication.servers.get(server) or {}))
+        self._removed_pairs |= {(identity, server) for identity in before.identities}
         if path in self._tree.pending:
             return frozenset()
         return frozenset(each for each in before.identities if shard_path(each) not in self._tree.pending)
 
-    def _look_at_shared(self, files: Files) -> None:
-        before = self._tree.shared()
-        now = self._wanted.shares(before)
+    def _check_shared(self, files: Files) -> None:
+        before = self._tree.read_shared()
+        now = self._publication.merge_shared(before)
         if now != before:
             self.changes.shared = now
-        self.changes.planned += len(files)
-        if self._wanted.shared is not None:
+        self.changes.checked_files += len(files)
+        if self._publication.shared is not None:
             self.changes.content[SHARED] = tuple(filter(is_content, files))
         self._owned.update(before)
-        self._given_up.update(_given_up(before, now))
+        self._dropped_content.update(_find_dropped_content(before, now))
         differing = files
-        if self._wanted.complete:
+        if self._publication.complete:
             differing = {
                 path: file
                 for path, file in files.items()
@@ -269,23 +285,23 @@ class _Decision:
     # What has
 
     def compare(self) -> None:
-        ours = (self._owned, self._tree.pending, self._tree.retired, self._named)  # what gitboot wrote
+        ours = (self._owned, self._tree.pending, self._tree.retired, self._references)  # what gitboot wrote
         in_the_way: set[str] = set()
         for path, file in sorted(self._suspects.items()):
             check_path(path)
             try:
-                stands = self._disk.look(path)
-            except InTheWay as error:
+                stands = self._disk.lstat(path)
+            except NotAFolder as error:
                 in_the_way.add(error.path)
                 continue
-            if path not in self._tree.pending and holds(self._disk, path, stands, file.content):
+            if path not in self._tree.pending and has_content(self._disk, path, stands, file.content):
                 continue
             if stands is None or (is_file(stands) and any(path in each for each in ours)):
                 self.changes.written.append(path)
             else:
                 in_the_way.add(path)
         if in_the_way:
-            shown = some([str(self._disk.root / path) for path in sorted(in_the_way)], _SHOWN)
+            shown = format_names([str(self._disk.root / path) for path in sorted(in_the_way)], _MAX_SHOWN)
             raise PublishError(
                 f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)"
             )
@@ -293,79 +309,87 @@ class _Decision:
     # What goes
 
     def withdraw(self) -> None:
-        for path in sorted(self._left_over({*self._owned, *self._tree.pending_files})):
+        for path in sorted(self._find_unused({*self._owned, *self._tree.pending_files})):
             if not self._disk.has_file(path):
                 continue
             if not is_content(path):
                 self.changes.withdrawn.append(path)
             elif path in self._owned or path not in self._tree.retired:
                 self.changes.retired.append(path)
-        self.changes.passed_on = sorted(self._given_up.difference(self.changes.retired))
+        self.changes.still_used = sorted(self._dropped_content.difference(self.changes.retired))
 
-    def _left_over(self, paths: set[str]) -> set[str]:
+    def _find_unused(self, paths: set[str]) -> set[str]:
         """Those of ``paths`` that nobody has from now on."""
-        for files in self._wanted:
+        for files in self._publication:
             paths -= files.keys()
         if paths:
-            shared = self._wanted.shares(self._tree.shared())
+            shared = self._publication.merge_shared(self._tree.read_shared())
             paths = {path for path in paths if path not in shared}
-        return paths if self._wanted.complete else paths - self._named.by_others(self.changes.content, paths)
+        return (
+            paths
+            if self._publication.complete
+            else paths - self._references.find_used_by_others(self.changes.content, paths)
+        )
 
     def expire(self) -> None:
         """Content that is named again stays; the list that has it is done with all the same."""
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
         retired = set(self.changes.retired)
-        left = self._left_over(over) - retired
+        left = self._find_unused(over) - retired
         self.changes.expired = sorted(path for path in left if self._disk.has_file(path))
 
     # The index
 
     def index(self, also: Collection[Pair]) -> None:
         """Decide what changes in the index, and in which order states do."""
-        changes, indexed = self.changes, self._gone.union(self._come, also)
+        changes, indexed = self.changes, self._removed_pairs.union(self._added_pairs, also)
         gone = {(identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())}
-        changes.indexed = frozenset(indexed)
-        if self._wanted.complete:
-            changes.joined, changes.parted = reindexed_wholly(self._disk, self._identities, self._tree.pending)
+        changes.possibly_indexed = frozenset(indexed)
+        if self._publication.complete:
+            changes.shards_after_adding, changes.shards_after_removing = rebuild_index(
+                self._disk, self._identities, self._tree.pending
+            )
         else:
-            changes.joined, changes.parted = reindexed(self._disk, gone, self._come, self._tree.pending)
+            changes.shards_after_adding, changes.shards_after_removing = find_index_changes(
+                self._disk, gone, self._added_pairs, self._tree.pending
+            )
         # A state that claims what another gives up comes first, so that there is always one that does.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
-        states = [path for path in changes.written if server_of(path) is not None]
+        states = [path for path in changes.written if parse_state_path(path) is not None]
         changes.states = sorted(states, key=lambda path: path not in claimed)
         written = set(changes.written)
         beside = (
             state_path(server)
-            for server, files in self._wanted.servers.items()
+            for server, files in self._publication.servers.items()
             if files is not None and not written.isdisjoint(files)
         )
-        changes.beside = [path for path in beside if path not in written]
+        changes.unchanged_states = [path for path in beside if path not in written]
 
 
-def _given_up(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
+def _find_dropped_content(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
     return (path for path in before if path not in now and is_content(path))
 
 
 Shards = dict[str, Shard]  # by path
 
 
-def reindexed(
-    disk: Disk, gone: Collection[Pair], come: Collection[Pair], pending: Collection[str]
+def find_index_changes(
+    disk: Disk, removed: Collection[Pair], added: Collection[Pair], pending: Collection[str]
 ) -> tuple[Shards, Shards]:
     """The shards with who comes, and then those without who goes; only those that change, or may have been changed."""
     joined: Shards = {}
     parted: Shards = {}
-    leaving, coming = _by_shard(gone), _by_shard(come)
-    for path in sorted({*leaving, *coming, *filter(is_of_index, pending)}):
+    leaving, coming = _group_by_shard(removed), _group_by_shard(added)
+    for path in sorted({*leaving, *coming, *filter(is_index_path, pending)}):
         data = disk.read(path)
         try:
             before = parse_shard(data) if data is not None else {}
         except ValueError as error:
-            raise damaged(disk, path) from error
-        union = changed_shard(before, (), coming.get(path, ()))
-        after = changed_shard(union, leaving.get(path, ()), ())
+            raise build_damage_error(disk, path) from error
+        union = update_shard(before, (), coming.get(path, ()))
+        after = update_shard(union, leaving.get(path, ()), ())
         if union != before or (union and path in pending):
             joined[path] = union
         if after != union:
@@ -373,11 +397,11 @@ def reindexed(
     return joined, parted
 
 
-def reindexed_wholly(
+def rebuild_index(
     disk: Disk, identities: Mapping[str, tuple[str, ...]], pending: Collection[str]
 ) -> tuple[Shards, Shards]:
     """The same where these are all servers: what is there besides goes, what is damaged is made anew."""
-    wanted: dict[str, dict[str, tuple[str, ...]]] = index_of(identities)
+    wanted: dict[str, dict[str, tuple[str, ...]]] = build_index(identities)
     joined: Shards = {}
     parted: Shards = {}
     for path in sorted({*wanted, *(f"{INDEX}/{name}" for name in disk.names(INDEX))}):
@@ -385,7 +409,7 @@ def reindexed_wholly(
         with suppress(ValueError):
             before = parse_shard(disk.read(path) or b"")
         after = wanted.get(path, {})
-        union = changed_shard(
+        union = update_shard(
             before or {}, (), ((identity, name) for identity, names in after.items() for name in names)
         )
         if union != before or (union and path in pending):
@@ -395,7 +419,7 @@ def reindexed_wholly(
     return joined, parted
 
 
-def _by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
+def _group_by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
     found: dict[str, list[Pair]] = {}
     for pair in pairs:
         found.setdefault(shard_path(pair[0]), []).append(pair)
@@ -405,8 +429,8 @@ def _by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
 Parts = dict[str, bytes | None]  # by path, the head last; None: it lists nothing any more, and so has no file
 
 
-def amended(
-    tree: Tree, stamp: Stamp, digests: Mapping[str, str | None], shared: Mapping[str, Listed] | None
+def amend_manifest(
+    tree: Tree, stamp: Stamp, digests: Mapping[str, str | None], shared: Mapping[str, ListedFile] | None
 ) -> tuple[Head, Parts]:
     """The head with these states and these shared files, and the files of the manifest that change with it.
 
@@ -414,39 +438,39 @@ def amended(
     """
     leaves: dict[tuple[str, str], dict[str, str | None]] = {}
     for server, digest in digests.items():
-        leaves.setdefault(place_of(server), {})[server] = digest
+        leaves.setdefault(locate_server(server), {})[server] = digest
     nodes: dict[str, dict[str, str | None]] = {}
-    for node, leaf in map(part_of, tree.pending):
+    for node, leaf in map(parse_part_path, tree.pending):
         if node is not None:
             nodes.setdefault(node, {})
             if leaf is not None:
                 leaves.setdefault((node, leaf), {})
-    before = {node: tree.node(node) for node in sorted({*nodes, *(node for node, _ in leaves)})}
+    before = {node: tree.read_node(node) for node in sorted({*nodes, *(node for node, _ in leaves)})}
     parts: Parts = {}
     for (node, leaf), changes in sorted(leaves.items()):
-        was = tree.leaf(node, leaf, before[node].get(leaf))
+        was = tree.read_leaf(node, leaf, before[node].get(leaf))
         nodes.setdefault(node, {})[leaf] = _amend(parts, leaf_path(node, leaf), was, changes)
     top: dict[str, str | None] = {}
     for node, changes in sorted(nodes.items()):
         top[node] = _amend(parts, node_path(node), before[node], changes)
     listing = tree.head.shared if tree.head else None
     if shared is None and MANIFEST_SHARED in tree.pending:
-        shared = tree.shared()
+        shared = tree.read_shared()
     if shared is not None:
         parts[MANIFEST_SHARED] = data = render_listing(shared) if shared else None
-        listing = digest_of(data) if data is not None else None
-    head = Head(stamp=stamp, nodes=_changed(tree.head.nodes if tree.head else {}, top), shared=listing)
+        listing = compute_digest(data) if data is not None else None
+    head = Head(stamp=stamp, nodes=_apply_changes(tree.head.nodes if tree.head else {}, top), shared=listing)
     return head, {**dict.fromkeys(tree.outdated), **parts, MANIFEST: render_head(head)}
 
 
 def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
     """Add a part to those that are written, and return its digest; None where it lists nothing."""
-    now = _changed(before, changes)
+    now = _apply_changes(before, changes)
     parts[path] = data = render_digests(now) if now else None
-    return digest_of(data) if data is not None else None
+    return compute_digest(data) if data is not None else None
 
 
-def _changed(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+def _apply_changes(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
     now = {**before, **changes}
     return {name: digest for name, digest in now.items() if digest is not None}
 
@@ -454,8 +478,8 @@ def _changed(before: Mapping[str, str], changes: Mapping[str, str | None]) -> di
 _SERVERS: Final = "ops/servers"
 _IN_WINDOW: Final = b'"inWindow":true'  # is in each state that has a window
 # `WindowEnds` reads all states during at most one of so many seconds.
-_IF_CHANGED: Final = 20
-_IF_UNCHANGED: Final = 200
+_CHANGED_FACTOR: Final = 20
+_UNCHANGED_FACTOR: Final = 200
 _A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)  # dates a file one second after the version that it replaces
 
 
@@ -485,7 +509,7 @@ class WindowEnds:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._ends: dict[str, datetime] = {}  # when a file of a server may have to be replaced next, by server
-        self._was_read: _Reading | None = None  # when all states were read last
+        self._was_read: _LastRead | None = None  # when all states were read last
         self._replaced: set[str] = set()  # servers with replaced files that `end` has not returned yet
 
     @property
@@ -496,7 +520,7 @@ class WindowEnds:
         """Return whether `end` has anything to do at ``at`` in the tree at ``root``."""
         return self._reads_all(root) or any(end <= at for end in self._ends.values())
 
-    def end(self, disk: Disk, at: datetime, dated: datetime) -> EndedWindows:
+    def end(self, disk: Disk, at: datetime, modified_at: datetime) -> EndedWindows:
         """Replace each file of a window that is over at ``at``. No other process may publish to the tree meanwhile.
 
         The file becomes what its path answers at ``at``. If that is another window, the file becomes what the path
@@ -505,10 +529,10 @@ class WindowEnds:
         stays as it is. New files are ``dated`` then, or one second after the version before if that is later.
         Raises `WindowsNotEnded`. Then the next call tries again, and reads only the states that are still due.
         """
-        began_s, version, reads_all = self._monotonic(), _version(disk.root), self._reads_all(disk.root)
+        began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
         due = sorted(name for name, end in self._ends.items() if end <= at)
         if reads_all:
-            named = (server_of(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
+            named = (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
             due = [name for name in named if name is not None]
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
@@ -520,14 +544,14 @@ class WindowEnds:
                 data = disk.read(state_path(name))
                 if data is not None and _IN_WINDOW in data:
                     with suppress(ValueError):  # the next publication replaces a damaged state
-                        state = parse(data)
+                        state = parse_state(data)
                 files = dict(_files_of_ended_windows(disk, state, at)) if state is not None else {}
                 next_turn = _next_turn(state, at) if state is not None else None
                 if files:
                     contents[name], after[name] = files, next_turn
                 else:
                     settled[name] = next_turn
-            _replace(disk, contents, dated, self._replaced)
+            _replace_files(disk, contents, modified_at, self._replaced)
             settled |= after
         except PublishError as error:
             raise WindowsNotEnded(str(error), tuple(sorted(self._replaced))) from error
@@ -536,7 +560,7 @@ class WindowEnds:
             self._ends = ends | {name: time for name, time in times.items() if time is not None}
             if reads_all:
                 now_s = self._monotonic()
-                self._was_read = _Reading(version=version, ended_s=now_s, took_s=now_s - began_s)
+                self._was_read = _LastRead(version=version, ended_s=now_s, took_s=now_s - began_s)
         servers = tuple(sorted(self._replaced))
         self._replaced.clear()
         return EndedWindows(servers, self.next_end)
@@ -544,17 +568,17 @@ class WindowEnds:
     def _reads_all(self, root: Path) -> bool:
         if (last := self._was_read) is None:
             return True
-        pause = _IF_UNCHANGED if last.version == _version(root) else _IF_CHANGED
+        pause = _UNCHANGED_FACTOR if last.version == _read_folder_version(root) else _CHANGED_FACTOR
         return self._monotonic() >= last.ended_s + pause * last.took_s
 
 
-class _Reading(NamedTuple):
+class _LastRead(NamedTuple):
     version: tuple[int, ...] | None  # of the folder of states, before it was read
     ended_s: float  # of the monotonic clock
     took_s: float
 
 
-def _version(root: Path) -> tuple[int, ...] | None:
+def _read_folder_version(root: Path) -> tuple[int, ...] | None:
     """Return what changes whenever a state is replaced, or another tree is put in place; None: there is no tree."""
     try:
         found = (root / _SERVERS).stat()
@@ -573,7 +597,7 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
     if not ends.is_due(root, at):
         return EndedWindows((), ends.next_end)
     try:
-        modes = TreeModes.of_folder((root / BOOT).stat())
+        modes = TreeModes.from_folder((root / BOOT).stat())
     except OSError as error:
         raise PublishError(f"{root / BOOT}: {error.strerror}") from error
     with closing(Disk(root, modes)) as disk:
@@ -587,17 +611,17 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
 def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
     """Yield each file that is of an ended window of a server, with its new content; None: gitboot removes it."""
     for path, turns in sorted(state.paths.items()):
-        now, _ = turn_of(turns, at)
+        now, _ = find_version(turns, at)
         windows = {turn.content for turn in turns if turn.in_window and turn is not now}
         if now is not None and now.in_window:
             windows.discard(now.content)  # the same maintenance, or one that boots the same
         if not windows:
             continue
         found = disk.read(path)
-        if found is not None and digest_of(found) in windows:
+        if found is not None and compute_digest(found) in windows:
             if now is not None and now.in_window:
                 now = next((turn for turn in reversed(turns) if not turn.in_window), None)
-            yield path, _instead(disk, state, now)
+            yield path, _read_content(disk, state, now)
 
 
 def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
@@ -607,8 +631,8 @@ def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
     return min((since for since in times if since is not None and since > at), default=None)
 
 
-def _replace(
-    disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], dated: datetime, replaced: set[str]
+def _replace_files(
+    disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
 ) -> None:
     """Put all contents in place of the files at these paths, by server, durably; None: remove the file.
 
@@ -619,10 +643,10 @@ def _replace(
     for files in contents.values():
         for path, content in files.items():
             if content is not None:
-                disk.stage(path, content, dated)
+                disk.stage(path, content, modified_at)
     disk.sync()
     for name, files in contents.items():
-        replaced.add(name)
+        changed_servers.add(name)
         for path, content in files.items():
             if content is None:
                 disk.remove(path)
@@ -631,7 +655,7 @@ def _replace(
     disk.sync()
 
 
-def _instead(disk: Disk, state: PublishedServer, turn: Turn | None) -> bytes | None:
+def _read_content(disk: Disk, state: PublishedServer, turn: PathVersion | None) -> bytes | None:
     """Return what a path answers by a turn, without a boot that writes a disk; None: nothing."""
     if turn is None:
         return None
@@ -640,4 +664,4 @@ def _instead(disk: Disk, state: PublishedServer, turn: Turn | None) -> bytes | N
         return None
     if (text := state.contents.get(digest)) is not None:
         return text.encode()
-    return disk.read(state.stored[digest]) if digest in state.stored else None
+    return disk.read(state.stored_paths[digest]) if digest in state.stored_paths else None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from msgspec import Struct
 
 from gitboot.errors import PublishError, UsageError
-from gitboot.files import write_whole
-from gitboot.jsonio import canonical, format_instant
+from gitboot.files import write_atomically
+from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
 from gitboot.publish.durable_files import Disk, split
 from gitboot.publish.manifest import (
@@ -25,35 +25,35 @@ from gitboot.publish.manifest import (
     Head,
     Manifest,
     Stamp,
-    digest_of,
+    compute_digest,
     is_of_manifest,
     leaf_path,
+    locate_server,
     node_path,
     parse_digests,
     parse_head,
     parse_listing,
-    place_of,
 )
 from gitboot.render.endpoint_files import (
-    Listed,
+    ListedFile,
     Outline,
     Pair,
     PublishedServer,
     Shard,
-    index_of,
-    is_list_record,
-    is_of_index,
-    outline,
-    parse,
+    build_index,
+    is_index_path,
+    is_shared_list_file,
+    parse_outline,
     parse_shard,
+    parse_state,
+    parse_state_path,
     render_shard,
-    server_of,
     shard_path,
     state_path,
 )
-from gitboot.render.paths import BOOT, ON_PAGE, PAGE_INDEX, RECORDS, is_content, is_of_part
-from gitboot.resolve.boot_limits import Stoppage
-from gitboot.status.conditions import remedy
+from gitboot.render.paths import BOOT, ON_PAGE, PAGE_INDEX, RECORDS, is_content, is_page_or_record_file
+from gitboot.resolve.boot_limits import StopOrder
+from gitboot.status.conditions import find_remedy
 
 if TYPE_CHECKING:
     from gitboot.resolve.provisioning_record import Record
@@ -64,7 +64,7 @@ PENDING: Final = f"{OWN}/pending.json"
 _OPERATORS: Final = frozenset({"assets"})  # what stands in boot/ without having been published
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{OWN}/retired"
-_SAID: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
+_STATUS_FILES: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
@@ -83,8 +83,10 @@ class Tree:
         older = read_older(disk)
         self.head = _read(disk, MANIFEST, parse_head) if older is None else None
         self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
-        self._shared: tuple[str | None, dict[str, Listed]] | None = None  # by its digest, once it was read
-        self._held: dict[tuple[str, str], Digests] = {}  # nodes and leaves of one publication, by path and digest
+        self._shared: tuple[str | None, dict[str, ListedFile]] | None = None  # by its digest, once it was read
+        self._digest_cache: dict[
+            tuple[str, str], Digests
+        ] = {}  # nodes and leaves of one publication, by path and digest
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
         self.outdated: frozenset[str] = frozenset()  # parts of a manifest of another version
         if older is not None:  # all of it is between two versions
@@ -103,78 +105,78 @@ class Tree:
         """The files that a publication which was cut short has changed, or has not."""
         return {path for path in self.pending if not is_record(path)}
 
-    def servers(self) -> Iterator[tuple[str, str]]:
+    def iter_servers(self) -> Iterator[tuple[str, str]]:
         """Each server that is listed, with its state's digest."""
         for node in sorted(self.head.nodes if self.head else ()):
-            for leaf, expected in sorted(self.node(node).items()):
-                yield from sorted((self._part(leaf_path(node, leaf), expected, parse_digests) or {}).items())
+            for leaf, expected in sorted(self.read_node(node).items()):
+                yield from sorted((self._read_part(leaf_path(node, leaf), expected, parse_digests) or {}).items())
 
-    def node(self, node: str) -> Digests:
-        return self._digests(node_path(node), self.head.nodes.get(node) if self.head else None)
+    def read_node(self, node: str) -> Digests:
+        return self._read_digests(node_path(node), self.head.nodes.get(node) if self.head else None)
 
-    def leaf(self, node: str, leaf: str, expected: str | None) -> Digests:
+    def read_leaf(self, node: str, leaf: str, expected: str | None) -> Digests:
         """The digests of the states that a leaf lists, which has the digest that its node says."""
-        return self._digests(leaf_path(node, leaf), expected)
+        return self._read_digests(leaf_path(node, leaf), expected)
 
-    def digest(self, server: str) -> str | None:
+    def find_digest(self, server: str) -> str | None:
         """What a server's state has to be; None: it is not listed."""
-        node, leaf = place_of(server)
-        return self.leaf(node, leaf, self.node(node).get(leaf)).get(server)
+        node, leaf = locate_server(server)
+        return self.read_leaf(node, leaf, self.read_node(node).get(leaf)).get(server)
 
-    def shared(self) -> dict[str, Listed]:
+    def read_shared(self) -> dict[str, ListedFile]:
         """The files that are no server's; their listing is read again once it is another, or in doubt."""
         expected = self.head.shared if self.head else None
         if self._shared is not None and self._shared[0] == expected and SHARED not in self.pending:
             return self._shared[1]
-        found = self._part(SHARED, expected, parse_listing) or {}
+        found = self._read_part(SHARED, expected, parse_listing) or {}
         self._shared = (expected, found) if SHARED not in self.pending else None
         return found
 
-    def outline(self, server: str) -> Outline | None:
+    def read_outline(self, server: str) -> Outline | None:
         """What a server had when it was published last; None where nothing is known of it, or its state is damaged."""
         data = self._disk.read(state_path(server))
         if data is None:
             return None
         with suppress(ValueError):
-            return outline(data)
+            return parse_outline(data)
         return None
 
-    def _digests(self, path: str, expected: str | None) -> Digests:
+    def _read_digests(self, path: str, expected: str | None) -> Digests:
         """A part that lists digests; many servers of one publication ask for the same one."""
         if expected is None or path in self.pending:
-            return self._part(path, expected, parse_digests) or {}
-        if (held := self._held.get((path, expected))) is None:
-            held = self._held[path, expected] = self._part(path, expected, parse_digests) or {}
+            return self._read_part(path, expected, parse_digests) or {}
+        if (held := self._digest_cache.get((path, expected))) is None:
+            held = self._digest_cache[path, expected] = self._read_part(path, expected, parse_digests) or {}
         return held
 
-    def _part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
+    def _read_part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = self._disk.read(path) if path not in self.outdated else None
         # A publication replaces its parts before the head; what one that was cut short has left is no damage.
-        if (digest_of(data) if data else None) != expected and path not in self.pending:
-            raise damaged(self._disk, path)
+        if (compute_digest(data) if data else None) != expected and path not in self.pending:
+            raise build_damage_error(self._disk, path)
         return _parse(self._disk, path, data, parse_part) if data is not None else None
 
-    def begin(self, paths: Iterable[str]) -> None:
+    def mark_pending(self, paths: Iterable[str]) -> None:
         """Trust the manifest no more about these paths, until ``settle``."""
         self.pending = self.pending.union(paths)
-        self._held.clear()
+        self._digest_cache.clear()
 
     def settle(self, head: Head) -> None:
         """Take note that a publication has ended, and all is as the manifest says."""
         self.pending = self.outdated = frozenset()
         self.head, self.stamp = head, head.stamp
 
-    def retire(self, paths: Collection[str], since: datetime, over: Collection[datetime]) -> None:
+    def retire(self, paths: Collection[str], since: datetime, expired_batches: Collection[datetime]) -> None:
         """Take note of content that nothing names since then, and of the batches that are done with."""
         if paths:
             self.batches.add(since)
             self.retired |= dict.fromkeys(paths, since)
-        if over:
-            self.batches.difference_update(over)
+        if expired_batches:
+            self.batches.difference_update(expired_batches)
             self.retired = {path: since for path, since in self.retired.items() if since in self.batches}
 
 
-def is_bare(disk: Disk, tree: Tree) -> bool:
+def is_empty_tree(disk: Disk, tree: Tree) -> bool:
     """Whether nothing stands where files are published, and nothing is known of any that did."""
     if tree.stamp is not None or tree.pending or tree.batches:
         return False
@@ -192,8 +194,8 @@ def check_path(path: str) -> None:
 def is_record(path: str) -> bool:
     """Whether ``path`` is taken by what is written about the tree."""
     if path.startswith(BOOT):
-        return is_list_record(path)
-    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_of_index(path) or path in _SAID
+        return is_shared_list_file(path)
+    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_index_path(path) or path in _STATUS_FILES
 
 
 def batch_path(since: datetime) -> str:
@@ -211,19 +213,19 @@ def read_manifest(root: Path) -> Manifest | None:
     with closing(Disk(root)) as disk:
         found = _read_whole(disk)
         if found is not None and found.differences and found.is_settled:
-            raise damaged(disk, found.differences[0].path)
+            raise build_damage_error(disk, found.differences[0].path)
     return found.manifest if found is not None else None
 
 
 def read_state(root: Path, server: str) -> PublishedServer | None:
     """A server as it stands published; None where there is none of that name. ValueError for what is damaged."""
     try:
-        return parse((root / state_path(server)).read_bytes())
+        return parse_state((root / state_path(server)).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def verify(root: Path) -> tuple[Difference, ...]:
+def verify_tree(root: Path) -> tuple[Difference, ...]:
     """Every file that is not what the manifest lists, sorted by path; each is read in full.
 
     While somebody publishes, or after a crash, these are the files that the publication has changed so far.
@@ -234,10 +236,10 @@ def verify(root: Path) -> tuple[Difference, ...]:
             raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
         differences = list(found.differences)
         for path, listed in found.manifest.files.items():
-            if difference := _compare(path, listed.sha256, _content(disk, path)):
+            if difference := _compare(path, listed.sha256, _read_content(disk, path)):
                 differences.append(difference)
-        for path, shard in index_of(found.identities).items():
-            if difference := _compare(path, digest_of(render_shard(shard)), _content(disk, path)):
+        for path, shard in build_index(found.identities).items():
+            if difference := _compare(path, compute_digest(render_shard(shard)), _read_content(disk, path)):
                 differences.append(difference)
     return tuple(sorted(set(differences), key=lambda difference: difference.path))
 
@@ -249,22 +251,22 @@ class _WholeTree:
         self._disk = disk
         self.differences: list[Difference] = []  # parts of the manifest, and states
         self.identities: dict[str, tuple[str, ...]] = {}  # by server
-        files: dict[str, Listed] = {}
+        files: dict[str, ListedFile] = {}
         for node, node_digest in head.nodes.items():
-            for leaf, leaf_digest in (self._part(node_path(node), node_digest, parse_digests) or {}).items():
-                states = self._part(leaf_path(node, leaf), leaf_digest, parse_digests) or {}
+            for leaf, leaf_digest in (self._read_part(node_path(node), node_digest, parse_digests) or {}).items():
+                states = self._read_part(leaf_path(node, leaf), leaf_digest, parse_digests) or {}
                 for server, digest in states.items():
                     path = state_path(server)
-                    if (state := self._part(path, digest, parse)) is not None:
-                        files |= {**state.files, path: Listed(digest, disk.size(path) or 0)}
+                    if (state := self._read_part(path, digest, parse_state)) is not None:
+                        files |= {**state.files, path: ListedFile(digest, disk.size(path) or 0)}
                         self.identities[server] = state.identities
         if head.shared is not None:
-            files |= self._part(SHARED, head.shared, parse_listing) or {}
+            files |= self._read_part(SHARED, head.shared, parse_listing) or {}
         self.manifest = Manifest(stamp=head.stamp, files=dict(sorted(files.items())))
-        self.is_settled = disk.look(PENDING) is None  # no publication is under way or was cut short
+        self.is_settled = disk.lstat(PENDING) is None  # no publication is under way or was cut short
 
-    def _part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
-        data = _content(self._disk, path)
+    def _read_part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
+        data = _read_content(self._disk, path)
         if difference := _compare(path, expected, data):
             self.differences.append(difference)
         with suppress(ValueError):
@@ -281,12 +283,12 @@ def _read_whole(disk: Disk) -> _WholeTree | None:
     return None
 
 
-def _compare(path: str, expected: str, content: bytes | None) -> Difference | None:
-    found = "no file" if content is None else digest_of(content)
-    return None if found == expected else Difference(path=path, expected=expected, found=found)
+def _compare(path: str, expected_digest: str, content: bytes | None) -> Difference | None:
+    found = "no file" if content is None else compute_digest(content)
+    return None if found == expected_digest else Difference(path=path, expected=expected_digest, found=found)
 
 
-def _content(disk: Disk, path: str) -> bytes | None:
+def _read_content(disk: Disk, path: str) -> bytes | None:
     return disk.read(path) if disk.has_file(path) else None
 
 
@@ -299,7 +301,7 @@ def _parse(disk: Disk, path: str, data: _S, parse_file: Callable[[_S], _T]) -> _
     try:
         return parse_file(data)
     except ValueError as error:
-        raise damaged(disk, path) from error
+        raise build_damage_error(disk, path) from error
 
 
 def _parse_paths(data: bytes) -> list[str]:
@@ -309,7 +311,7 @@ def _parse_paths(data: bytes) -> list[str]:
     return paths
 
 
-def damaged(disk: Disk, path: str) -> PublishError:
+def build_damage_error(disk: Disk, path: str) -> PublishError:
     """What is raised where the tree's word on itself does not hold."""
     return PublishError(
         f"{disk.root / path}: expected what gitboot wrote, found something else "
@@ -360,18 +362,20 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
     Raises OSError, and `UsageError` naming the file that is something else.
     """
     if not path.is_dir():
-        return _imported(path)
+        return _import_records(path)
     files = sorted(path.glob("*.json"))
     if not files:
         raise UsageError(f"{path}: no exported records are in it; take ops/records of a published tree")
-    return {uuid: record for file in files for uuid, record in _imported(file).items()}
+    return {uuid: record for file in files for uuid, record in _import_records(file).items()}
 
 
-def _imported(file: Path) -> dict[SystemUuid, Record]:
+def _import_records(file: Path) -> dict[SystemUuid, Record]:
     """Return the records of a file. Raises `UsageError` for a record of a UUID that identifies no machine."""
-    from gitboot.resolve.provisioning_record import imported  # only here: endpoints start without the model
+    from gitboot.resolve.provisioning_record import (
+        parse_exported_records,
+    )  # only here: endpoints start without the model
 
-    records = imported(file.read_bytes(), str(file))
+    records = parse_exported_records(file.read_bytes(), str(file))
     for uuid in sorted(filter(is_placeholder_uuid, records)):
         raise UsageError(
             f"{file}: a record is of the UUID {uuid}, which identifies no machine: remove the record, and set a UUID "
@@ -380,14 +384,14 @@ def _imported(file: Path) -> dict[SystemUuid, Record]:
     return records
 
 
-def records_in(tree: Path) -> Mapping[SystemUuid, Record]:
+def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
     """What the tree knows of servers, as far as it can be read; nothing where there is none."""
-    from gitboot.resolve.provisioning_record import imported  # only here, as above
+    from gitboot.resolve.provisioning_record import parse_exported_records  # only here, as above
 
     found: dict[SystemUuid, Record] = {}
     for file in sorted((tree / RECORDS).glob("*.json")):
         with suppress(OSError, UsageError):
-            found |= imported(file.read_bytes(), str(file))
+            found |= parse_exported_records(file.read_bytes(), str(file))
     return found
 
 
@@ -404,7 +408,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
     has_page: bool
 
 
-def now_named(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
+def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
     """What each server names by now of which a tree holds something else than before; None: it cannot be gone on from.
 
     Whom a publication that was cut short has reached, or was to reach, is among them. Only what the tree says of itself
@@ -416,15 +420,15 @@ def now_named(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | Non
         return None
     found: dict[str, tuple[str, ...]] = {}
     with suppress(PublishError):
-        now, reached = dict(tree.servers()), _reached(tree)
-        if tree.head.shared != before.shared or not tree.pending.isdisjoint((SHARED, *tree.shared())):
-            found[ALL] = tuple(filter(is_content, tree.shared()))
-        if any(map(is_of_part, tree.pending)) or (PAGE_INDEX in tree.shared()) is not before.has_page:
+        now, reached = dict(tree.iter_servers()), _find_pending_servers(tree)
+        if tree.head.shared != before.shared or not tree.pending.isdisjoint((SHARED, *tree.read_shared())):
+            found[ALL] = tuple(filter(is_content, tree.read_shared()))
+        if any(map(is_page_or_record_file, tree.pending)) or (PAGE_INDEX in tree.read_shared()) is not before.has_page:
             found[PARTS] = ()
         for server in now.keys() | before.states.keys() | reached:
             if server not in reached and now.get(server) == before.states.get(server):
                 continue
-            state = tree.outline(server) if server in now or server in reached else None
+            state = tree.read_outline(server) if server in now or server in reached else None
             if state is None and server in now and server not in reached:
                 return None
             found[server] = tuple(filter(is_content, state.files)) if state is not None else ()
@@ -432,28 +436,28 @@ def now_named(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | Non
     return None
 
 
-def left_in_index(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
+def find_leftover_pairs(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
     """By what the index still finds, or finds already, whom a publication that was cut short was to reach.
 
     None: what it was to put right there cannot be read.
     """
-    reached = _reached(tree)
-    states = {server: tree.outline(server) for server in reached}
+    reached = _find_pending_servers(tree)
+    states = {server: tree.read_outline(server) for server in reached}
     claimed = {server: state.identities for server, state in states.items() if state is not None}
     found: set[Pair] = set()
-    for path in filter(is_of_index, tree.pending):
-        if (shard := _shard(disk, path)) is None:
+    for path in filter(is_index_path, tree.pending):
+        if (shard := _read_shard(disk, path)) is None:
             return None
         pairs = ((identity, server) for identity, servers in shard.items() for server in reached.intersection(servers))
         found.update((identity, server) for identity, server in pairs if identity not in claimed.get(server, ()))
     return frozenset(found)
 
 
-def _reached(tree: Tree) -> frozenset[str]:
-    return frozenset(filter(None, map(server_of, tree.pending)))
+def _find_pending_servers(tree: Tree) -> frozenset[str]:
+    return frozenset(filter(None, map(parse_state_path, tree.pending)))
 
 
-def suspects(root: Path) -> Iterator[str | None]:
+def find_suspects(root: Path) -> Iterator[str | None]:
     """The servers whose files do not stand in a tree as it says, `ALL` where that is no server's; None: a step.
 
     Files are looked at by their existence and size, states in full. What somebody publishes meanwhile may be among
@@ -462,106 +466,106 @@ def suspects(root: Path) -> Iterator[str | None]:
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
         shards: dict[str, Shard | None] = {}
-        if any(disk.size(path) != each.size for path, each in tree.shared().items()):
+        if any(disk.size(path) != each.size for path, each in tree.read_shared().items()):
             yield ALL
-        for server, digest in tree.servers():
+        for server, digest in tree.iter_servers():
             state = None
             with suppress(PublishError, ValueError):
                 data = disk.read(state_path(server))
-                state = parse(data) if data is not None and digest_of(data) == digest else None
+                state = parse_state(data) if data is not None and compute_digest(data) == digest else None
             if state is None or any(disk.size(path) != each.size for path, each in state.files.items()):
                 yield server
             else:
-                yield _missing_in(disk, shards, state)
+                yield _find_missing_index(disk, shards, state)
 
 
-def _missing_in(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
+def _find_missing_index(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
     """A server that the index does not have by all that it is found by; `ALL` where that cannot be read."""
     for identity in state.identities:
         if (path := shard_path(identity)) not in shards:
-            shards[path] = _shard(disk, path)
+            shards[path] = _read_shard(disk, path)
         shard = shards[path]
         if shard is None or state.server not in shard.get(identity, ()):
             return ALL if shard is None else state.server
     return None
 
 
-def _shard(disk: Disk, path: str) -> Shard | None:
+def _read_shard(disk: Disk, path: str) -> Shard | None:
     with suppress(PublishError, ValueError):
         return parse_shard(disk.read(path) or b"{}")
     return None
 
 
-WORD: Final = "stopped.json"
+STOP_FILE: Final = "stopped.json"
 
 
-def folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
+def stop_folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
     """Where the word is read and left for the endpoints of a tree."""
     return (output / "ops",) if spool is None else (output / "ops", spool)
 
 
-class Stopped(NamedTuple):
-    stoppage: Stoppage
+class StopNotice(NamedTuple):
+    stoppage: StopOrder
     at: datetime
 
 
-def say(folder: Path, stoppage: Stoppage, at: datetime) -> None:
+def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
     """Leave the word in ``folder``, durably, in place of one that is there; raises OSError.
 
     Whoever may read what else is there may read it, whoever has left it.
     """
     facts = {**stoppage._asdict(), "at": format_instant(at)}
-    write_whole(folder / WORD, canonical(facts) + b"\n", mode=0o644)
+    write_atomically(folder / STOP_FILE, encode_canonical(facts) + b"\n", mode=0o644)
 
 
-def take_back(folder: Path) -> None:
+def remove_stop(folder: Path) -> None:
     """Take the word away again, whoever has left it; raises OSError where one goes on standing."""
-    (folder / WORD).unlink(missing_ok=True)
+    (folder / STOP_FILE).unlink(missing_ok=True)
 
 
-class Words:
+class StopReader:
     """The words in some folders, each read again where it has changed."""
 
     def __init__(self, *folders: Path) -> None:
-        self._paths = tuple(folder / WORD for folder in folders)
-        self._read: dict[Path, tuple[tuple[int, int], Stopped]] = {}  # by inode and nanoseconds since 1970
+        self._paths = tuple(folder / STOP_FILE for folder in folders)
+        self._read: dict[Path, tuple[tuple[int, int], StopNotice]] = {}  # by inode and nanoseconds since 1970
 
     @property
-    def now(self) -> Stopped | None:
-        found = [each for each in map(self._look, self._paths) if each is not None]
+    def current(self) -> StopNotice | None:
+        found = [each for each in map(self._read_file, self._paths) if each is not None]
         return max(found, key=lambda each: each.stoppage.everything, default=None)
 
-    def _look(self, path: Path) -> Stopped | None:
+    def _read_file(self, path: Path) -> StopNotice | None:
         try:
             stat = path.stat()
         except OSError:
             return None
         signature = stat.st_ino, stat.st_mtime_ns
         if path not in self._read or self._read[path][0] != signature:
-            self._read[path] = signature, _parsed(path, datetime.fromtimestamp(stat.st_mtime).astimezone())
+            self._read[path] = signature, _parse_stop_file(path, datetime.fromtimestamp(stat.st_mtime).astimezone())
         return self._read[path][1]
 
 
-def _parsed(path: Path, at: datetime) -> Stopped:
+def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
     with suppress(OSError, ValueError, RecursionError):
         match json.loads(path.read_bytes()):
             case {"who": str(who), "reason": str(reason), "everything": bool(everything), "at": str(said)}:
-                return Stopped(Stoppage(who, reason, everything), datetime.fromisoformat(said))
-    return Stopped(Stoppage("somebody", f"{path} cannot be read", everything=False), at)
+                return StopNotice(StopOrder(who, reason, everything), datetime.fromisoformat(said))
+    return StopNotice(StopOrder("somebody", f"{path} cannot be read", everything=False), at)
 
 
-def with_stop(conditions: Iterable[Mapping[str, Any]], stopped: Stopped | None) -> list[dict[str, Any]]:
+def add_stop_condition(conditions: Iterable[Mapping[str, Any]], stop: StopNotice | None) -> list[dict[str, Any]]:
     """An instance's conditions, as it has left them, with what was stopped since."""
     found = [dict(each) for each in conditions]
-    if stopped is None or any((each["type"], each["status"]) == (_TYPE, False) for each in found):
+    if stop is None or any((each["type"], each["status"]) == (_TYPE, False) for each in found):
         return found
     facts = {
         "type": _TYPE,
         "status": False,
         "reason": "Stopped",
-        "message": str(stopped.stoppage),
-        "lastTransitionTime": format_instant(stopped.at),
-        "remedy": remedy(_TYPE, "Stopped"),
+        "message": str(stop.stoppage),
+        "lastTransitionTime": format_instant(stop.at),
+        "remedy": find_remedy(_TYPE, "Stopped"),
     }
     return sorted([*(each for each in found if each["type"] != _TYPE), facts], key=lambda each: str(each["type"]))
 

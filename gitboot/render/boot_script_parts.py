@@ -28,17 +28,19 @@ EFI_LOADERS: Final = (
     "BOOT/BOOT{cpu}",
 )
 # By architecture, what a loader says that it was built for: a BIOS build says i386 on any x86 machine.
-BUILDS: Final = {"x86_64": ("x86_64", "i386"), "aarch64": ("arm64",)}
-WHO: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
+LOADER_ARCHITECTURES: Final = {"x86_64": ("x86_64", "i386"), "aarch64": ("arm64",)}
+IDENTITY_QUERY: Final = (
+    "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
+)
 # To UEFI, success means that something was booted: it stops at its menu. Only an error lets it go on (2.10, 3.1.2).
-IPXE: Final = """\
+IPXE_DISK_BOOT: Final = """\
 iseq ${platform} efi && exit 1 ||
 sanboot --no-describe --drive 0x80 ||
 exit 0
 """
 # Firmware that is left by `exit` may come back to the network, or end in its menu: so GRUB looks for itself first.
 # What it chains to is told that it came from $root, whatever path it is given by (GRUB: loader/efi/chainloader.c).
-GRUB: Final = f"""\
+GRUB_DISK_BOOT: Final = f"""\
 if [ "$grub_platform" = efi ]; then
   set cpu=x64
   if [ "$grub_cpu" = arm64 ]; then
@@ -57,7 +59,7 @@ set root=(hd0)
 chainloader +1
 boot
 """
-PXELINUX: Final = """\
+PXELINUX_DISK_LABEL: Final = """\
 label disk
   localboot 0
 """
@@ -66,28 +68,28 @@ SANBOOT: Final = "Sanboot"
 _LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
 
 
-def ipxe_to_disk(how: str | None) -> str:
+def render_ipxe_disk_boot(local_disk: str | None) -> str:
     """Return the end of an iPXE script, which boots the disk. ``how`` is from a document; None: the default way."""
-    if how is None:
-        return IPXE
-    if how == EXIT:
+    if local_disk is None:
+        return IPXE_DISK_BOOT
+    if local_disk == EXIT:
         return _LEAVE_IPXE
     # Drives are numbered from 0 there, by iPXE of 2023 and newer (commit b1c13cc); an older one has none, and goes on.
-    path = f" --filename {how.replace('/', _BACKSLASH)}" if how != SANBOOT else ""
-    return f"iseq ${{platform}} efi && sanboot --no-describe --drive 0{path} ||\n{IPXE}"
+    path = f" --filename {local_disk.replace('/', _BACKSLASH)}" if local_disk != SANBOOT else ""
+    return f"iseq ${{platform}} efi && sanboot --no-describe --drive 0{path} ||\n{IPXE_DISK_BOOT}"
 
 
 _BACKSLASH: Final = "\\"  # as UEFI has it in paths (10.3.5.4)
 
 
-def grub_to_disk(how: str | None) -> str:
+def render_grub_disk_boot(local_disk: str | None) -> str:
     """Return the end of a GRUB configuration, which boots the disk."""
-    if how == EXIT:
+    if local_disk == EXIT:
         return "exit\n"
-    return GRUB if how in (None, SANBOOT) else f"{_CHAINED.format(path=how)}{GRUB}"
+    return GRUB_DISK_BOOT if local_disk in (None, SANBOOT) else f"{_CHAINLOAD.format(path=local_disk)}{GRUB_DISK_BOOT}"
 
 
-_CHAINED: Final = """\
+_CHAINLOAD: Final = """\
 if [ "$grub_platform" = efi ]; then
   if search --no-floppy --file --set=root "{path}"; then
     if chainloader "{path}"; then
@@ -98,32 +100,36 @@ fi
 """
 
 
-def pxelinux_to_disk(how: str | None) -> str:
+def render_pxelinux_disk_label(local_disk: str | None) -> str:
     """Return the PXELINUX label that boots the disk."""
-    return PXELINUX.replace("localboot 0", "localboot -1") if how == EXIT else PXELINUX
+    return PXELINUX_DISK_LABEL.replace("localboot 0", "localboot -1") if local_disk == EXIT else PXELINUX_DISK_LABEL
 
 
-def pxelinux_alone(how: str | None) -> str:
+def render_pxelinux_disk_boot(local_disk: str | None) -> str:
     """Return a whole PXELINUX configuration that boots the disk."""
-    return f"default disk\nprompt 0\n{pxelinux_to_disk(how)}"
+    return f"default disk\nprompt 0\n{render_pxelinux_disk_label(local_disk)}"
 
 
-def sent_to_disk(path: str, who: str, why: str, how: str | None = None) -> str | None:
+def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | None = None) -> str | None:
     """Return the boot script at ``path`` that boots the disk; None: no boot loader fetches the path."""
     for loader, first, to_disk in _LOADERS:
         if loader in path:
-            return f"{first}# {who}: {why}, on to the local disk\n{to_disk(how)}"
+            return f"{first}# {machine}: {reason}, on to the local disk\n{to_disk(local_disk)}"
     return None
 
 
-_LOADERS: Final = (("ipxe", "#!ipxe\n", ipxe_to_disk), ("grub.cfg", "", grub_to_disk), ("pxelinux", "", pxelinux_alone))
-IDLE: Final = "may not boot from this interface"
+_LOADERS: Final = (
+    ("ipxe", "#!ipxe\n", render_ipxe_disk_boot),
+    ("grub.cfg", "", render_grub_disk_boot),
+    ("pxelinux", "", render_pxelinux_disk_boot),
+)
+IDLE_REASON: Final = "may not boot from this interface"
 
 
-def heading(plan: BootPlan) -> str:
+def render_heading(plan: BootPlan) -> str:
     """Return the comment that begins a boot script; all of it follows from the plan."""
     source = f"Maintenance/{plan.maintenance}" if plan.maintenance else f"BootPolicy/{plan.policy}"
-    last = f"{source} boots the local disk"
+    source_line = f"{source} boots the local disk"
     if (boot := plan.boot) is not None:
-        last = f"{source}, BootProfile/{boot.profile}, BootImage/{boot.image}, {boot.method}"
-    return f"# gitboot plan {plan.digest}\n# {plan.server}: {plan.phase}, {plan.cause}\n# {last}\n"
+        source_line = f"{source}, BootProfile/{boot.profile}, BootImage/{boot.image}, {boot.method}"
+    return f"# gitboot plan {plan.digest}\n# {plan.server}: {plan.phase}, {plan.cause}\n# {source_line}\n"

@@ -21,18 +21,18 @@ from gitboot.resolve.server_decision import Decisions, Host
 Element = Mapping[str, Any]
 
 
-def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
+def render_kea(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """``ops/dhcp/kea-dhcp{4,6}-{classes,reservations}.json``."""
     for name, content in (
-        ("dhcp4-classes", _element_lines(_classes(decisions, _V4))),
-        ("dhcp4-reservations", _kea_reservations(decisions.hosts, _V4)),
-        ("dhcp6-classes", _element_lines(_classes(decisions, _V6))),
-        ("dhcp6-reservations", _kea_reservations(decisions.hosts, _V6)),
+        ("dhcp4-classes", _format_elements(_build_classes(decisions, _V4))),
+        ("dhcp4-reservations", _render_kea_reservations(decisions.hosts, _V4)),
+        ("dhcp6-classes", _format_elements(_build_classes(decisions, _V6))),
+        ("dhcp6-reservations", _render_kea_reservations(decisions.hosts, _V6)),
     ):
         yield f"ops/dhcp/kea-{name}.json", File(content, ContentType.TEXT)
 
 
-def _element_lines(elements: Iterable[Element]) -> bytes:
+def _format_elements(elements: Iterable[Element]) -> bytes:
     return "".join([",\n".join(map(json.dumps, elements)), "\n"]).encode()
 
 
@@ -52,13 +52,13 @@ class _V4:
 
     @staticmethod
     def script(mirror: Mirror) -> Element:
-        return _boot_file(mirror.url("boot.ipxe"))
+        return _build_boot_file_options(mirror.url("boot.ipxe"))
 
     @staticmethod
     def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
         if offer.client.http:
             vendor = {"name": "vendor-class-identifier", "data": "HTTPClient", "always-send": True}
-            return _boot_file(mirror.loader_url(offer.path), vendor)
+            return _build_boot_file_options(mirror.loader_url(offer.path), vendor)
         given: dict[str, Any] = {"boot-file-name": offer.path}
         address = mirror.address
         if address is not None and address.version == 4:
@@ -69,10 +69,10 @@ class _V4:
         return given
 
 
-def _boot_file(url: str, *options: Element) -> Element:
+def _build_boot_file_options(url: str, *options: Element) -> Element:
     """Return a URL in the header's field, which has 128 bytes, and as option 67 for clients that ask for it."""
     field = {"boot-file-name": url} if len(url) < 128 else {}
-    return {**field, "option-data": [{"name": "boot-file-name", "data": _in_csv(url)}, *options]}
+    return {**field, "option-data": [{"name": "boot-file-name", "data": _escape_commas(url)}, *options]}
 
 
 class _V6:
@@ -87,22 +87,22 @@ class _V6:
 
     @staticmethod
     def script(mirror: Mirror) -> Element:
-        return {"option-data": [_bootfile(mirror.url("boot.ipxe"))]}
+        return {"option-data": [_build_bootfile_url_option(mirror.url("boot.ipxe"))]}
 
     @staticmethod
     def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
         if not offer.client.ipv6:
             return None
         if not offer.client.http:
-            return {"option-data": [_bootfile(mirror.tftp_url(offer.path))]}
-        return {"option-data": [_bootfile(mirror.loader_url(offer.path)), _VENDOR_CLASS6]}
+            return {"option-data": [_build_bootfile_url_option(mirror.tftp_url(offer.path))]}
+        return {"option-data": [_build_bootfile_url_option(mirror.loader_url(offer.path)), _VENDOR_CLASS6]}
 
 
-def _bootfile(url: str) -> Element:
-    return {"name": "bootfile-url", "data": _in_csv(url)}
+def _build_bootfile_url_option(url: str) -> Element:
+    return {"name": "bootfile-url", "data": _escape_commas(url)}
 
 
-def _in_csv(text: str) -> str:
+def _escape_commas(text: str) -> str:
     """Kea splits an option's data at commas without a backslash before them."""
     return text.replace(",", r"\,")
 
@@ -116,17 +116,17 @@ _VENDOR_CLASS6: Final[Element] = {
 }
 
 
-def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
+def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
     """Yield each class after those that its test names; of the last ones a machine is in one at most."""
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
-    named = wanted(decisions)
+    requested = list_requested_loaders(decisions)
     of_loaders: list[tuple[Loader | None, str, str]] = [(None, "", "")]  # a part of their names, and of their tests
-    if named:
+    if requested:
         of_loaders = [(None, "", "not member('gitboot_loader') and ")]
-    for each in named:
+    for each in requested:
         test = f"member('gitboot_loader') and member('gitboot_loader_{each.lower()}') and "
         of_loaders.append((each, f"{each.lower()}_", test))
-    for kind, values in (("site", sorted(decisions.sites)), ("loader", [each.lower() for each in named])):
+    for kind, values in (("site", sorted(decisions.sites)), ("loader", [each.lower() for each in requested])):
         yield from ({"name": f"gitboot_{kind}_{value}"} for value in values)
         if values:
             members = " or ".join(f"member('gitboot_{kind}_{value}')" for value in values)
@@ -134,35 +134,35 @@ def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[E
             yield {"name": f"gitboot_{kind}", "test": f"member('KNOWN') and ({members})"}
     ipxe = Output.IPXE in decisions.outputs
     firmware = "not member('gitboot_ipxe') and " if ipxe else ""
-    for mirror in mirrors(decisions):
-        name, at = "gitboot_", "not member('gitboot_site') and " if decisions.sites else ""
+    for mirror in list_mirrors(decisions):
+        name, site_test = "gitboot_", "not member('gitboot_site') and " if decisions.sites else ""
         if mirror.site is not None:
             name = f"gitboot_site_{mirror.site}_"
-            at = f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
+            site_test = f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
         if ipxe:
-            yield {"name": f"{name}script", "test": f"{at}member('gitboot_ipxe')", **version.script(mirror)}
-        for loader, word, of_loader in of_loaders:
-            for offer in offers(decisions, loader):
-                if (given := version.offered(offer, mirror)) is not None:
+            yield {"name": f"{name}script", "test": f"{site_test}member('gitboot_ipxe')", **version.script(mirror)}
+        for loader, name_part, of_loader in of_loaders:
+            for offer in list_loader_offers(decisions, loader):
+                if (options := version.offered(offer, mirror)) is not None:
                     types = (f"substring({version.architecture}, 0, 2) == 0x{each:04x}" for each in offer.client.types)
-                    test = f"{at}{of_loader}{firmware}({' or '.join(types)})"
-                    yield {"name": name + word + offer.client.name, "test": test, **given}
+                    test = f"{site_test}{of_loader}{firmware}({' or '.join(types)})"
+                    yield {"name": name + name_part + offer.client.name, "test": test, **options}
 
 
 # Reservations: Kea takes none that reserves nothing.
 
 
 @lru_cache(maxsize=2)  # one for each version: most commits change no interface
-def _kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
+def _render_kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
     elements = []
-    for each in reservations(hosts):
+    for each in list_reservations(hosts):
         classes = [f"gitboot_site_{each.site}"] if each.site is not None else []
         classes += [f"gitboot_loader_{each.loader.lower()}"] if each.loader is not None else []
-        named = {"hostname": each.hostname} if each.hostname is not None else {}
-        reserved = {**version.addresses(each), **named, **({"client-classes": classes} if classes else {})}
+        hostname = {"hostname": each.hostname} if each.hostname is not None else {}
+        reserved = {**version.addresses(each), **hostname, **({"client-classes": classes} if classes else {})}
         if reserved:
             elements.append({"hw-address": each.mac, **reserved})
-    return _element_lines(elements)
+    return _format_elements(elements)
 
 
 _HEADER: Final = """\
@@ -177,7 +177,7 @@ dhcp-userclass=set:gitboot_ipxe,iPXE
 """
 
 
-def shared_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
+def render_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """``ops/dhcp/dnsmasq.conf``."""
     kinds = []
     for client in CLIENTS:
@@ -185,32 +185,36 @@ def shared_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
             kinds.append(f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}")
             if client.ipv6:
                 kinds.append(f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}")
-    lines = "\n".join([*kinds, *_loaders(decisions), "", "# Reservations"])
-    text = f"{_HEADER}{lines}\n{_dnsmasq_reservations(decisions.hosts)}"
+    lines = "\n".join([*kinds, *_render_dnsmasq_loaders(decisions), "", "# Reservations"])
+    text = f"{_HEADER}{lines}\n{_render_dnsmasq_reservations(decisions.hosts)}"
     yield "ops/dhcp/dnsmasq.conf", File(text.encode(), ContentType.TEXT)
 
 
-def _loaders(decisions: Decisions) -> Iterator[str]:
-    ipxe, named = Output.IPXE in decisions.outputs, wanted(decisions)
+def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
+    ipxe, requested = Output.IPXE in decisions.outputs, list_requested_loaders(decisions)
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
     yield from ("", "# UEFI HTTP boot takes an answer only if that says HTTPClient as well")
-    for offer in offers(decisions):
+    for offer in list_loader_offers(decisions):
         if offer.client.http:
             tags = f"{firmware}tag:gitboot_{offer.client.name}"
             yield f"dhcp-option-force={tags},60,HTTPClient"
             if offer.client.ipv6:
                 yield f"dhcp-option-force={tags},option6:16,{_VENDOR_CLASS}"
-    for mirror in mirrors(decisions):
+    for mirror in list_mirrors(decisions):
         yield f"\n# Machines at the site {mirror.site}" if mirror.site else "\n# Machines at no site of their own"
-        at = f"tag:gitboot_site_{mirror.site}," if mirror.site else "tag:!gitboot_site," if decisions.sites else ""
+        site_tag = (
+            f"tag:gitboot_site_{mirror.site}," if mirror.site else "tag:!gitboot_site," if decisions.sites else ""
+        )
         if ipxe:
-            script = _in_quotes(mirror.url("boot.ipxe"))
-            yield f"dhcp-boot={at}tag:gitboot_ipxe,{script}"
-            yield f"dhcp-option={at}tag:gitboot_ipxe,option6:bootfile-url,{script}"
-        for loader in (None, *named):  # for those who want no loader by name, and then for those who want each
-            tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if named else ""
-            for offer in offers(decisions, loader):
-                yield from _loader_lines(offer, mirror, f"{at}{firmware}{tag}tag:gitboot_{offer.client.name}")
+            script = _quote(mirror.url("boot.ipxe"))
+            yield f"dhcp-boot={site_tag}tag:gitboot_ipxe,{script}"
+            yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{script}"
+        for loader in (None, *requested):  # for those who want no loader by name, and then for those who want each
+            tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if requested else ""
+            for offer in list_loader_offers(decisions, loader):
+                yield from _render_loader_lines(
+                    offer, mirror, f"{site_tag}{firmware}{tag}tag:gitboot_{offer.client.name}"
+                )
 
 
 # dnsmasq knows no enterprise number in DHCPv6's vendor class (RFC 8415, 21.16): it writes strings, each behind two
@@ -218,10 +222,10 @@ def _loaders(decisions: Decisions) -> Iterator[str]:
 _VENDOR_CLASS: Final = "ed,HTTPClient"
 
 
-def _loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
+def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
     client, path = offer.client, offer.path
     if client.http:
-        yield f"dhcp-boot={tags},{_in_quotes(mirror.loader_url(path))}"
+        yield f"dhcp-boot={tags},{_quote(mirror.loader_url(path))}"
     else:
         # Where only the host's name is known, dnsmasq names itself as the TFTP server.
         address = mirror.address
@@ -229,15 +233,15 @@ def _loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str
         yield f"dhcp-boot={tags},{path}{server}"
     if client.ipv6:
         url = mirror.loader_url(path) if client.http else mirror.tftp_url(path)
-        yield f"dhcp-option={tags},option6:bootfile-url,{_in_quotes(url)}"
+        yield f"dhcp-option={tags},option6:bootfile-url,{_quote(url)}"
     if offer.loader is Output.PXELINUX:
-        yield f"dhcp-option-force={tags},210,{_in_quotes(mirror.url(''))}"
+        yield f"dhcp-option-force={tags},210,{_quote(mirror.url(''))}"
 
 
 @lru_cache(maxsize=1)  # most commits change no interface
-def _dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
+def _render_dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
     lines = []
-    for each in reservations(hosts):
+    for each in list_reservations(hosts):
         words = (
             each.mac,
             f"set:gitboot_site,set:gitboot_site_{each.site}" if each.site else None,
@@ -250,7 +254,7 @@ def _dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
     return "".join(lines)
 
 
-def _in_quotes(url: str) -> str:
+def _quote(url: str) -> str:
     """In double quotes, in which a comma does not end the value; a URL here holds no quote and no backslash."""
     return f'"{url}"'
 
@@ -266,7 +270,7 @@ class Reservation(Struct, frozen=True, kw_only=True):
     loader: Loader | None
 
 
-def reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
+def list_reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
     """Yield a reservation of every boot interface, by server. Retired servers have given their addresses back."""
     for host in (each for each in hosts if each.lifecycle is not Lifecycle.RETIRED):
         for nic in (each for each in host.nics if each.boots):
@@ -274,7 +278,7 @@ def reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
                 mac=nic.mac.replace("-", ":"),
                 ipv4=next((address for address in nic.addresses if ":" not in address), None),
                 ipv6=tuple(address for address in nic.addresses if ":" in address),
-                hostname=_hostname(host.server),
+                hostname=_as_hostname(host.server),
                 site=host.site,
                 loader=host.loader,
             )
@@ -284,7 +288,7 @@ def reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
 _NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
 
 
-def _hostname(server: str) -> str | None:
+def _as_hostname(server: str) -> str | None:
     """Return a server's name if it can be a host name: labels of at most 63 characters (RFC 1035, 2.3.4)."""
     fits = all(len(label) <= 63 for label in server.split("."))
     return server if fits and not _NOT_A_HOSTNAME.fullmatch(server) else None
@@ -357,7 +361,7 @@ class Mirror(Struct, frozen=True, kw_only=True):
         return f"tftp://[{host}]/{path}" if ":" in host else f"tftp://{host}/{path}"
 
 
-def mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
+def list_mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
     """Return the fleet's own mirror, then each site's."""
     sites = (Mirror(site=name, base_url=url) for name, url in sorted(decisions.sites.items()))
     return (Mirror(site=None, base_url=decisions.base_url), *sites)
@@ -371,7 +375,7 @@ class LoaderOffer(Struct, frozen=True, kw_only=True):
     loader: Output
 
 
-def offers(decisions: Decisions, wanted: Loader | None = None) -> Iterator[LoaderOffer]:
+def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
     """Yield the loader of each client that has one: the ``wanted`` loader, if the client has that."""
     for client in CLIENTS:
         found = [
@@ -379,9 +383,9 @@ def offers(decisions: Decisions, wanted: Loader | None = None) -> Iterator[Loade
             for loader, platform, path in LOADERS
             if loader in decisions.outputs and platform is client.platform
         ]
-        yield from [*(each for each in found if wanted is not None and each.loader == wanted.lower()), *found][:1]
+        yield from [*(each for each in found if preferred is not None and each.loader == preferred.lower()), *found][:1]
 
 
-def wanted(decisions: Decisions) -> tuple[Loader, ...]:
+def list_requested_loaders(decisions: Decisions) -> tuple[Loader, ...]:
     """Return the loaders that any server wants by name, sorted."""
     return tuple(sorted({each.loader for each in decisions.hosts if each.loader is not None}))

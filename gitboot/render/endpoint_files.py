@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
 
-from gitboot.jsonio import canonical, format_instant
+from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.render.paths import (
     BOOT,
     IMMUTABLE,
@@ -22,9 +22,9 @@ from gitboot.render.paths import (
     File,
     Files,
     Role,
+    find_non_script_kind,
+    find_token,
     is_immutable,
-    means,
-    token_in,
 )
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ FORMAT: Final = 2
 _SERVERS: Final = "ops/servers/"
 
 
-class Listed(NamedTuple):
+class ListedFile(NamedTuple):
     """The digest and the size of a file."""
 
     sha256: str
     size: int  # bytes
 
 
-class Need(NamedTuple):
+class NeededFile(NamedTuple):
     """A file that a boot fetches."""
 
     path: str  # below boot/
@@ -58,12 +58,12 @@ class DiskWrite(NamedTuple):
     offer: str | None  # what is given by it then, whatever else of the plan is changed; None: it is given each time
     fallback: str | None  # the sha256 of what is answered instead; None: 404
     hop: str | None = None  # the sha256 of what sends on to who gives it; None: nobody is named, or there is no way
-    needs: tuple[Need, ...] = ()  # what it fetches next, as far as who answers it may have that itself
+    needs: tuple[NeededFile, ...] = ()  # what it fetches next, as far as who answers it may have that itself
     report: str | None = None  # the token by which its installer reports: after that no boot of its attempt is given
     in_copies: bool = False  # whether OUTPUT and its copies serve it too, though it is a one-time boot
 
 
-class Turn(NamedTuple):
+class PathVersion(NamedTuple):
     """What a path answers from an instant on."""
 
     since: datetime | None  # None: from before all transitions
@@ -83,17 +83,17 @@ class PublishedServer(Struct, frozen=True, kw_only=True):
     shows: Mapping[str, tuple[str, ...]]  # what its firmware may say of who it is: uuid, serial
     summary: Mapping[str, Any]  # as the API shows it
     plan: Mapping[str, Any]  # decision and plan, with their digests
-    files: Mapping[str, Listed]  # all of its files but this one, by path below the output directory
+    files: Mapping[str, ListedFile]  # all of its files but this one, by path below the output directory
     contents: Mapping[str, str]  # what is answered in place, by sha256, but for what lies in o/
-    paths: Mapping[str, tuple[Turn, ...]]  # by path below the output directory, in the order of their instants
+    paths: Mapping[str, tuple[PathVersion, ...]]  # by path below the output directory, in the order of their instants
 
     @property
-    def stored(self) -> dict[str, str]:
+    def stored_paths(self) -> dict[str, str]:
         """Where content lies that is not held here: path by sha256."""
         return {
             each.sha256: path
             for path, each in self.files.items()
-            if path.startswith(IMMUTABLE) or means(path) is MEDIUM
+            if path.startswith(IMMUTABLE) or find_non_script_kind(path) is MEDIUM
         }
 
 
@@ -102,12 +102,12 @@ def state_path(server: str) -> str:
     return f"{_SERVERS}{server}.json"
 
 
-def server_of(path: str) -> str | None:
+def parse_state_path(path: str) -> str | None:
     """Whose state lies at ``path``; None: it is no state."""
     return path[len(_SERVERS) : -len(".json")] if path.startswith(_SERVERS) and path.endswith(".json") else None
 
 
-def turn_of(versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
+def find_version(versions: tuple[PathVersion, ...], at: datetime) -> tuple[PathVersion | None, datetime | None]:
     """Return the version that is answered at ``at``, if any, and the instant of the next version."""
     found = None
     for version in versions:
@@ -117,7 +117,7 @@ def turn_of(versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, date
     return found, None
 
 
-def render(state: PublishedServer) -> bytes:
+def render_state(state: PublishedServer) -> bytes:
     """Return the document of a state. The same state gives the same bytes."""
     document = {
         "format": FORMAT,
@@ -128,12 +128,12 @@ def render(state: PublishedServer) -> bytes:
         "plan": state.plan,
         "files": {path: {"sha256": each.sha256, "size": each.size} for path, each in state.files.items()},
         "contents": state.contents,
-        "paths": {path.removeprefix(BOOT): list(map(_version, each)) for path, each in state.paths.items()},
+        "paths": {path.removeprefix(BOOT): list(map(_encode_version, each)) for path, each in state.paths.items()},
     }
-    return canonical(document) + b"\n"
+    return encode_canonical(document) + b"\n"
 
 
-def _version(version: Turn) -> dict[str, Any]:
+def _encode_version(version: PathVersion) -> dict[str, Any]:
     facts: dict[str, Any] = {"content": version.content, "type": version.content_type, "role": version.role}
     if version.since is not None:
         facts["since"] = format_instant(version.since)
@@ -155,19 +155,19 @@ class Outline(NamedTuple):
     files: tuple[str, ...]  # the paths of all of its files but the state
 
 
-def outline(data: bytes) -> Outline:
+def parse_outline(data: bytes) -> Outline:
     """Return the outline alone of what `render` wrote, quickly. Raises ValueError for anything else."""
     from msgspec import DecodeError  # only here: an endpoint answers entries without it
 
     try:
-        found = _outlines().decode(data)
+        found = _outline_decoder().decode(data)
     except DecodeError as error:
         raise ValueError(f"not a server's state: {error}") from error
     return Outline(found.identities, tuple(found.files))
 
 
 @cache
-def _outlines() -> Decoder[Any]:
+def _outline_decoder() -> Decoder[Any]:
     from msgspec import Raw, defstruct
     from msgspec.json import Decoder
 
@@ -175,7 +175,7 @@ def _outlines() -> Decoder[Any]:
     return Decoder(defstruct("_Outline", known))
 
 
-def parse(data: bytes) -> PublishedServer:
+def parse_state(data: bytes) -> PublishedServer:
     """Return the state that `render` wrote. Raises ValueError for anything else, also for another format."""
     document = json.loads(data)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -187,7 +187,7 @@ def parse(data: bytes) -> PublishedServer:
             shows={what: tuple(values) for what, values in document["shows"].items()},
             summary=document["summary"],
             plan=document["plan"],
-            files={path: Listed(each["sha256"], each["size"]) for path, each in document["files"].items()},
+            files={path: ListedFile(each["sha256"], each["size"]) for path, each in document["files"].items()},
             contents=document["contents"],
             paths={BOOT + path: tuple(map(_parse_version, each)) for path, each in document["paths"].items()},
         )
@@ -195,7 +195,7 @@ def parse(data: bytes) -> PublishedServer:
         raise ValueError(f"not a server's state: {error!r}") from error
 
 
-def _parse_version(facts: Mapping[str, Any]) -> Turn:
+def _parse_version(facts: Mapping[str, Any]) -> PathVersion:
     writes, write = facts.get("writes"), None
     if writes is not None:
         write = DiskWrite(
@@ -203,11 +203,11 @@ def _parse_version(facts: Mapping[str, Any]) -> Turn:
             offer=writes["offer"],
             fallback=writes["fallback"],
             hop=writes["hop"],
-            needs=tuple(Need(path, size) for path, size in writes["needs"]),
+            needs=tuple(NeededFile(path, size) for path, size in writes["needs"]),
             report=writes.get("report"),
             in_copies=writes.get("inCopies", False),
         )
-    return Turn(
+    return PathVersion(
         since=datetime.fromisoformat(facts["since"]) if "since" in facts else None,
         content=facts["content"],
         content_type=facts["type"],
@@ -223,45 +223,45 @@ TERMS_FORMAT: Final = 1
 Networks = tuple[IPv4Network | IPv6Network, ...]
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class ServingTerms(Struct, frozen=True, kw_only=True):
     """What holds for every boot that an endpoint gives."""
 
     clients: Networks = ()  # from where machines boot; (): from anywhere
     monitors: Networks = ()  # whose fetches never count
-    giver: str | None = None  # the spool by which what is made once may be given; None: nobody may
-    forgotten: int = 0  # how often that spool had forgotten something, all of which this tree knows
-    sends_on: bool = False  # whether who may not give it sends every machine on to who may
-    prepared: bool = False  # for a host that is yet to act: nobody is answered from it
+    fetch_log_id: str | None = None  # the spool by which what is made once may be given; None: nobody may
+    loss_count: int = 0  # how often that spool had forgotten something, all of which this tree knows
+    forwards_machines: bool = False  # whether who may not give it sends every machine on to who may
+    is_prepared: bool = False  # for a host that is yet to act: nobody is answered from it
 
 
-def terms_of(
-    provisioning: Provisioning, giver: str | None, *, endpoint: str | None = None, forgotten: int = 0
-) -> Terms:
+def build_serving_terms(
+    provisioning: Provisioning, fetch_log_id: str | None, *, endpoint: str | None = None, loss_count: int = 0
+) -> ServingTerms:
     """Return the terms of a Fleet that names an ``endpoint``, whose instance takes in the spool of this identity."""
-    return Terms(
+    return ServingTerms(
         clients=tuple(map(ip_network, provisioning.clients)),
         monitors=tuple(map(ip_network, provisioning.monitors)),
-        giver=giver,
-        forgotten=forgotten,
-        sends_on=endpoint is not None,
+        fetch_log_id=fetch_log_id,
+        loss_count=loss_count,
+        forwards_machines=endpoint is not None,
     )
 
 
-def render_terms(terms: Terms) -> dict[str, File]:
+def render_terms(terms: ServingTerms) -> dict[str, File]:
     """Return the file of the terms, by its path."""
     facts = {
         "format": TERMS_FORMAT,
         "clients": list(map(str, terms.clients)),
         "monitors": list(map(str, terms.monitors)),
-        "giver": terms.giver,
-        "forgotten": terms.forgotten,
-        "sendsOn": terms.sends_on,
-        **({"prepared": True} if terms.prepared else {}),
+        "giver": terms.fetch_log_id,
+        "forgotten": terms.loss_count,
+        "sendsOn": terms.forwards_machines,
+        **({"prepared": True} if terms.is_prepared else {}),
     }
-    return {TERMS: File(canonical(facts) + b"\n", ContentType.JSON)}
+    return {TERMS: File(encode_canonical(facts) + b"\n", ContentType.JSON)}
 
 
-def parse_terms(data: bytes) -> Terms:
+def parse_terms(data: bytes) -> ServingTerms:
     """Return the terms that `render_terms` wrote. Raises ValueError for anything else, also for another format."""
     match json.loads(data):
         case {
@@ -271,13 +271,13 @@ def parse_terms(data: bytes) -> Terms:
             "giver": str() | None as giver,
             **more,
         }:
-            return Terms(
+            return ServingTerms(
                 clients=tuple(map(ip_network, clients)),
                 monitors=tuple(map(ip_network, monitors)),
-                giver=giver,
-                forgotten=forgotten if isinstance(forgotten := more.get("forgotten"), int) else 0,
-                sends_on=more.get("sendsOn") is True,
-                prepared=more.get("prepared") is True,
+                fetch_log_id=giver,
+                loss_count=forgotten if isinstance(forgotten := more.get("forgotten"), int) else 0,
+                forwards_machines=more.get("sendsOn") is True,
+                is_prepared=more.get("prepared") is True,
             )
     raise ValueError(f"not the terms of format {TERMS_FORMAT} by which boots are given")
 
@@ -324,23 +324,23 @@ def is_listing(path: str) -> bool:
     return path.startswith(_LISTING_SERVERS)
 
 
-def is_list_record(path: str) -> bool:
+def is_shared_list_file(path: str) -> bool:
     """Return whether the publisher writes ``path`` besides the files of servers: metadata, or the shared listing."""
     return path.startswith(SIGNED) and not is_listing(path)
 
 
-def name_in_listing(path: str) -> str:
+def listing_name(path: str) -> str:
     """Return how a listing names a path: below ``boot/``, or by the path's sha256 if the path has a token.
 
     Anyone who can read the list learns every path in it, and a path with a token tells the token of an installation.
     """
     below = path.removeprefix(BOOT)
-    if token_in(path) is None and means(path) is not MEDIUM:
+    if find_token(path) is None and find_non_script_kind(path) is not MEDIUM:
         return below
     return f"sha256:{sha256(below.encode()).hexdigest()}"
 
 
-def window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
+def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
     """Return what a copy changes at the end of a window, from the files that lie in the tree before and after it.
 
     Paths with a token stay as they are: the list must not have them, and nothing that boots names them any more.
@@ -352,33 +352,33 @@ def window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
         if (path not in before or before[path].sha256 != digest)
         and path.startswith(BOOT)
         and not is_immutable(path)
-        and name_in_listing(path) == path.removeprefix(BOOT)
+        and listing_name(path) == path.removeprefix(BOOT)
     }
     return WindowEnd(since, changed)
 
 
-def versions(lying: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
+def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
     """Return the versions of each path, from the files that lie in the tree from each instant on."""
-    if len(lying) == 1:  # as for most servers
-        [(since, files)] = lying
+    if len(trees) == 1:  # as for most servers
+        [(since, files)] = trees
         return {
             path: (FileVersion(since, file.sha256, len(file.content)),)
             for path, file in files.items()
             if path.startswith(BOOT)
         }
     found: dict[str, tuple[FileVersion, ...]] = {}
-    for path in sorted({path for _, files in lying for path in files if path.startswith(BOOT)}):
-        kept: list[FileVersion] = []
-        for since, files in lying:
+    for path in sorted({path for _, files in trees for path in files if path.startswith(BOOT)}):
+        path_versions: list[FileVersion] = []
+        for since, files in trees:
             file = files.get(path)
             version = FileVersion(since, file.sha256, len(file.content)) if file else FileVersion(since, None, 0)
-            if version[1:] != (kept[-1][1:] if kept else (None, 0)):
-                kept.append(version)
-        found[path] = tuple(kept)
+            if version[1:] != (path_versions[-1][1:] if path_versions else (None, 0)):
+                path_versions.append(version)
+        found[path] = tuple(path_versions)
     return found
 
 
-def shared_listing(files: Iterable[tuple[str, Listed]]) -> Listing:
+def build_shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
     """Return the listing of the files for machines that belong to no server."""
     lasting = {path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)}
     return Listing(server=None, files=lasting)
@@ -397,7 +397,7 @@ def render_listing(listing: Listing) -> bytes:
         "contents": texts,
         "ends": end,
         "files": {
-            name_in_listing(path): [
+            listing_name(path): [
                 [format_instant(each.since) if each.since is not None else None, each.sha256, each.size]
                 for each in found
             ]
@@ -405,7 +405,7 @@ def render_listing(listing: Listing) -> bytes:
         },
         "server": listing.server,
     }
-    return canonical(document) + b"\n"
+    return encode_canonical(document) + b"\n"
 
 
 # The index: shards that map each identity to the servers that it may mean.
@@ -415,7 +415,7 @@ Shard = Mapping[str, tuple[str, ...]]  # names, sorted, by identity
 Pair = tuple[str, str]  # an identity and the server that it may mean
 
 
-def is_of_index(path: str) -> bool:
+def is_index_path(path: str) -> bool:
     return path.startswith(f"{INDEX}/")
 
 
@@ -425,7 +425,7 @@ def shard_path(identity: str) -> str:
 
 
 def render_shard(shard: Shard) -> bytes:
-    return canonical({identity: list(names) for identity, names in shard.items()}) + b"\n"
+    return encode_canonical({identity: list(names) for identity, names in shard.items()}) + b"\n"
 
 
 def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
@@ -441,7 +441,7 @@ def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
     return {identity: tuple(map(str, names)) for identity, names in found.items()}
 
 
-def index_of(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, tuple[str, ...]]]:
+def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return all shards by path; ``identities`` has the identities of every server by its name."""
     shards: dict[str, dict[str, set[str]]] = {}
     for server, found in identities.items():
@@ -452,11 +452,11 @@ def index_of(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, tup
     }
 
 
-def changed_shard(shard: Shard, gone: Iterable[Pair], come: Iterable[Pair]) -> Shard:
+def update_shard(shard: Shard, removed: Iterable[Pair], added: Iterable[Pair]) -> Shard:
     """Return a shard without the pairs ``gone``, and with the pairs ``come``. An identity without servers goes."""
     names = {identity: set(each) for identity, each in shard.items()}
-    for identity, server in gone:
+    for identity, server in removed:
         names.get(identity, set()).discard(server)
-    for identity, server in come:
+    for identity, server in added:
         names.setdefault(identity, set()).add(server)
     return {identity: tuple(sorted(each)) for identity, each in names.items() if each}

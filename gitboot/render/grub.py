@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.quoting import grub_arguments, grub_text, grub_word
+from gitboot.quoting import quote_grub_arguments, quote_grub_word, sanitize_grub_text
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import BUILDS, IDLE, heading
+from gitboot.render.boot_script_parts import IDLE_REASON, LOADER_ARCHITECTURES, render_heading
 from gitboot.render.paths import ContentType, File
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
@@ -26,67 +26,69 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     A server without a plan has configurations that boot its disk, so that a known machine never boots what unknown
     machines boot.
     """
-    configuration = _file(decision, plan)
+    configuration = _render_file(decision, plan)
     yield from (
-        (kind.of(mac), configuration) for kind in (paths.GRUB_BY_MAC, paths.GRUB_LOOKUP) for mac in decision.macs
+        (kind.build_path(mac), configuration)
+        for kind in (paths.GRUB_BY_MAC, paths.GRUB_LOOKUP)
+        for mac in decision.macs
     )
 
 
-def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
+def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
     """Yield the configurations by interfaces that the server may not boot from. They boot its disk."""
-    configuration = _tombstone(decision, IDLE)
-    yield from ((paths.GRUB_LOOKUP.of(mac), configuration) for mac in idle)
+    configuration = _render_disk_boot(decision, IDLE_REASON)
+    yield from ((paths.GRUB_LOOKUP.build_path(mac), configuration) for mac in idle_macs)
 
 
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """``grub.cfg-<uuid>`` in both byte orders, for every Server document."""
-    configuration = _file(decision, plan)
-    yield from ((paths.GRUB_BY_UUID.of(uuid), configuration) for uuid in lookup_uuids(decision.uuid))
+    configuration = _render_file(decision, plan)
+    yield from ((paths.GRUB_BY_UUID.build_path(uuid), configuration) for uuid in lookup_uuids(decision.uuid))
 
 
-def _tombstone(decision: Decision, why: str) -> File:
-    to_disk = boot_script_parts.grub_to_disk(decision.local_disk)
-    return File(f"# {decision.server}: {why}, on to the local disk\n{to_disk}".encode(), ContentType.TEXT)
+def _render_disk_boot(decision: Decision, reason: str) -> File:
+    disk_boot = boot_script_parts.render_grub_disk_boot(decision.local_disk)
+    return File(f"# {decision.server}: {reason}, on to the local disk\n{disk_boot}".encode(), ContentType.TEXT)
 
 
-def _file(decision: Decision, plan: BootPlan | None) -> File:
+def _render_file(decision: Decision, plan: BootPlan | None) -> File:
     if plan is None:
-        return _tombstone(decision, f"no plan ({decision.lifecycle})")
-    header, to_disk = heading(plan), boot_script_parts.grub_to_disk(plan.local_disk)
+        return _render_disk_boot(decision, f"no plan ({decision.lifecycle})")
+    header, disk_boot = render_heading(plan), boot_script_parts.render_grub_disk_boot(plan.local_disk)
     if plan.boot is None:
-        text = f"{header}echo {grub_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
+        text = f"{header}echo {sanitize_grub_text(f'gitboot: {plan.server} boots its local disk')}\n{disk_boot}"
     elif (own := plan.boot.entries.get("grub")) is not None:
         text = header + own + ("" if own.endswith("\n") else "\n")
     else:
-        announced = grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
-        text = f"{header}echo {announced}\n{_booted(plan.boot)}{to_disk}"
+        announcement = sanitize_grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
+        text = f"{header}echo {announcement}\n{_render_attempts(plan.boot)}{disk_boot}"
     return File(text.encode(), ContentType.TEXT)
 
 
-def _booted(boot: Boot) -> str:
+def _render_attempts(boot: Boot) -> str:
     """Return the lines that boot, tried a few times; they fall through when they never succeed.
 
     GRUB has two dialects. Under UEFI that of older distributions boots by ``linuxefi`` and ``initrdefi`` alone, at
     least where Secure Boot is on; elsewhere these two may be missing. So ``linux`` is tried, and where it fails the
     other: a command that GRUB does not have fails before anything is fetched.
     """
-    steps = boot_steps(boot)
+    steps = build_boot_steps(boot)
     if isinstance(steps, str):
-        return f"echo {grub_text(f'gitboot: {steps}')}\n"
-    tried = _nested(steps, "boot")
+        return f"echo {sanitize_grub_text(f'gitboot: {steps}')}\n"
+    attempt_lines = _nest_steps(steps, "boot")
     if any("$efi" in step for step in steps):
-        tried = ["for efi in '' efi; do", *_indented(tried), "done"]
+        attempt_lines = ["for efi in '' efi; do", *_indent(attempt_lines), "done"]
     lines = [
-        *tried,
+        *attempt_lines,
         f'echo "gitboot: attempt $attempt failed, trying again in {_PAUSE_S} s"',
         f"sleep {_PAUSE_S}",
     ]
-    text = "\n".join(_indented(lines))
-    given_up = 'echo "gitboot: no attempt succeeded, on to the local disk"'
-    return f"for attempt in {_ATTEMPTS}; do\n{text}\ndone\n{given_up}\n"
+    text = "\n".join(_indent(lines))
+    failure_line = 'echo "gitboot: no attempt succeeded, on to the local disk"'
+    return f"for attempt in {_ATTEMPTS}; do\n{text}\ndone\n{failure_line}\n"
 
 
-def ask_endpoint(url: str, instead: str) -> str | None:
+def render_endpoint_request(url: str, fallback: str) -> str | None:
     """Return a configuration that asks the endpoint at ``url`` once, and boots ``instead`` if that does not answer.
 
     None: GRUB has no https. `configfile` reads the answer in a context of its own, which has the exported variables, so
@@ -95,7 +97,7 @@ def ask_endpoint(url: str, instead: str) -> str | None:
     parts = urlsplit(url)
     if parts.scheme != "http":
         return None
-    place = grub_word(f"(http,{parts.netloc}){parts.path}?{paths.HOP}=1")
+    place = quote_grub_word(f"(http,{parts.netloc}){parts.path}?{paths.HOP}=1")
     return f"""\
 # gitboot: {url} answers what this machine boots now
 if [ "$gitboot_asked" != 1 ]; then
@@ -105,57 +107,57 @@ if [ "$gitboot_asked" != 1 ]; then
   configfile {place}
 fi
 echo "gitboot: no answer from the endpoint"
-{instead}"""
+{fallback}"""
 
 
 class _NotForGrub(Exception):
     """A file that GRUB cannot fetch."""
 
 
-def _device_path(file: BootFile) -> str:
+def _format_device_path(file: BootFile) -> str:
     """``(http,HOST:PORT)/PATH``, as GRUB names a file on an HTTP server; it has no HTTPS."""
     parts = urlsplit(file.url)
     if parts.scheme != "http":
         raise _NotForGrub(f"GRUB fetches by http only, not {parts.scheme}")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
-    return grub_word(f"(http,{parts.netloc}){path}")
+    return quote_grub_word(f"(http,{parts.netloc}){path}")
 
 
-def boot_steps(boot: Boot) -> tuple[str, ...] | str:
+def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
     """Return the commands that load what is to boot, or why GRUB cannot boot this."""
     try:
         if boot.direct:
             if boot.direct_uki is None:
                 return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
-            return (f"chainloader {_device_path(boot.direct_uki)}",)
-        linux = f"linux$efi {_device_path(boot.loaded_kernel)} {grub_arguments(boot.kernel_arguments)}".rstrip()
+            return (f"chainloader {_format_device_path(boot.direct_uki)}",)
+        linux = f"linux$efi {_format_device_path(boot.loaded_kernel)} {quote_grub_arguments(boot.kernel_arguments)}".rstrip()
         if not boot.files.initrds:
             return (linux,)
-        return linux, "initrd$efi " + " ".join(_device_path(initrd) for initrd in boot.files.initrds)
+        return linux, "initrd$efi " + " ".join(_format_device_path(initrd) for initrd in boot.files.initrds)
     except _NotForGrub as reason:
         return str(reason)
 
 
-def _nested(steps: tuple[str, ...], last: str) -> list[str]:
+def _nest_steps(steps: tuple[str, ...], last: str) -> list[str]:
     """Return the lines that run each step if the step before it succeeded."""
     if not steps:
         return [last]
-    return [f"if {steps[0]}; then", *_indented(_nested(steps[1:], last)), "fi"]
+    return [f"if {steps[0]}; then", *_indent(_nest_steps(steps[1:], last)), "fi"]
 
 
-def _indented(lines: list[str]) -> list[str]:
+def _indent(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
 # The shared configurations.
 
 
-def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
+def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """``grub.cfg``, and ``unknown.grub.cfg`` but where unknown servers are answered 404."""
-    text = first_configuration(by_uuid=Output.UUID in decisions.outputs)
+    text = render_first_configuration(by_uuid=Output.UUID in decisions.outputs)
     yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:
-        yield "boot/unknown.grub.cfg", File(_unknown(decisions.unknown).encode(), ContentType.TEXT)
+        yield "boot/unknown.grub.cfg", File(_render_unknown(decisions.unknown).encode(), ContentType.TEXT)
 
 
 NICS: Final = 4  # that a machine is looked up by; GRUB has no way to count them
@@ -168,7 +170,7 @@ _FIND_BY_UUID: Final = """\
 """
 
 
-def first_configuration(*, by_uuid: bool) -> str:
+def render_first_configuration(*, by_uuid: bool) -> str:
     """``grub.cfg``: the entry of each NIC, and by UUID where that is published, several times over.
 
     GRUB's own lookup of ``grub.cfg-01-<mac>`` runs only under TFTP. ``$net_default_mac`` has colons, the tree's paths
@@ -202,14 +204,16 @@ if regexp '^.http' "$tree"; then
 fi
 configfile "$tree/unknown.grub.cfg$who"
 echo "gitboot: no boot entry can be had, on to the local disk"
-{boot_script_parts.GRUB}"""
+{boot_script_parts.GRUB_DISK_BOOT}"""
 
 
-def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
+def _render_unknown(boots: Mapping[Architecture, Boot] | None) -> str:
     bodies = []
     for architecture, boot in sorted((boots or {}).items()):
-        condition = " -o ".join(f'"$grub_cpu" = {cpu}' for cpu in BUILDS[architecture])
-        announced = grub_text(f"gitboot: unknown machine, boots {boot.image}")
-        body = "\n".join(_indented(f"echo {announced}\n{_booted(boot)}".splitlines()))
+        condition = " -o ".join(f'"$grub_cpu" = {cpu}' for cpu in LOADER_ARCHITECTURES[architecture])
+        announcement = sanitize_grub_text(f"gitboot: unknown machine, boots {boot.image}")
+        body = "\n".join(_indent(f"echo {announcement}\n{_render_attempts(boot)}".splitlines()))
         bodies.append(f"if [ {condition} ]; then\n{body}\nfi\n")
-    return f"# gitboot: a machine that no Server document describes\n{''.join(bodies)}{boot_script_parts.GRUB}"
+    return (
+        f"# gitboot: a machine that no Server document describes\n{''.join(bodies)}{boot_script_parts.GRUB_DISK_BOOT}"
+    )

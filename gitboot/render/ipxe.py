@@ -7,9 +7,9 @@ from typing import Final
 
 from gitboot.model.scalars import lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.quoting import ipxe_arguments, ipxe_text, ipxe_url
+from gitboot.quoting import check_ipxe_url, quote_ipxe_arguments, sanitize_ipxe_text
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import BUILDS, WHO, heading
+from gitboot.render.boot_script_parts import IDENTITY_QUERY, LOADER_ARCHITECTURES, render_heading
 from gitboot.render.paths import ContentType, File, PathKind
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
@@ -24,17 +24,17 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     A server without a plan has scripts that boot its disk, so that a known machine never boots what unknown machines
     boot.
     """
-    script = _file(decision, plan)
-    yield from ((paths.IPXE_BY_MAC.of(mac), script) for mac in decision.macs)
-    yield from ((paths.IPXE_BY_UUID.of(uuid), script) for uuid in lookup_uuids(decision.uuid))
+    script = _render_file(decision, plan)
+    yield from ((paths.IPXE_BY_MAC.build_path(mac), script) for mac in decision.macs)
+    yield from ((paths.IPXE_BY_UUID.build_path(uuid), script) for uuid in lookup_uuids(decision.uuid))
 
 
-def render_by_mac(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
+def build_mac_renderer(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
     """Return a renderer of the script of each interface that may boot, by paths of these kinds."""
 
     def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-        script = _file(decision, plan)
-        yield from ((kind.of(mac), script) for kind in kinds for mac in decision.macs)
+        script = _render_file(decision, plan)
+        yield from ((kind.build_path(mac), script) for kind in kinds for mac in decision.macs)
 
     return render
 
@@ -43,59 +43,64 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
     """``ipxe/serial/<serial>``, for every Server document whose serial number can be looked up."""
     if decision.serial is None:
         return
-    script = _file(decision, plan)
+    script = _render_file(decision, plan)
     if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
         # Another UUID than the document's is why it is looked up by its serial number.
-        why = f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
-        to_disk = boot_script_parts.ipxe_to_disk(decision.local_disk)
-        text = f"#!ipxe\n{heading(plan)}echo {ipxe_text(f'gitboot: {why}')}\n{to_disk}"
+        reason = (
+            f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
+        )
+        disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
+        text = f"#!ipxe\n{render_heading(plan)}echo {sanitize_ipxe_text(f'gitboot: {reason}')}\n{disk_boot}"
         script = File(text.encode(), ContentType.TEXT)
-    yield paths.IPXE_BY_SERIAL.of(decision.serial), script
+    yield paths.IPXE_BY_SERIAL.build_path(decision.serial), script
 
 
-def _file(decision: Decision, plan: BootPlan | None) -> File:
-    to_disk = boot_script_parts.ipxe_to_disk(decision.local_disk)
+def _render_file(decision: Decision, plan: BootPlan | None) -> File:
+    disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
     boot = plan.boot if plan is not None else None
     if plan is None:
-        text = f"# {decision.server}: no plan ({decision.lifecycle}), on to the local disk\n{to_disk}"
+        text = f"# {decision.server}: no plan ({decision.lifecycle}), on to the local disk\n{disk_boot}"
     elif boot is None:
-        text = f"{heading(plan)}echo {ipxe_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
+        text = f"{render_heading(plan)}echo {sanitize_ipxe_text(f'gitboot: {plan.server} boots its local disk')}\n{disk_boot}"
     elif (own := boot.entries.get("ipxe")) is not None:  # the author's own script, without its first line
         first, _, rest = own.partition("\n")
         body = rest if first.strip() == "#!ipxe" else own
-        text = heading(plan) + body + ("" if body.endswith("\n") else "\n")
+        text = render_heading(plan) + body + ("" if body.endswith("\n") else "\n")
     else:
-        steps = boot_steps(boot)
-        announced = ipxe_text(f"gitboot: {plan.server} boots {boot.image} ({plan.phase})")
-        tried = f"echo gitboot: {ipxe_text(steps)}\n" if isinstance(steps, str) else _retried(steps)
-        text = f"{heading(plan)}echo {announced}\n{tried}{to_disk}"
+        steps = build_boot_steps(boot)
+        announcement = sanitize_ipxe_text(f"gitboot: {plan.server} boots {boot.image} ({plan.phase})")
+        attempts = f"echo gitboot: {sanitize_ipxe_text(steps)}\n" if isinstance(steps, str) else _render_attempts(steps)
+        text = f"{render_heading(plan)}echo {announcement}\n{attempts}{disk_boot}"
     return File(f"#!ipxe\n{text}".encode(), ContentType.TEXT)
 
 
-def boot_steps(boot: Boot) -> tuple[str, ...] | str:
+def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
     """Return the commands that boot, each of which may fail, or why iPXE cannot boot this."""
     if boot.direct:
         if boot.direct_uki is None:
             return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
-        return (f"kernel {ipxe_url(boot.direct_uki.url)}", "boot")
+        return (f"kernel {check_ipxe_url(boot.direct_uki.url)}", "boot")
     files = boot.files
     names = [f"initrd{number}" for number in range(len(files.initrds))]
     arguments = (*(f"initrd={name}" for name in names), *boot.kernel_arguments)
     return (
-        f"kernel --name kernel {ipxe_url(boot.loaded_kernel.url)} {ipxe_arguments(arguments)}".rstrip(),
-        *(f"initrd --name {name} {ipxe_url(initrd.url)}" for name, initrd in zip(names, files.initrds, strict=True)),
+        f"kernel --name kernel {check_ipxe_url(boot.loaded_kernel.url)} {quote_ipxe_arguments(arguments)}".rstrip(),
+        *(
+            f"initrd --name {name} {check_ipxe_url(initrd.url)}"
+            for name, initrd in zip(names, files.initrds, strict=True)
+        ),
         "boot",
     )
 
 
-def _retried(steps: tuple[str, ...], label: str = "") -> str:
+def _render_attempts(steps: tuple[str, ...], label: str = "") -> str:
     """Return lines that try the steps a few times. They fall through if the steps never succeed."""
-    tries = "".join(f"{step} || goto failed{label}\n" for step in steps)
+    attempt_lines = "".join(f"{step} || goto failed{label}\n" for step in steps)
     return f"""\
 set attempt:int32 1
 :try{label}
 imgfree
-{tries}:failed{label}
+{attempt_lines}:failed{label}
 iseq ${{attempt}} {_ATTEMPTS} && goto disk{label} ||
 echo gitboot: attempt ${{attempt}} of {_ATTEMPTS} failed, trying again in {_PAUSE_S} s
 sleep {_PAUSE_S}
@@ -107,22 +112,22 @@ echo gitboot: no attempt succeeded, on to the local disk
 """
 
 
-def ask_endpoint(url: str, instead: str) -> str:
+def render_endpoint_request(url: str, fallback: str) -> str:
     """Return a boot script that asks the endpoint at ``url`` once, and boots ``instead`` if that does not answer.
 
     A setting remembers that this iPXE has asked: a load balancer may answer with a copy of this very script. iPXE
     takes about 16 s to give up a host that drops packets, so `--timeout` bounds that (iPXE of March 2014 and newer).
     """
-    _, _, otherwise = instead.partition("\n")
+    _, _, fallback_body = fallback.partition("\n")
     return f"""\
 #!ipxe
-# gitboot: {ipxe_text(url)} answers what this machine boots now
+# gitboot: {sanitize_ipxe_text(url)} answers what this machine boots now
 isset ${{gitboot-asked}} && goto gitboot-otherwise ||
 set gitboot-asked 1
-imgfetch --timeout {_ANSWER_MS} --name answer {ipxe_url(url)}{WHO}&{paths.HOP}=1 && goto gitboot-answer ||
+imgfetch --timeout {_ANSWER_MS} --name answer {check_ipxe_url(url)}{IDENTITY_QUERY}&{paths.HOP}=1 && goto gitboot-answer ||
 :gitboot-otherwise
 echo gitboot: no answer from the endpoint
-{otherwise}exit 0
+{fallback_body}exit 0
 :gitboot-answer
 imgexec --autofree answer && exit 0 || exit 1
 """
@@ -137,7 +142,7 @@ _LOOKUPS: Final = 3
 _NICS: Final = 16
 
 
-def first_script(prefix: str = "") -> str:
+def render_first_script(prefix: str = "") -> str:
     """Return the script that every machine's iPXE starts with. ``prefix`` leads from its path to the tree's root.
 
     It asks for the entry of each NIC, then by UUID, several times over; then once by serial number, which says
@@ -153,53 +158,61 @@ set lookup:int32 1
 set nic:int32 0
 :nic
 isset ${{net${{nic}}/mac}} || goto uuid
-imgfetch --name entry {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{WHO} && goto entry ||
+imgfetch --name entry {prefix}v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{IDENTITY_QUERY} && goto entry ||
 inc nic
 iseq ${{nic}} {_NICS} || goto nic
 :uuid
-imgfetch --name entry {prefix}ipxe/${{uuid}}{WHO} && goto entry ||
+imgfetch --name entry {prefix}ipxe/${{uuid}}{IDENTITY_QUERY} && goto entry ||
 iseq ${{lookup}} {_LOOKUPS} && goto serial ||
 inc lookup
 sleep 2
 goto lookup
 :serial
 isset ${{serial}} || goto unknown
-imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}}{WHO} && goto entry ||
+imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}}{IDENTITY_QUERY} && goto entry ||
 :unknown
 # Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
-imgfetch --name entry {prefix}unknown.ipxe{WHO}&mac=${{netX/mac:hexhyp}} && goto entry ||
+imgfetch --name entry {prefix}unknown.ipxe{IDENTITY_QUERY}&mac=${{netX/mac:hexhyp}} && goto entry ||
 echo gitboot: no boot entry can be had, on to the local disk
-{boot_script_parts.IPXE}:entry
+{boot_script_parts.IPXE_DISK_BOOT}:entry
 imgexec --autofree entry && exit 0 || exit 1
 """
 
 
-def shared_elsewhere(path: str) -> Callable[[Decisions], Iterator[tuple[str, File]]]:
+def build_first_script_renderer(path: str) -> Callable[[Decisions], Iterator[tuple[str, File]]]:
     """Return a renderer of the first script at a path of another system."""
 
-    def shared(_: Decisions) -> Iterator[tuple[str, File]]:
-        yield f"{paths.BOOT}{path}", File(first_script("../" * path.count("/")).encode(), ContentType.TEXT)
+    def render_copy(_: Decisions) -> Iterator[tuple[str, File]]:
+        yield f"{paths.BOOT}{path}", File(render_first_script("../" * path.count("/")).encode(), ContentType.TEXT)
 
-    return shared
+    return render_copy
 
 
-def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
+def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """``boot.ipxe``, the same one level down, and ``unknown.ipxe`` but where unknown servers are answered 404."""
-    yield paths.FIRST_SCRIPT, File(first_script().encode(), ContentType.TEXT)
-    yield paths.CHAIN, File(first_script("../").encode(), ContentType.TEXT)
+    yield paths.FIRST_SCRIPT, File(render_first_script().encode(), ContentType.TEXT)
+    yield paths.CHAIN, File(render_first_script("../").encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:
-        yield "boot/unknown.ipxe", File(_unknown(decisions.unknown).encode(), ContentType.TEXT)
+        yield "boot/unknown.ipxe", File(_render_unknown(decisions.unknown).encode(), ContentType.TEXT)
 
 
-def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
+def _render_unknown(boots: Mapping[Architecture, Boot] | None) -> str:
     header = "#!ipxe\n# gitboot: a machine that no Server document describes\n"
     if boots is None:
-        return header + boot_script_parts.IPXE
+        return header + boot_script_parts.IPXE_DISK_BOOT
     choices, bodies = [], []
     for architecture, boot in sorted(boots.items()):
-        choices += [f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in BUILDS[architecture]]
-        announced = ipxe_text(f"gitboot: unknown machine, boots {boot.image}")
-        steps = boot_steps(boot)
-        tried = _retried(steps, f"_{architecture}") if not isinstance(steps, str) else f"echo {ipxe_text(steps)}\n"
-        bodies.append(f":{architecture}\necho {announced}\n{tried}goto local_disk\n")
-    return f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{boot_script_parts.IPXE}"
+        choices += [
+            f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in LOADER_ARCHITECTURES[architecture]
+        ]
+        announcement = sanitize_ipxe_text(f"gitboot: unknown machine, boots {boot.image}")
+        steps = build_boot_steps(boot)
+        attempts = (
+            _render_attempts(steps, f"_{architecture}")
+            if not isinstance(steps, str)
+            else f"echo {sanitize_ipxe_text(steps)}\n"
+        )
+        bodies.append(f":{architecture}\necho {announcement}\n{attempts}goto local_disk\n")
+    return (
+        f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{boot_script_parts.IPXE_DISK_BOOT}"
+    )

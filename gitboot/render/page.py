@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from gitboot.jsonio import canonical, format_instant
+from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.render.paths import PAGE_DATA, File
 
 if TYPE_CHECKING:
     from gitboot.fleet.identities import Machine
-    from gitboot.resolve.server_decision import Written
+    from gitboot.resolve.server_decision import FieldSources
     from gitboot.resolve.server_plan import BootPlan
 
 SCRIPT: Final = "text/javascript; charset=utf-8"
 FORMAT: Final = 2
-MADE_OF: Final[Mapping[str, str]] = {
+PAGE_CONTENT_TYPES: Final[Mapping[str, str]] = {
     "index.html": "text/html; charset=utf-8",
     "data.js": SCRIPT,
     "draw.js": SCRIPT,
@@ -28,28 +28,28 @@ MADE_OF: Final[Mapping[str, str]] = {
 }
 
 
-def static(name: str) -> bytes:
+def read_page_file(name: str) -> bytes:
     """Return one of the files that the page is made of."""
     return (Path(__file__).with_name("page_files") / name).read_bytes()
 
 
-def shard_of(server: str) -> str:
+def page_shard(server: str) -> str:
     """Return the shard of a server: two hexadecimal digits."""
     return f"{crc32(server.encode()) & 0xFF:02x}"
 
 
-def script_of(name: str, content: bytes) -> bytes:
+def render_data_script(name: str, content: bytes) -> bytes:
     """Return a JSON value as a script of the page, under a name of ASCII letters."""
     return b'gitboot("%b",%b);\n' % (name.encode(), content.strip())
 
 
-def server_file(
+def render_server_data(
     summary: Mapping[str, Any],
     document: Mapping[str, Any],
     now: BootPlan | None,
     later: Iterable[tuple[datetime, BootPlan | None]],
     machine: Machine | None,
-    written: Written | None,
+    source: FieldSources | None,
 ) -> tuple[str, File]:
     """Return the file with everything that the page shows of one server, and its path."""
     bmc = machine.bmc if machine is not None else None
@@ -58,15 +58,15 @@ def server_file(
         **{key: value for key, value in summary.items() if key != "server"},
         "name": summary["server"],
         "bmc": {"address": bmc.address, "system": bmc.system} if bmc is not None else None,
-        "later": [_later(since, plan) for since, plan in changes(now, later)],
-        "shard": shard_of(summary["server"]),
-        "lines": written.lines if written is not None else None,
+        "later": [_build_change(since, plan) for since, plan in list_plan_changes(now, later)],
+        "shard": page_shard(summary["server"]),
+        "lines": source.lines if source is not None else None,
         "document": document,
     }
-    return f"{PAGE_DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
+    return f"{PAGE_DATA}{name}.js", File(render_data_script(name, encode_canonical(facts)), SCRIPT)
 
 
-def changes(
+def list_plan_changes(
     now: BootPlan | None, later: Iterable[tuple[datetime, BootPlan | None]]
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
     """Yield the transitions after which the server boots something else, or boots it for another maintenance.
@@ -75,18 +75,18 @@ def changes(
     """
     from gitboot.resolve.server_plan import Cause  # only here: endpoints read this module, and start without the model
 
-    before = _boots(now)
+    before = _comparable_boot(now)
     for since, plan in later:
-        if _boots(plan) != before and (plan is None or plan.cause is not Cause.UNHEARD):
-            before = _boots(plan)
+        if _comparable_boot(plan) != before and (plan is None or plan.cause is not Cause.INSTANCE_SILENT):
+            before = _comparable_boot(plan)
             yield since, plan
 
 
-def _boots(plan: BootPlan | None) -> tuple[object, ...]:
+def _comparable_boot(plan: BootPlan | None) -> tuple[object, ...]:
     return (plan.phase, plan.maintenance, plan.boot) if plan is not None else ()
 
 
-def _later(since: datetime, plan: BootPlan | None) -> dict[str, Any]:
+def _build_change(since: datetime, plan: BootPlan | None) -> dict[str, Any]:
     return {
         "from": format_instant(since),
         "phase": plan.phase if plan else None,

@@ -17,7 +17,7 @@ from gitboot.model.scalars import (
     is_placeholder_serial,
     parse_lookup_mac,
     parse_lookup_uuid,
-    swapped,
+    swap_byte_order,
 )
 from gitboot.problems import Code
 
@@ -48,23 +48,23 @@ class Delivery(NamedTuple):
     in_parts: bool  # a Range gets a part of it
 
 
-_ANEW: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)  # each fetch counts, and is logged
-_MEDIUM: Final = Delivery(UNCACHED, has_etag=True, in_parts=True)  # a BMC reads an ISO image in parts
+_UNCACHED_DELIVERY: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)  # each fetch counts, and is logged
+_MEDIUM_DELIVERY: Final = Delivery(UNCACHED, has_etag=True, in_parts=True)  # a BMC reads an ISO image in parts
 
 
 class Role(StrEnum):
     """What a completed GET of a path says."""
 
-    ENTRY = "entry"  # that the machine boots what it names
+    BOOT_SCRIPT = "entry"  # that the machine boots what it names
     DATA = "data"  # that the system which was booted asks for what it configures itself by
     SEALED = "sealed"  # the same; it is given decrypted, and by an endpoint alone
     REPORT = "report"  # that its installer is done, or has failed
     OFFER = "offer"  # nothing: a DHCP server asks on its own behalf
     MEDIUM = "medium"  # nothing: a BMC fetches it, before its machine boots
-    LOOK = "look"  # nothing, and no boot that writes disks is shown
+    PREVIEW = "look"  # nothing, and no boot that writes disks is shown
 
 
-class Kind(StrEnum):
+class IdentityKind(StrEnum):
     """What a server is found by."""
 
     MAC = "mac"
@@ -76,7 +76,7 @@ class Kind(StrEnum):
     TOKEN = "token"  # noqa: S105 - of an installation, as its installer was told it
 
 
-def _serial(text: str) -> str:
+def _parse_serial(text: str) -> str:
     if is_placeholder_serial(text):
         raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the serial number {text} identifies no machine")
     return text
@@ -88,11 +88,11 @@ class _Identity(NamedTuple):
 
 
 _IDENTITIES: Final = {
-    Kind.MAC: _Identity(r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}", parse_lookup_mac),
-    Kind.UUID: _Identity(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", parse_lookup_uuid),
-    Kind.SERIAL: _Identity(r"[A-Za-z0-9][A-Za-z0-9._-]*", _serial),
+    IdentityKind.MAC: _Identity(r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}", parse_lookup_mac),
+    IdentityKind.UUID: _Identity(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", parse_lookup_uuid),
+    IdentityKind.SERIAL: _Identity(r"[A-Za-z0-9][A-Za-z0-9._-]*", _parse_serial),
 }
-_INSTALLATION: Final = "[0-9a-f]{64}"  # of an installation
+_TOKEN_PATTERN: Final = "[0-9a-f]{64}"  # of an installation  # noqa: S105
 _NAME: Final = "[A-Za-z_][A-Za-z0-9_.-]*"
 _IDENTITY: Final = re.compile(r"\{(?:id|colons|bare)\}")
 _SEPARATORS: Final = {"{colons}": ":", "{bare}": ""}
@@ -104,12 +104,12 @@ class PathKind(NamedTuple):
     # Below boot/, with {id} for what the server is found by ({colons}, {bare}: a MAC address with colons, or without),
     # {token} for an installation, {name} for a file.
     text: str
-    asked_by: str | None  # the output of the Fleet, or its evidence, that asks for it; None: always there
-    kind: Kind
+    requested_by: str | None  # the output of the Fleet, or its evidence, that asks for it; None: always there
+    kind: IdentityKind
     role: Role
     content_type: ContentType
 
-    def of(self, identity: str, token: str = "", name: str = "") -> str:
+    def build_path(self, identity: str, token: str = "", name: str = "") -> str:
         """Return the path below the output directory. ``identity`` is spelt as the tree spells it."""
         text = self.text.replace("{id}", identity)
         for mark, by in _SEPARATORS.items():
@@ -117,23 +117,23 @@ class PathKind(NamedTuple):
                 text = text.replace(mark, identity.replace("-", by))
         return BOOT + text.replace("{token}", token).replace("{name}", name)
 
-    def spelt(self, identity: str) -> str:
+    def spell(self, identity: str) -> str:
         """Return an identity of the tree in the spelling of this kind of path."""
         return next((identity.replace("-", by) for mark, by in _SEPARATORS.items() if mark in self.text), identity)
 
     @property
     def delivery(self) -> Delivery:
-        return _MEDIUM if self.role is Role.MEDIUM else _ANEW
+        return _MEDIUM_DELIVERY if self.role is Role.MEDIUM else _UNCACHED_DELIVERY
 
     @property
-    def is_of_identity(self) -> bool:
+    def needs_identity_only(self) -> bool:
         """Whether nothing else has to be known to spell it."""
         return "{token}" not in self.text and "{name}" not in self.text
 
     @property
     def expression(self) -> str:
         """A regular expression for the paths below boot/, as the tree spells them."""
-        return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.spelt('-')}"))
+        return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.spell('-')}"))
 
     @property
     def any_spelling(self) -> str:
@@ -142,12 +142,12 @@ class PathKind(NamedTuple):
 
     def _expression(self, identity: str) -> str:
         text = identity.join(map(re.escape, _IDENTITY.split(self.text)))
-        return text.replace(r"\{token\}", _INSTALLATION).replace(r"\{name\}", _NAME)
+        return text.replace(r"\{token\}", _TOKEN_PATTERN).replace(r"\{name\}", _NAME)
 
 
-MEDIUM: Final = PathKind("media/{id}/{token}/user-data.iso", None, Kind.UUID, Role.MEDIUM, ContentType.ISO)
-DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, Kind.MAC, Role.DATA, ContentType.OCTETS)
-IGNITION: Final = PathKind("ignition/{id}", None, Kind.UUID, Role.DATA, ContentType.IGNITION)
+MEDIUM: Final = PathKind("media/{id}/{token}/user-data.iso", None, IdentityKind.UUID, Role.MEDIUM, ContentType.ISO)
+DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, IdentityKind.MAC, Role.DATA, ContentType.OCTETS)
+IGNITION: Final = PathKind("ignition/{id}", None, IdentityKind.UUID, Role.DATA, ContentType.IGNITION)
 # What lies below o/ and assets/ is served by its name; UEFI HTTP boot goes by the type of what it fetches.
 ARTIFACT_TYPES: Final = {
     "efi": "application/efi",
@@ -161,7 +161,7 @@ ARTIFACT_TYPES: Final = {
 BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # NoCloud's, side by side
 
 
-def artifact_type(name: str) -> str:
+def find_artifact_type(name: str) -> str:
     """Return the content type of an artifact."""
     if name in BUNDLED:
         return ContentType.CLOUD_CONFIG
@@ -170,28 +170,36 @@ def artifact_type(name: str) -> str:
 
 REVALIDATED: Final = "no-cache"  # what changes in place: it may be kept, but each use asks again
 FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
-_SHARED: Final = Delivery(REVALIDATED, has_etag=True, in_parts=False)
-_CONTENT: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)  # a download of a kernel can be resumed
-IPXE_BY_MAC: Final = PathKind("v1/boot/{id}/boot.ipxe", "ipxe", Kind.MAC, Role.ENTRY, ContentType.TEXT)
-IPXE_BY_UUID: Final = PathKind("ipxe/{id}", "ipxe", Kind.UUID, Role.ENTRY, ContentType.TEXT)
-IPXE_BY_SERIAL: Final = PathKind("ipxe/serial/{id}", "serial", Kind.SERIAL, Role.ENTRY, ContentType.TEXT)
-GRUB_BY_MAC: Final = PathKind("v1/boot/{id}/grub.cfg", "grub", Kind.MAC, Role.ENTRY, ContentType.TEXT)
-GRUB_LOOKUP: Final = PathKind("grub.cfg-01-{id}", "grub", Kind.MAC, Role.ENTRY, ContentType.TEXT)  # 01 is Ethernet
-GRUB_BY_UUID: Final = PathKind("grub.cfg-{id}", "uuid", Kind.UUID, Role.ENTRY, ContentType.TEXT)
-PXELINUX: Final = PathKind("pxelinux.cfg/01-{id}", "pxelinux", Kind.MAC, Role.ENTRY, ContentType.TEXT)
-HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, Kind.UUID, Role.OFFER, ContentType.JSON)
-SECRET: Final = PathKind("s/{token}/{id}/{name}", None, Kind.MAC, Role.SEALED, ContentType.OCTETS)
-PROVISIONED: Final = PathKind("v1/boot/{id}/provisioned/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
-FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", Kind.MAC, Role.REPORT, ContentType.TEXT)
+_SHARED_DELIVERY: Final = Delivery(REVALIDATED, has_etag=True, in_parts=False)
+_CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)  # a download of a kernel can be resumed
+IPXE_BY_MAC: Final = PathKind("v1/boot/{id}/boot.ipxe", "ipxe", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
+IPXE_BY_UUID: Final = PathKind("ipxe/{id}", "ipxe", IdentityKind.UUID, Role.BOOT_SCRIPT, ContentType.TEXT)
+IPXE_BY_SERIAL: Final = PathKind("ipxe/serial/{id}", "serial", IdentityKind.SERIAL, Role.BOOT_SCRIPT, ContentType.TEXT)
+GRUB_BY_MAC: Final = PathKind("v1/boot/{id}/grub.cfg", "grub", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
+GRUB_LOOKUP: Final = PathKind(
+    "grub.cfg-01-{id}", "grub", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT
+)  # 01 is Ethernet
+GRUB_BY_UUID: Final = PathKind("grub.cfg-{id}", "uuid", IdentityKind.UUID, Role.BOOT_SCRIPT, ContentType.TEXT)
+PXELINUX: Final = PathKind("pxelinux.cfg/01-{id}", "pxelinux", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
+HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, IdentityKind.UUID, Role.OFFER, ContentType.JSON)
+SECRET: Final = PathKind("s/{token}/{id}/{name}", None, IdentityKind.MAC, Role.SEALED, ContentType.OCTETS)
+PROVISIONED: Final = PathKind(
+    "v1/boot/{id}/provisioned/{token}", "Reported", IdentityKind.MAC, Role.REPORT, ContentType.TEXT
+)
+FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", IdentityKind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
 # What clients of other systems ask for (docs/paths.md), where the path says whose it is; `emulated_apis` has others.
-SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
-SMEE_SCRIPT: Final = PathKind("ipxe/script/{colons}/auto.ipxe", "smee", Kind.MAC, Role.ENTRY, ContentType.TEXT)
-NETBOOT_XYZ: Final = PathKind("MAC-{bare}.ipxe", "netboot.xyz", Kind.MAC, Role.ENTRY, ContentType.TEXT)
-PIXIECORE: Final = PathKind("pixiecore/v1/boot/{colons}", "pixiecore", Kind.MAC, Role.OFFER, ContentType.TEXT)
-NOCLOUD: Final = PathKind("nocloud/{id}/{name}", "nocloud", Kind.UUID, Role.DATA, ContentType.CLOUD_CONFIG)
-USER_DATA: Final = PathKind("v1/boot/{id}/user-data/{name}", "matchbox", Kind.MAC, Role.DATA, ContentType.TEXT)
-BOOT_PARAMETERS: Final = PathKind("v1/boot/{id}/bootparameters.json", "bss", Kind.MAC, Role.LOOK, ContentType.JSON)
+SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
+SMEE_SCRIPT: Final = PathKind(
+    "ipxe/script/{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT
+)
+NETBOOT_XYZ: Final = PathKind("MAC-{bare}.ipxe", "netboot.xyz", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
+PIXIECORE: Final = PathKind("pixiecore/v1/boot/{colons}", "pixiecore", IdentityKind.MAC, Role.OFFER, ContentType.TEXT)
+NOCLOUD: Final = PathKind("nocloud/{id}/{name}", "nocloud", IdentityKind.UUID, Role.DATA, ContentType.CLOUD_CONFIG)
+USER_DATA: Final = PathKind("v1/boot/{id}/user-data/{name}", "matchbox", IdentityKind.MAC, Role.DATA, ContentType.TEXT)
+BOOT_PARAMETERS: Final = PathKind(
+    "v1/boot/{id}/bootparameters.json", "bss", IdentityKind.MAC, Role.PREVIEW, ContentType.JSON
+)
 CHECK: Final = "check"  # in the query of a request by gitboot itself, which never counts as a machine's
 CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of such a request, before the version
 # A folder that no copy has. The endpoint answers a path below it as the path without it.
@@ -229,7 +237,7 @@ TABLE: Final = (
 )
 
 
-class Asked(NamedTuple):
+class PathLookup(NamedTuple):
     """A path of one server, as the tree spells it."""
 
     kind: PathKind
@@ -237,46 +245,50 @@ class Asked(NamedTuple):
     path: str  # below the output directory
 
 
-def identity_of(kind: Kind, value: str) -> str:
+def format_identity(kind: IdentityKind, value: str) -> str:
     """Return the name of an identity in the index."""
     return f"{kind}/{value}"
 
 
-def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
+def _compile_alternatives(expressions: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(f"({each})" for each in expressions))
 
 
-_RECENT: Final = 1024  # paths: what of one server is rendered, and published, asks for each of its own several times
-_CANONICAL: Final = _any_of(BOOT + kind.expression for kind in TABLE)
+_CACHE_SIZE: Final = (
+    1024  # paths: what of one server is rendered, and published, asks for each of its own several times
+)
+_PATH_PATTERN: Final = _compile_alternatives(BOOT + kind.expression for kind in TABLE)
 
 
-@lru_cache(maxsize=_RECENT)
-def kind_of(path: str) -> PathKind | None:
+@lru_cache(maxsize=_CACHE_SIZE)
+def find_path_kind(path: str) -> PathKind | None:
     """Return the line of the table for a path of the tree; None: the path is no server's, or never changes in place."""
-    found = _CANONICAL.fullmatch(path)
+    found = _PATH_PATTERN.fullmatch(path)
     return TABLE[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
-_NO_ENTRIES: Final = (IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS)
+_NON_SCRIPT_KINDS: Final = (IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS)
 # Of any identity and any token.
-_LOOSE: Final = _any_of(re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text) for kind in _NO_ENTRIES)
+_NON_SCRIPT_PATTERN: Final = _compile_alternatives(
+    re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text) for kind in _NON_SCRIPT_KINDS
+)
 
 
-@lru_cache(maxsize=_RECENT)
-def means(path: str) -> PathKind | None:
+@lru_cache(maxsize=_CACHE_SIZE)
+def find_non_script_kind(path: str) -> PathKind | None:
     """Return the line of the table for a path that is no entry, with any identity and token; None: any other path."""
-    found = _LOOSE.fullmatch(path)
-    return _NO_ENTRIES[found.lastindex - 1] if found is not None and found.lastindex is not None else None
+    found = _NON_SCRIPT_PATTERN.fullmatch(path)
+    return _NON_SCRIPT_KINDS[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
-@lru_cache(maxsize=_RECENT)
-def token_in(path: str) -> str | None:
+@lru_cache(maxsize=_CACHE_SIZE)
+def find_token(path: str) -> str | None:
     """Return the token of the installation that a path names; None: it names none."""
     found = _TOKEN.search(path)
-    return found[1] if found is not None and means(path) in (DATA, SECRET, *REPORTS) else None
+    return found[1] if found is not None and find_non_script_kind(path) in (DATA, SECRET, *REPORTS) else None
 
 
-_TOKEN: Final = re.compile(rf"/({_INSTALLATION})(?:/|$)")
+_TOKEN: Final = re.compile(rf"/({_TOKEN_PATTERN})(?:/|$)")
 
 
 def is_immutable(path: str) -> bool:
@@ -285,22 +297,22 @@ def is_immutable(path: str) -> bool:
 
 def is_content(path: str) -> bool:
     """Return whether entries name a path. It is published before them, and stays for a while after the last one."""
-    return is_immutable(path) or means(path) in (DATA, MEDIUM)
+    return is_immutable(path) or find_non_script_kind(path) in (DATA, MEDIUM)
 
 
-def delivery_of(path: str) -> Delivery:
+def find_delivery(path: str) -> Delivery:
     """Return how a file of the tree is sent."""
     if is_immutable(path):
-        return _CONTENT
-    kind = kind_of(path) or means(path)
-    return kind.delivery if kind is not None else _SHARED
+        return _CONTENT_DELIVERY
+    kind = find_path_kind(path) or find_non_script_kind(path)
+    return kind.delivery if kind is not None else _SHARED_DELIVERY
 
 
-def content_type_of(path: str) -> str:
+def find_content_type(path: str) -> str:
     """Return the content type that a file of the tree is sent with."""
-    kind = kind_of(path)
+    kind = find_path_kind(path)
     if is_immutable(path) or kind is DATA:
-        return artifact_type(path.rpartition("/")[2])
+        return find_artifact_type(path.rpartition("/")[2])
     return kind.content_type if kind is not None else ARTIFACT_TYPES.get(path.rpartition(".")[2], ContentType.TEXT)
 
 
@@ -323,12 +335,12 @@ def publication_stage(path: str) -> Stage:
         return Stage.CONTENT
     if path.startswith(SIGNED):
         return Stage.LIST if path == LIST_TIMESTAMP else Stage.BOOT_SCRIPTS
-    if path.startswith(BOOT) and kind_of(path) is None and means(path) is None:
+    if path.startswith(BOOT) and find_path_kind(path) is None and find_non_script_kind(path) is None:
         return Stage.FIRST_SCRIPTS
     return Stage.BOOT_SCRIPTS
 
 
-_BOOTING: Final = frozenset({Role.ENTRY, Role.OFFER, Role.LOOK})  # of what names content
+_BOOT_ROLES: Final = frozenset({Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW})  # of what names content
 
 
 @cache
@@ -352,7 +364,7 @@ def move_order(path: str) -> int:
     }
     if not roles:
         return 4
-    return 3 if roles <= _BOOTING else 1 if roles.isdisjoint(_BOOTING) else 2
+    return 3 if roles <= _BOOT_ROLES else 1 if roles.isdisjoint(_BOOT_ROLES) else 2
 
 
 @cache
@@ -360,7 +372,7 @@ def _loose_expressions() -> tuple[tuple[PathKind, re.Pattern[str]], ...]:
     return tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
 
 
-def asked_for(path: str) -> Iterator[Asked]:
+def parse_request_path(path: str) -> Iterator[PathLookup]:
     """Yield what a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
     for kind, expression in _loose_expressions():
         if found := expression.fullmatch(path):
@@ -369,19 +381,19 @@ def asked_for(path: str) -> Iterator[Asked]:
             except Malformed:
                 continue
             rest = path[found.end(1) :]
-            orders = (value, swapped(SystemUuid(value))) if kind.kind is Kind.UUID else (value,)
+            orders = (value, swap_byte_order(SystemUuid(value))) if kind.kind is IdentityKind.UUID else (value,)
             for each in orders:
-                yield Asked(
-                    kind, identity_of(kind.kind, value), f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
+                yield PathLookup(
+                    kind, format_identity(kind.kind, value), f"{BOOT}{path[: found.start(1)]}{kind.spell(each)}{rest}"
                 )
 
 
-_SAYING: Final = (Role.ENTRY, Role.DATA, Role.REPORT)
+_EVIDENCE_ROLES: Final = (Role.BOOT_SCRIPT, Role.DATA, Role.REPORT)
 
 
 def evidence_expression() -> str:
     """Return an expression for the paths, below boot/, of which a completed GET from a mirror is evidence."""
-    return "|".join(kind.expression for kind in TABLE if kind.role in _SAYING)
+    return "|".join(kind.expression for kind in TABLE if kind.role in _EVIDENCE_ROLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +427,6 @@ ON_PAGE: Final[Mapping[str, tuple[str, str]]] = {
 RECORDS: Final = "ops/records/"
 
 
-def is_of_part(path: str) -> bool:
+def is_page_or_record_file(path: str) -> bool:
     """Return whether a file that is no server's is of the page or of the records."""
     return path.startswith((PAGE, RECORDS))

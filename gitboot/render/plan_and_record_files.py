@@ -7,71 +7,71 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from gitboot.jsonio import facts, format_instant
+from gitboot.jsonio import format_instant, to_json_value
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.paths import RECORDS, ContentType, File, Files
-from gitboot.resolve.provisioning_record import Record, exported, shard_of
+from gitboot.resolve.provisioning_record import Record, encode_records, shard_name
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, InstallProgress
 
 Members = Mapping[str, frozenset[SystemUuid]]  # by shard, whose records are in it; none is empty
 
 
-def members_of(machines: Iterable[SystemUuid]) -> Members:
+def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
     """In which shards the records of these are."""
     found: dict[str, set[SystemUuid]] = {}
     for uuid in machines:
-        found.setdefault(shard_of(uuid), set()).add(uuid)
+        found.setdefault(shard_name(uuid), set()).add(uuid)
     return {shard: frozenset(each) for shard, each in sorted(found.items())}
 
 
-def changed_members(
+def update_members(
     before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
 ) -> Members:
     """Return the members after ``changed`` got a record or lost it."""
     now = dict(before)
     for uuid in changed:
-        shard = shard_of(uuid)
+        shard = shard_name(uuid)
         others = now.pop(shard, frozenset()) - {uuid}
         if here := others | {uuid} if has_record(uuid) else others:
             now[shard] = here
     return now
 
 
-def record_files(
+def render_record_files(
     members: Members, record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
-) -> PartFiles:
+) -> FileUpdates:
     """Return the files of the shards that have, or had, one of ``changed``; None: of all shards."""
-    shards = sorted(members if changed is None else {shard_of(uuid) for uuid in changed})
-    return PartFiles(
-        files={_path(each): _file(members[each], record) for each in shards if each in members},
-        gone=frozenset(_path(each) for each in shards if each not in members),
+    shards = sorted(members if changed is None else {shard_name(uuid) for uuid in changed})
+    return FileUpdates(
+        files={_build_path(each): _render_file(members[each], record) for each in shards if each in members},
+        removed=frozenset(_build_path(each) for each in shards if each not in members),
         is_whole=changed is None,
     )
 
 
-def _file(machines: Iterable[SystemUuid], record: Callable[[SystemUuid], Record | None]) -> File:
+def _render_file(machines: Iterable[SystemUuid], record: Callable[[SystemUuid], Record | None]) -> File:
     known = {uuid: found for uuid in machines if (found := record(uuid)) is not None}
-    return File(exported(known), ContentType.JSON)
+    return File(encode_records(known), ContentType.JSON)
 
 
-def _path(shard: str) -> str:
+def _build_path(shard: str) -> str:
     return f"{RECORDS}{shard}.json"
 
 
-def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
+def build_document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
     """Return the decision, the plan, and their digests as JSON values."""
     return {
         "apiVersion": "gitboot.dev/v1alpha1",
-        "decision": facts(decision),
+        "decision": to_json_value(decision),
         "decisionDigest": decision.digest,
-        "plan": facts(plan),
+        "plan": to_json_value(plan),
         "digest": plan.digest if plan else None,
         "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
     }
 
 
-def summary(
+def build_summary(
     decision: Decision, plan: BootPlan | None, files: Mapping[str, str], progress: InstallProgress | None
 ) -> dict[str, Any]:
     """Return one server's plan as the command line and the API show it; what is absent is null.
@@ -94,33 +94,33 @@ def summary(
         "method": boot.method if boot else None,
         "kernelArguments": list(boot.kernel_arguments) if boot else [],
         "files": dict(sorted(files.items())),
-        "override": facts(plan.override) if plan else None,
+        "override": to_json_value(plan.override) if plan else None,
         "digest": plan.digest if plan else None,
         "decisionDigest": decision.digest,
         "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
     }
 
 
-class PartFiles(Struct, frozen=True, kw_only=True):
+class FileUpdates(Struct, frozen=True, kw_only=True):
     """Such files, as far as they may have changed."""
 
     files: Files = field(default_factory=dict)
-    gone: frozenset[str] = frozenset()  # paths that there were
+    removed: frozenset[str] = frozenset()  # paths that there were
     is_whole: bool = False  # whether there are no others
 
     @property
-    def is_as_it_was(self) -> bool:
-        return not (self.files or self.gone or self.is_whole)
+    def is_empty(self) -> bool:
+        return not (self.files or self.removed or self.is_whole)
 
-    def then(self, later: PartFiles) -> PartFiles:
+    def merge(self, later: FileUpdates) -> FileUpdates:
         """Return these files with later ones over them."""
         if later.is_whole:
             return later
-        return PartFiles(
-            files={path: file for path, file in {**self.files, **later.files}.items() if path not in later.gone},
-            gone=(self.gone - later.files.keys()) | later.gone,
+        return FileUpdates(
+            files={path: file for path, file in {**self.files, **later.files}.items() if path not in later.removed},
+            removed=(self.removed - later.files.keys()) | later.removed,
             is_whole=self.is_whole,
         )
 
 
-AS_IT_WAS: Final = PartFiles()
+NO_UPDATES: Final = FileUpdates()

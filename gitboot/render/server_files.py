@@ -15,21 +15,27 @@ from gitboot.jsonio import Digest
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import MacAddress, is_placeholder_serial, lookup_uuids
 from gitboot.render import endpoint_files
-from gitboot.render.boot_files import asking_scripts, copy_files, may_ask_for_end, server_files, tombstones
+from gitboot.render.boot_files import (
+    asks_for_maintenance_end,
+    render_asking_scripts,
+    render_idle_files,
+    render_server_files,
+    select_copy_files,
+)
 from gitboot.render.endpoint_files import (
     DiskWrite,
-    Listed,
+    ListedFile,
     Listing,
-    Need,
+    NeededFile,
+    PathVersion,
     PublishedServer,
-    Turn,
+    build_file_versions,
+    build_window_end,
     listing_path,
     render_listing,
     state_path,
-    versions,
-    window_end,
 )
-from gitboot.render.page import server_file
+from gitboot.render.page import render_server_data
 from gitboot.render.paths import (
     BOOT,
     HTTP_BOOT,
@@ -43,23 +49,23 @@ from gitboot.render.paths import (
     ContentType,
     File,
     Files,
-    Kind,
+    IdentityKind,
     PathKind,
     Role,
-    identity_of,
+    find_non_script_kind,
+    find_path_kind,
+    find_token,
+    format_identity,
     is_content,
     is_immutable,
-    kind_of,
-    means,
-    token_in,
 )
-from gitboot.render.plan_and_record_files import document, summary
+from gitboot.render.plan_and_record_files import build_document, build_summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
-from gitboot.resolve.boot_limits import Halt
-from gitboot.resolve.install_attempts import disk_boot_token, progress_of, step_of
-from gitboot.resolve.plan_at_time import fallback, plan, transition, without_left
-from gitboot.resolve.provisioning_record import Record, drift, record_facts
-from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions, Written
+from gitboot.resolve.boot_limits import StopScope
+from gitboot.resolve.install_attempts import disk_boot_token, install_progress, install_step
+from gitboot.resolve.plan_at_time import drop_ended_windows, find_next_transition, make_fallback_plan, make_plan
+from gitboot.resolve.provisioning_record import Record, find_drift, record_facts
+from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions, FieldSources
 from gitboot.resolve.server_plan import (
     BootPlan,
     Cause,
@@ -68,7 +74,7 @@ from gitboot.resolve.server_plan import (
 )
 
 
-class About(Struct, frozen=True, kw_only=True):
+class ServerDetails(Struct, frozen=True, kw_only=True):
     """What a commit says of a server that decides nothing: operators and the network find it by this."""
 
     site: str | None = None
@@ -76,7 +82,7 @@ class About(Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     idle: tuple[MacAddress, ...] = ()  # interfaces that it may not boot from
     machine: Machine | None = None  # who it is besides; None: what its decision says is all
-    written: Written | None = None  # where that is written, for the page
+    source: FieldSources | None = None  # where that is written, for the page
 
 
 class ServerState(Struct, frozen=True, kw_only=True):
@@ -84,8 +90,8 @@ class ServerState(Struct, frozen=True, kw_only=True):
 
     decision: Decision
     record: Record | None
-    about: About
-    stop: Halt
+    about: ServerDetails
+    stop: StopScope
     absent: frozenset[BootFile]  # of the files that any of its boots is made by
     at: datetime  # when it was planned
     plan: BootPlan | None
@@ -108,7 +114,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
     @property
     def progress(self) -> InstallProgress | None:
         """How far the installation that has begun has come; None: no installation is under way."""
-        return progress_of(self.record, self.at)
+        return install_progress(self.record, self.at)
 
     @property
     def tokens(self) -> frozenset[Digest]:
@@ -117,13 +123,13 @@ class ServerState(Struct, frozen=True, kw_only=True):
         here = [(planned.token, planned.data) for planned in plans if planned is not None]
         return frozenset(token for each in (*here, (self.decision.token,)) for token in each if token is not None)
 
-    def holds(
+    def is_current(
         self,
         decision: Decision,
         record: Record | None,
         at: datetime,
-        about: About = About(),
-        stop: Halt = Halt.NONE,
+        about: ServerDetails = ServerDetails(),
+        stop: StopScope = StopScope.NONE,
         absent: frozenset[BootFile] = frozenset(),
     ) -> bool:
         """Return whether planning anew at ``at``, not before this state was planned, gives the same."""
@@ -145,7 +151,7 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
     published: PublishedServer  # what its state says
 
     @property
-    def entries(self) -> dict[str, Digest]:
+    def evidence_digests(self) -> dict[str, Digest]:
         """Of which plan, or which report, a completed GET of a file is evidence: by the file's path."""
         found = {path: versions[0] for path, versions in self.published.paths.items()}
         return {
@@ -160,35 +166,35 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
         }
 
 
-_OF_A_STATE: Final = ServerState.__struct_fields__
+_STATE_FIELDS: Final = ServerState.__struct_fields__
 
 # How many transitions are known ahead. An endpoint whose instance is held up, or gone, still opens the next windows
 # and, what matters more, ends them.
-AHEAD: Final = 4
+TRANSITIONS_AHEAD: Final = 4
 
 
-def server_state(
+def build_server_state(
     decisions: Decisions,
     decision: Decision,
     record: Record | None,
     at: datetime,
-    about: About = About(),
-    stop: Halt = Halt.NONE,
-    left: datetime | None = None,
+    about: ServerDetails = ServerDetails(),
+    stop: StopScope = StopScope.NONE,
+    latest_clock: datetime | None = None,
     keys: TokenKeys = NO_KEYS,
     absent: frozenset[BootFile] = frozenset(),
 ) -> RenderedState:
     """Plan and render one server: `planned`, and then `rendered`."""
-    return rendered(planned(decision, record, at, about, stop, left, keys, absent), decisions, keys)
+    return render_server(plan_server(decision, record, at, about, stop, latest_clock, keys, absent), decisions, keys)
 
 
-def planned(
+def plan_server(
     decision: Decision,
     record: Record | None,
     at: datetime,
-    about: About = About(),
-    stop: Halt = Halt.NONE,
-    left: datetime | None = None,
+    about: ServerDetails = ServerDetails(),
+    stop: StopScope = StopScope.NONE,
+    latest_clock: datetime | None = None,
     keys: TokenKeys = NO_KEYS,
     absent: frozenset[BootFile] = frozenset(),
 ) -> ServerState:
@@ -197,20 +203,20 @@ def planned(
     ``left`` is an instant later than ``at`` that the clock has shown already: what ended before it is over. What is
     made by a file that is ``absent`` is not offered.
     """
-    asked = without_left(decision, left)
-    now = plan(asked, at, record, stop=stop, absent=absent)
+    remaining = drop_ended_windows(decision, latest_clock)
+    now = make_plan(remaining, at, record, stop=stop, absent=absent)
     later: list[tuple[datetime, BootPlan | None]] = []
     last, since = now, at
-    while len(later) < AHEAD or (last is not None and last.maintenance is not None):
+    while len(later) < TRANSITIONS_AHEAD or (last is not None and last.maintenance is not None):
         following = last.next_transition if last is not None else None
         if last is None:
-            following = transition(asked, since, record, stop=stop, absent=absent)
+            following = find_next_transition(remaining, since, record, stop=stop, absent=absent)
         if following is None:
             break
-        last, since = plan(asked, following, record, stop=stop, absent=absent), following
+        last, since = make_plan(remaining, following, record, stop=stop, absent=absent), following
         later.append((since, last))
-    later, refresh_at = _end_within_an_hour(asked, now, later, at, stop, absent)
-    if (progress := progress_of(record, at)) is not None and progress.until is not None:
+    later, refresh_at = _limit_open_end(remaining, now, later, at, stop, absent)
+    if (progress := install_progress(record, at)) is not None and progress.until is not None:
         refresh_at = min(filter(None, (refresh_at, progress.until)))
     state = ServerState(
         decision=decision,
@@ -223,17 +229,17 @@ def planned(
         later=tuple(later),
         refresh_at=refresh_at,
     )
-    if (turns_at := keys.turns_after(at)) is None or not state.tokens:
+    if (key_change_at := keys.find_next_change(at)) is None or not state.tokens:
         return state
-    return structs.replace(state, refresh_at=min(filter(None, (refresh_at, turns_at))))
+    return structs.replace(state, refresh_at=min(filter(None, (refresh_at, key_change_at))))
 
 
-def _end_within_an_hour(
+def _limit_open_end(
     decision: Decision,
     now: BootPlan | None,
     later: list[tuple[datetime, BootPlan | None]],
     at: datetime,
-    stop: Halt,
+    stop: StopScope,
     absent: frozenset[BootFile],
 ) -> tuple[list[tuple[datetime, BootPlan | None]], datetime | None]:
     """Return what comes next, and when to plan it anew, so that a maintenance without an end ends after an hour.
@@ -247,7 +253,7 @@ def _end_within_an_hour(
     until = at - (at - _EPOCH) % _QUARTER + _HOUR
     if opens is not None and opens >= until:  # whoever is alive then will open it
         return later[:-1], opens - _HOUR + _QUARTER
-    unheard = replace(fallback(decision, last, stop, absent), cause=Cause.UNHEARD)
+    unheard = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
     return [*later, (until, unheard)], until - _HOUR + _QUARTER
 
 
@@ -256,12 +262,14 @@ _HOUR: Final = timedelta(hours=1)
 _QUARTER: Final = timedelta(minutes=15)
 
 
-def halted(state: ServerState, keys: TokenKeys) -> ServerState:
+def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
     """Return the same server as it is planned while everything is stopped: it goes to its disk."""
-    return planned(*(state.decision, state.record, state.at, state.about, Halt.ALL), keys=keys, absent=state.absent)
+    return plan_server(
+        *(state.decision, state.record, state.at, state.about, StopScope.ALL), keys=keys, absent=state.absent
+    )
 
 
-def limited_to(
+def limit_server(
     state: ServerState, may_offer: Callable[[BootPlan], bool], tokens: Collection[Digest] = frozenset()
 ) -> ServerState:
     """Return the server with `fallback` in place of each boot, now and later, that may not be offered.
@@ -269,65 +277,66 @@ def limited_to(
     A system that runs goes on finding its user data if that has one of ``tokens``.
     """
 
-    def limited(plan: BootPlan | None) -> BootPlan | None:
+    def limit_plan(plan: BootPlan | None) -> BootPlan | None:
         if plan is None or plan.boot is None or may_offer(plan):
             return plan
-        instead = fallback(state.decision, plan, state.stop, state.absent)
+        instead = make_fallback_plan(state.decision, plan, state.stop, state.absent)
         still_asks = instead.boot is None and plan.data in tokens
         return replace(instead, data=plan.data, user_data=plan.user_data) if still_asks else instead
 
-    later = tuple((since, limited(plan)) for since, plan in state.later)
-    return structs.replace(state, plan=limited(state.plan), later=later)
+    later = tuple((since, limit_plan(plan)) for since, plan in state.later)
+    return structs.replace(state, plan=limit_plan(state.plan), later=later)
 
 
-def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
+def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
     """Return a planned server with its files, by what ``decisions`` say of all servers.
 
     What the next transitions will name is among them already, so that nothing is missing when they come. Plans, and
     what is said of them, have tokens as decisions do; ``keys`` make what machines are told.
     """
-    decision, record, about, now = planned.decision, planned.record, planned.about, planned.plan
-    names = keys.names(planned.tokens, planned.at)
-    renderings = [_rendered(decisions, planned, since, each, names) for since, each in ((None, now), *planned.later)]
-    announced = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
-    unused = tombstones(decisions.outputs, decision, about.idle)
-    end = _end_of_window(decisions, planned, renderings, names)
-    announced |= {path: file for path, file in end.after.items() if is_content(path)} if end is not None else {}
-    files = {**announced, **renderings[0].in_tree, **unused}
-    turns = _turns(renderings, unused)
+    decision, record, about, now = state.decision, state.record, state.about, state.plan
+    names = keys.build_names(state.tokens, state.at)
+    renderings = [_render_plan(decisions, state, since, each, names) for since, each in ((None, now), *state.later)]
+    stored_files = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
+    idle_files = render_idle_files(decisions.outputs, decision, about.idle)
+    end = _find_window_end(decisions, state, renderings, names)
+    stored_files |= {path: file for path, file in end.after.items() if is_content(path)} if end is not None else {}
+    files = {**stored_files, **renderings[0].in_tree, **idle_files}
+    path_versions = _build_versions(renderings, idle_files)
     facts = {
-        **{name: value for name, value in summary(decision, now, {}, planned.progress).items() if name != "files"},
+        **{name: value for name, value in build_summary(decision, now, {}, state.progress).items() if name != "files"},
         "site": about.site,
         "role": about.labels.get("role"),
         "labels": dict(about.labels),
-        "step": step_of(decision, record),
+        "step": install_step(decision, record),
         "provisioned": record_facts(record) if record is not None else None,
-        "drift": drift(decision, record),
+        "drift": find_drift(decision, record),
     }
-    said = document(decision, now)
-    lasting = [(None, {**announced, **unused})]
-    listed = versions([(each.since, each.in_tree) for each in renderings]) | versions(lasting)
+    plan_document = build_document(decision, now)
+    lasting = [(None, {**stored_files, **idle_files})]
+    listed = build_file_versions([(each.since, each.in_tree) for each in renderings]) | build_file_versions(lasting)
     listing = Listing(
         server=decision.server,
         files=dict(sorted(listed.items())),
-        end=window_end(end.since, renderings[0].in_tree, end.after) if end is not None else None,
+        end=build_window_end(end.since, renderings[0].in_tree, end.after) if end is not None else None,
     )
     files[listing_path(decision.server)] = File(render_listing(listing), ContentType.JSON)
     if Output.PAGES in decisions.outputs:
-        files |= [server_file(facts, said, now, planned.later, about.machine, about.written)]
+        files |= [render_server_data(facts, plan_document, now, state.later, about.machine, about.source)]
     published = PublishedServer(
         server=decision.server,
-        identities=tuple(sorted(set(_identities(decisions, decision, about, turns)))),
-        shows=_identities_of_firmware(decision, about.machine),
+        identities=tuple(sorted(set(_list_identities(decisions, decision, about, path_versions)))),
+        shows=_list_firmware_identities(decision, about.machine),
         summary=facts,
-        plan=said,
-        files={path: Listed(file.sha256, len(file.content)) for path, file in sorted(files.items())},
-        contents=_contents(renderings, announced) | {each.sha256: each.content.decode() for each in unused.values()},
-        paths=turns,
+        plan=plan_document,
+        files={path: ListedFile(file.sha256, len(file.content)) for path, file in sorted(files.items())},
+        contents=_collect_contents(renderings, stored_files)
+        | {each.sha256: each.content.decode() for each in idle_files.values()},
+        paths=path_versions,
     )
     return RenderedState(
-        **{name: getattr(planned, name) for name in _OF_A_STATE},
-        files={**files, state_path(decision.server): File(endpoint_files.render(published), ContentType.JSON)},
+        **{name: getattr(state, name) for name in _STATE_FIELDS},
+        files={**files, state_path(decision.server): File(endpoint_files.render_state(published), ContentType.JSON)},
         published=published,
     )
 
@@ -335,13 +344,13 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
 class _Rendering(NamedTuple):
     since: datetime | None  # None: of the plan at hand
     files: Mapping[str, File]
-    instead: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
+    fallback_files: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
     plan: BootPlan | None
     in_tree: Mapping[str, File]  # the files as they lie in OUTPUT
-    asking: Mapping[str, File]  # of a one-time boot: the boot scripts that ask the endpoint for it
+    asking_scripts: Mapping[str, File]  # of a one-time boot: the boot scripts that ask the endpoint for it
     in_copies: bool  # whether OUTPUT and its copies serve one-time boots
     base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
-    common: Digest | None  # the token by which the installer reports, where its plan has no other
+    common_token: Digest | None  # the token by which the installer reports, where its plan has no other
     names: PublishedNames
     disk_boot: Digest | None  # what names a fetch of a boot of the disk, if a served installation waits for it
 
@@ -355,69 +364,73 @@ class _Rendering(NamedTuple):
         return self.plan is not None and self.plan.writes_disk
 
 
-def _rendered(
-    decisions: Decisions, server: ServerState, since: datetime | None, planned: BootPlan | None, names: PublishedNames
+def _render_plan(
+    decisions: Decisions, server: ServerState, since: datetime | None, plan: BootPlan | None, names: PublishedNames
 ) -> _Rendering:
     decision, stop, machine = server.decision, server.stop, server.about.machine
-    files = _named_files(decisions, decision, planned, names)
-    alone: Mapping[str, File] = {}  # what the policies alone boot, in a copy of a maintenance that is not answered
-    if planned is not None and (planned.writes_disk or may_ask_for_end(decision, planned, stop)):
+    files = _render_named_files(decisions, decision, plan, names)
+    policy_files: Mapping[
+        str, File
+    ] = {}  # what the policies alone boot, in a copy of a maintenance that is not answered
+    if plan is not None and (plan.writes_disk or asks_for_maintenance_end(decision, plan, stop)):
         # A withheld boot has its script to the disk in each case: the script that asks an endpoint ends in it.
         served = replace(decision, restrict=False) if decision.restrict else decision
-        unplanned = fallback(decision, planned, stop, server.absent)
-        if not planned.writes_disk:
+        unplanned = make_fallback_plan(decision, plan, stop, server.absent)
+        if not plan.writes_disk:
             unplanned = replace(unplanned, cause=Cause.POLICIES_ALONE)
-        alone = _named_files(decisions, served, unplanned, names)
-    writes = planned is not None and planned.writes_disk
-    is_once = planned is not None and planned.key is not None and writes
-    if is_once and planned is not None and planned.boot is not None:
+        policy_files = _render_named_files(decisions, served, unplanned, names)
+    writes = plan is not None and plan.writes_disk
+    is_once = plan is not None and plan.key is not None and writes
+    if is_once and plan is not None and plan.boot is not None:
         # A DHCP server asks for this path any number of times. Only a BMC, a boot script, or the system that asks for
         # its user data would show that firmware has booted what it names.
-        is_shown = not planned.boot.direct or planned.boot.asks_by_uuid
+        is_shown = not plan.boot.direct or plan.boot.asks_by_uuid
         if not is_shown and (machine is None or machine.bmc is None):
-            files.pop(HTTP_BOOT.of(decision.uuid), None)
-    in_tree = copy_files(decision, planned, stop, files, alone)
+            files.pop(HTTP_BOOT.build_path(decision.uuid), None)
+    in_tree = select_copy_files(decision, plan, stop, files, policy_files)
     return _Rendering(
         since=since,
         files=files,
-        instead=alone if writes else {},
-        plan=planned,
-        in_tree={path: file for path, file in in_tree.items() if means(path) is not SECRET},
-        asking=asking_scripts(decision, files, alone) if is_once else {},
+        fallback_files=policy_files if writes else {},
+        plan=plan,
+        in_tree={path: file for path, file in in_tree.items() if find_non_script_kind(path) is not SECRET},
+        asking_scripts=render_asking_scripts(decision, files, policy_files) if is_once else {},
         in_copies=decision.copies.one_time_boots,
         base_url=decisions.base_url if decision.base_url == decisions.base_url else None,
-        common=decision.token,
+        common_token=decision.token,
         names=names,
-        disk_boot=disk_boot_token(decision.uuid, progress_of(server.record, since or server.at)),
+        disk_boot=disk_boot_token(decision.uuid, install_progress(server.record, since or server.at)),
     )
 
 
-def _named_files(
-    decisions: Decisions, decision: Decision, planned: BootPlan | None, names: PublishedNames
+def _render_named_files(
+    decisions: Decisions, decision: Decision, plan: BootPlan | None, names: PublishedNames
 ) -> dict[str, File]:
     """Return the files of a plan with the published names of tokens.
 
     User data that a system finds by a token keeps the tokens of decisions at paths that anybody can find by who the
     machine is: nobody may learn a published name there.
     """
-    files = server_files(decisions, decision, planned)
-    untold: frozenset[str] = frozenset()
-    user_data = planned.user_data if planned is not None else None
-    if planned is not None and user_data is not None and planned.data is not None:
+    files = render_server_files(decisions, decision, plan)
+    kept_paths: frozenset[str] = frozenset()
+    user_data = plan.user_data if plan is not None else None
+    if plan is not None and user_data is not None and plan.data is not None:
         own = (each for each in decision.boots if each.user_data and each.user_data.digest == user_data.digest)
         if not any(each.may_ask_by_identity for each in own):
-            untold = frozenset(path for path in files if means(path) in (IGNITION, NOCLOUD, USER_DATA))
-    return names.files(files, untold)
+            kept_paths = frozenset(
+                path for path in files if find_non_script_kind(path) in (IGNITION, NOCLOUD, USER_DATA)
+            )
+    return names.rename_files(files, kept_paths)
 
 
-class _End(NamedTuple):
+class _WindowEnd(NamedTuple):
     since: datetime
     after: Files  # the files of the server from then on
 
 
-def _end_of_window(
+def _find_window_end(
     decisions: Decisions, server: ServerState, renderings: list[_Rendering], names: PublishedNames
-) -> _End | None:
+) -> _WindowEnd | None:
     """Return the end of the window that is open now; None: no window is open, or it has no end.
 
     If another window follows at once, the files are those of a boot without any maintenance: a copy that ends windows
@@ -431,130 +444,134 @@ def _end_of_window(
         if then.since is None or (then.maintenance == now.maintenance and not is_taken_back):
             continue
         if then.maintenance is None or then.plan is None:
-            return _End(then.since, then.in_tree)
-        instead = fallback(server.decision, then.plan, server.stop, server.absent)
-        return _End(then.since, _named_files(decisions, server.decision, instead, names))
+            return _WindowEnd(then.since, then.in_tree)
+        instead = make_fallback_plan(server.decision, then.plan, server.stop, server.absent)
+        return _WindowEnd(then.since, _render_named_files(decisions, server.decision, instead, names))
     return None
 
 
-def _turns(renderings: list[_Rendering], unused: Mapping[str, File]) -> dict[str, tuple[Turn, ...]]:
+def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]) -> dict[str, tuple[PathVersion, ...]]:
     """Return what each path that changes in place answers, and from when on, sorted by path.
 
     ``unused`` are files that are answered whatever is planned. Their fetch says nothing.
     """
-    turns: dict[str, tuple[Turn, ...]] = {}
+    path_versions: dict[str, tuple[PathVersion, ...]] = {}
     for path in {path for each in renderings for path in each.files if not is_immutable(path)}:
-        kind = kind_of(path)
+        kind = find_path_kind(path)
         assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
-        found: list[Turn] = []
+        found: list[PathVersion] = []
         for each in renderings:
-            version = _version(kind, path, each)
+            version = _build_version(kind, path, each)
             before = found[-1]._replace(since=version.since) if found else None
             if version != before and (found or version.content is not None):
                 found.append(version)
-        turns[path] = tuple(found)
+        path_versions[path] = tuple(found)
     idle = {
-        path: (Turn(since=None, content=file.sha256, content_type=str(file.content_type), role=Role.ENTRY),)
-        for path, file in unused.items()
+        path: (
+            PathVersion(since=None, content=file.sha256, content_type=str(file.content_type), role=Role.BOOT_SCRIPT),
+        )
+        for path, file in idle_files.items()
     }
-    return dict(sorted({**turns, **idle}.items()))
+    return dict(sorted({**path_versions, **idle}.items()))
 
 
-def _version(kind: PathKind, path: str, rendering: _Rendering) -> Turn:
+def _build_version(kind: PathKind, path: str, rendering: _Rendering) -> PathVersion:
     file, planned = rendering.files.get(path), rendering.plan
-    digest = _evidence(kind, path, rendering) if file is not None else None
+    digest = _find_evidence(kind, path, rendering) if file is not None else None
     in_window = planned is not None and planned.phase is Phase.MAINTENANCE
-    return Turn(
+    return PathVersion(
         since=rendering.since,
         content=file.sha256 if file is not None else None,
         content_type=str(file.content_type if file is not None else kind.content_type),
         role=kind.role,
         digest=digest,
-        writes=_writes(kind, path, file, digest, rendering) if file is not None else None,
-        in_window=kind.role in (Role.ENTRY, Role.OFFER) and in_window,
+        writes=_build_disk_write(kind, path, file, digest, rendering) if file is not None else None,
+        in_window=kind.role in (Role.BOOT_SCRIPT, Role.OFFER) and in_window,
     )
 
 
-def _evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None:
+def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None:
     """Return of which plan, or of which installation that the path names, a completed GET is evidence.
 
     A boot that is served as often as it is fetched proves nothing, except a maintenance's that writes disks. A boot of
     the disk proves that a served installation, whose completion is not reported, has ended.
     """
     planned = rendering.plan
-    if (name := token_in(path)) is not None:
-        return rendering.names.token(name)
+    if (name := find_token(path)) is not None:
+        return rendering.names.find_token(name)
     if planned is None or planned.boot is None:
-        return rendering.disk_boot if kind.role is Role.ENTRY else None
+        return rendering.disk_boot if kind.role is Role.BOOT_SCRIPT else None
     if not planned.is_evidence:
         return None
     boot = planned.boot
     match kind.role:
-        case Role.ENTRY:
+        case Role.BOOT_SCRIPT:
             goes_to_disk = boot.direct and (boot.direct_uki is None or (boot.asks_by_uuid and kind is IPXE_BY_SERIAL))
             return None if goes_to_disk else planned.digest
         case Role.DATA:
             return planned.digest if boot.asks_by_uuid else None
-        case Role.LOOK | Role.MEDIUM:
+        case Role.PREVIEW | Role.MEDIUM:
             return None
     return planned.digest
 
 
-def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, rendering: _Rendering) -> DiskWrite | None:
+def _build_disk_write(
+    kind: PathKind, path: str, file: File, digest: Digest | None, rendering: _Rendering
+) -> DiskWrite | None:
     planned = rendering.plan
     if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
         return None
     is_once, is_data = planned.key is not None, kind.role is Role.DATA
     is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and planned.boot.direct
-    if not (kind.role is Role.ENTRY or is_offer or (is_data and is_once and planned.boot.asks_by_uuid)):
+    if not (kind.role is Role.BOOT_SCRIPT or is_offer or (is_data and is_once and planned.boot.asks_by_uuid)):
         return None
     report = None  # what is booted once by a maintenance is no installation
     if is_once and planned.phase is Phase.NETWORK:
-        report = planned.token if planned.token is not None else rendering.common
-    instead, asking = rendering.instead.get(path), rendering.asking.get(path)
+        report = planned.token if planned.token is not None else rendering.common_token
+    instead, asking = rendering.fallback_files.get(path), rendering.asking_scripts.get(path)
     return DiskWrite(
         once=is_once,
         offer=planned.offer,
         hop=asking.sha256 if asking is not None else None,
         fallback=instead.sha256 if instead is not None and not is_data else None,
-        needs=_needs(file, planned.boot, rendering.base_url) if not is_data else (),
+        needs=_list_needed_files(file, planned.boot, rendering.base_url) if not is_data else (),
         report=report,
         in_copies=is_once and rendering.in_copies,
     )
 
 
-def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:
-    text, needed = file.content.decode(), set[Need]()
+def _list_needed_files(file: File, boot: Boot, base_url: str | None) -> tuple[NeededFile, ...]:
+    text, needed = file.content.decode(), set[NeededFile]()
     if base_url is not None:
         own = (f"{base_url}/assets/", f"{base_url}/o/")
         for each in boot.files.all():
             path = each.url.removeprefix(f"{base_url}/")
             if each.url.startswith(own) and f"/{path}" in text:
-                needed.add(Need(path, each.size))
+                needed.add(NeededFile(path, each.size))
     if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
-        needed |= {Need(f"{data.folder}/{name}", None) for name in data.files}  # whose digest is in its path
+        needed |= {NeededFile(f"{data.folder}/{name}", None) for name in data.files}  # whose digest is in its path
     return tuple(sorted(needed, key=lambda need: (need.path, need.size or 0)))
 
 
-def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[str, str]:
-    lies_there = {file.sha256 for file in stored.values()}
+def _collect_contents(renderings: list[_Rendering], stored_files: Mapping[str, File]) -> dict[str, str]:
+    stored_digests = {file.sha256 for file in stored_files.values()}
     in_place = [
         file
         for each in renderings
-        for files in (each.files, each.instead, each.asking)
+        for files in (each.files, each.fallback_files, each.asking_scripts)
         for path, file in files.items()
         if path.startswith(BOOT) and not _is_stored(path)
     ]
-    return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in lies_there}
+    return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in stored_digests}
 
 
 @lru_cache(maxsize=1024)  # each of a server's paths is asked for several times
 def _is_stored(path: str) -> bool:
     """Return whether the content of a path lies in the tree once it is planned, and not in its server's state."""
-    return is_immutable(path) or means(path) is MEDIUM
+    return is_immutable(path) or find_non_script_kind(path) is MEDIUM
 
 
-def _identities_of_firmware(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
+def _list_firmware_identities(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
     uuids, serials = {*lookup_uuids(decision.uuid)}, {decision.serial}
     if machine is not None:
         serials.add(machine.serial)
@@ -565,18 +582,20 @@ def _identities_of_firmware(decision: Decision, machine: Machine | None) -> dict
     return {"serial": tuple(sorted(known)), "uuid": tuple(sorted(uuids))}
 
 
-def _identities(decisions: Decisions, decision: Decision, about: About, paths: Collection[str]) -> Iterator[str]:
+def _list_identities(
+    decisions: Decisions, decision: Decision, about: ServerDetails, paths: Collection[str]
+) -> Iterator[str]:
     """Yield what a server is found by, also by clients of other systems. ``paths`` are those that it answers."""
-    yield from (identity_of(Kind.MAC, mac) for mac in (*decision.macs, *about.idle))
-    yield from (identity_of(Kind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
-    yield from (identity_of(Kind.ADDRESS, address) for address in about.addresses)
+    yield from (format_identity(IdentityKind.MAC, mac) for mac in (*decision.macs, *about.idle))
+    yield from (format_identity(IdentityKind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
+    yield from (format_identity(IdentityKind.ADDRESS, address) for address in about.addresses)
     if decision.serial is not None:
-        yield identity_of(Kind.SERIAL, decision.serial)
+        yield format_identity(IdentityKind.SERIAL, decision.serial)
     if Output.BSS in decisions.outputs:
         names = {decision.server, about.labels.get("xname", decision.server)}
-        yield from (identity_of(Kind.NAME, name) for name in names)
+        yield from (format_identity(IdentityKind.NAME, name) for name in names)
         if (nid := about.labels.get("nid")) is not None:
-            yield identity_of(Kind.NID, nid)
+            yield format_identity(IdentityKind.NID, nid)
     if Output.FOREMAN in decisions.outputs:
-        tokens = (token_in(path) for path in paths if means(path) in REPORTS)
-        yield from (identity_of(Kind.TOKEN, token) for token in tokens if token is not None)
+        tokens = (find_token(path) for path in paths if find_non_script_kind(path) in REPORTS)
+        yield from (format_identity(IdentityKind.TOKEN, token) for token in tokens if token is not None)

@@ -31,18 +31,18 @@ class TokenKeys:
     key: bytes | None = field(default=None, repr=False)
     earlier: tuple[EarlierKey, ...] = field(default=(), repr=False)
 
-    def turns_after(self, at: datetime) -> datetime | None:
+    def find_next_change(self, at: datetime) -> datetime | None:
         """Return the next instant at which an earlier key begins to count, or stops counting."""
         return min((turn for each in self.earlier for turn in (each.since, each.until) if turn > at), default=None)
 
     def has_named(self, token: Digest, name: str, at: datetime) -> bool:
         earlier = (each.key for each in self.earlier if at < each.until)
-        return any(_name(token, key) == name for key in (self.key, *earlier))
+        return any(_build_name(token, key) == name for key in (self.key, *earlier))
 
-    def name(self, token: Digest) -> Digest:
-        return _name(token, self.key)
+    def build_name(self, token: Digest) -> Digest:
+        return _build_name(token, self.key)
 
-    def names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
+    def build_names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
         known = sorted(set(tokens))
         earlier = [each.key for each in self.earlier if each.since <= at < each.until]
         return PublishedNames(_Naming(known, self.key), tuple(_Naming(known, key) for key in earlier))
@@ -51,7 +51,7 @@ class TokenKeys:
 NO_KEYS: Final = TokenKeys()
 
 
-def _name(token: Digest, key: bytes | None) -> Digest:
+def _build_name(token: Digest, key: bytes | None) -> Digest:
     """Return the published name of a token. It has the token's length and ends, to replace it in base64 as well."""
     if key is None:
         return token
@@ -61,18 +61,18 @@ def _name(token: Digest, key: bytes | None) -> Digest:
 
 class _Naming:
     def __init__(self, tokens: Iterable[Digest], key: bytes | None) -> None:
-        self.names = {token: _name(token, key) for token in tokens}
+        self.names = {token: _build_name(token, key) for token in tokens}
         replaced = [(token.encode(), name.encode()) for token, name in self.names.items() if token != name]
-        self._replaced = [each for pair in replaced for each in _encoded(*pair, _DEPTH)]
-        self._told: dict[tuple[bytes, str], File] = {}
+        self._replaced = [each for pair in replaced for each in _encode_pairs(*pair, _DEPTH)]
+        self._renamed: dict[tuple[bytes, str], File] = {}
 
-    def told(self, file: File) -> File:
-        if (told := self._told.get((file.content, file.content_type))) is None:
+    def rename_tokens(self, file: File) -> File:
+        if (renamed := self._renamed.get((file.content, file.content_type))) is None:
             text = file.content
             for token, name in self._replaced:
                 text = text.replace(token, name)
-            told = self._told[file.content, file.content_type] = File(text, file.content_type)
-        return told
+            renamed = self._renamed[file.content, file.content_type] = File(text, file.content_type)
+        return renamed
 
 
 class PublishedNames:
@@ -82,10 +82,10 @@ class PublishedNames:
         self._now, self._earlier = now, earlier
         self._tokens = {name: token for each in (*earlier, now) for token, name in each.names.items()}
 
-    def token(self, name: str) -> Digest:
+    def find_token(self, name: str) -> Digest:
         return self._tokens.get(Digest(name), Digest(name))
 
-    def files(self, files: Files, untold: Collection[str] = ()) -> dict[str, File]:
+    def rename_files(self, files: Files, kept_paths: Collection[str] = ()) -> dict[str, File]:
         """Files by the paths that they have, which tell the machine nothing but such names.
 
         What is named by its content stays as it is, and so does what nobody is to be told anything by. Whoever knows
@@ -94,18 +94,19 @@ class PublishedNames:
         found: dict[str, File] = {}
         for path, file in files.items():
             token = next((each for each in self._now.names if each in path), None)
-            if is_immutable(path) or path in untold:
+            if is_immutable(path) or path in kept_paths:
                 found[path] = file
             elif token is None:
-                found[path] = self._now.told(file)
+                found[path] = self._now.rename_tokens(file)
             else:
                 found |= {
-                    path.replace(token, each.names[token]): each.told(file) for each in (*self._earlier, self._now)
+                    path.replace(token, each.names[token]): each.rename_tokens(file)
+                    for each in (*self._earlier, self._now)
                 }
         return found
 
 
-def _encoded(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
+def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield a token and its name, as they are and as a text in base64 shows them.
 
     Of three bytes base64 makes four characters, so there are three ways to encode what stands anywhere in a text. The
@@ -113,11 +114,11 @@ def _encoded(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, byt
     """
     yield token, name
     if depth:
-        for in_token, in_name in zip(_within(token), _within(name), strict=True):
-            yield from _encoded(in_token, in_name, depth - 1)
+        for in_token, in_name in zip(_encode_at_offsets(token), _encode_at_offsets(name), strict=True):
+            yield from _encode_pairs(in_token, in_name, depth - 1)
 
 
-def _within(text: bytes) -> tuple[bytes, bytes, bytes]:
+def _encode_at_offsets(text: bytes) -> tuple[bytes, bytes, bytes]:
     """Return the base64 of ``text`` alone, if it begins with a group, one byte after that, or two."""
     bits = 8 * len(text)
     return (

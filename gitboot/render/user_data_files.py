@@ -14,7 +14,7 @@ from gitboot.model.scalars import lookup_uuids
 from gitboot.render import paths
 from gitboot.render.paths import BUNDLED, ContentType, File
 from gitboot.resolve.server_decision import Decision, UserDataFiles
-from gitboot.resolve.user_data_formats import family, meta_data, volume
+from gitboot.resolve.user_data_formats import find_volume, format_meta_data, parse_family
 
 if TYPE_CHECKING:
     from gitboot.resolve.server_plan import BootPlan
@@ -36,20 +36,20 @@ class _Spelling(Struct, frozen=True):
     has_rock_ridge: bool
 
 
-def _in_capitals(name: str, is_folder: bool) -> bytes:
+def _spell_plain(name: str, is_folder: bool) -> bytes:
     stem, _, suffix = re.sub(r"[^A-Z0-9.]", "_", name.upper()).partition(".")
     return stem[:8].encode() if is_folder else f"{stem[:8]}.{suffix[:3]};1".encode()
 
 
-def _in_full(name: str, is_folder: bool) -> bytes:
+def _spell_joliet(name: str, is_folder: bool) -> bytes:
     return (name if is_folder else f"{name};1").encode("utf-16-be")
 
 
-_PLAIN: Final = _Spelling(_in_capitals, has_rock_ridge=True)
-_JOLIET: Final = _Spelling(_in_full, has_rock_ridge=False)
+_PLAIN: Final = _Spelling(_spell_plain, has_rock_ridge=True)
+_JOLIET: Final = _Spelling(_spell_joliet, has_rock_ridge=False)
 
 
-def disc(label: str, files: Mapping[str, bytes]) -> bytes:
+def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
     """Return the image of a volume with these files, by path. Folders have at most one level.
 
     Names are short and of ASCII, and no two of a folder are alike in their first eight characters and their suffix;
@@ -67,49 +67,49 @@ def disc(label: str, files: Mapping[str, bytes]) -> bytes:
     content = b""
     for path, data in sorted(files.items()):
         extents[path] = (place + len(content) // _SECTOR, len(data))
-        content += _whole(data)
+        content += _pad_to_sector(data)
     size = place + len(content) // _SECTOR
-    paths = {names: _path_table(names, places, folders) for names in (_PLAIN, _JOLIET)}
-    written = [
+    paths = {names: _build_path_tables(names, places, folders) for names in (_PLAIN, _JOLIET)}
+    sectors = [
         bytes(_DESCRIPTORS * _SECTOR),
-        _descriptor(1, label.encode(), b"", size, tables, paths[_PLAIN], places[_PLAIN, ""]),
-        _descriptor(2, label.encode("utf-16-be"), b"%/E", size, tables + 2, paths[_JOLIET], places[_JOLIET, ""]),
-        _whole(b"\xffCD001\x01"),
-        *(_whole(table) for names in (_PLAIN, _JOLIET) for table in paths[names]),
-        *(_folder(names, folder, places, extents) for names, folder in places),
+        _build_descriptor(1, label.encode(), b"", size, tables, paths[_PLAIN], places[_PLAIN, ""]),
+        _build_descriptor(2, label.encode("utf-16-be"), b"%/E", size, tables + 2, paths[_JOLIET], places[_JOLIET, ""]),
+        _pad_to_sector(b"\xffCD001\x01"),
+        *(_pad_to_sector(table) for names in (_PLAIN, _JOLIET) for table in paths[names]),
+        *(_build_folder(names, folder, places, extents) for names, folder in places),
         content,
     ]
-    return b"".join(written)
+    return b"".join(sectors)
 
 
-def _descriptor(
+def _build_descriptor(
     kind: int, label: bytes, escape: bytes, size: int, tables: int, paths: tuple[bytes, bytes], root: int
 ) -> bytes:
     """Return a volume descriptor: the primary one, or Joliet's supplementary one (ECMA-119, 8.4 and 8.5)."""
     space = b" " if kind == 1 else b"\0 "
     little, _ = paths
-    return _whole(
+    return _pad_to_sector(
         bytes((kind,))
         + b"CD001\x01\0"
-        + _filled(b"", space, 32)
-        + _filled(label, space, 32)
+        + _pad(b"", space, 32)
+        + _pad(label, space, 32)
         + bytes(8)
-        + _both(size)
+        + _encode_both_orders(size)
         + escape.ljust(32, b"\0")
-        + _both_short(1) * 2
-        + _both_short(_SECTOR)
-        + _both(len(little))
+        + _encode_both_orders_short(1) * 2
+        + _encode_both_orders_short(_SECTOR)
+        + _encode_both_orders(len(little))
         + struct.pack("<II", tables, 0)
         + struct.pack(">II", tables + 1, 0)
-        + _record(b"\0", root, _SECTOR, is_folder=True)
-        + _filled(b"", space, 4 * 128 + 3 * 37)  # whose it is, of what, and where that says so
+        + _build_record(b"\0", root, _SECTOR, is_folder=True)
+        + _pad(b"", space, 4 * 128 + 3 * 37)  # whose it is, of what, and where that says so
         + _LONG_DATE * 2
         + _NO_DATE * 2
         + b"\x01\0"
     )
 
 
-def _path_table(
+def _build_path_tables(
     names: _Spelling, places: Mapping[tuple[_Spelling, str], int], folders: list[str]
 ) -> tuple[bytes, bytes]:
     """Return the path tables of all folders below the root, in both byte orders (ECMA-119, 9.4)."""
@@ -118,12 +118,12 @@ def _path_table(
         table = b""
         for folder in folders:
             name = names.spell(folder, True) if folder else b"\0"
-            table += struct.pack(f"{order}BBIH", len(name), 0, places[names, folder], 1) + _even(name)
+            table += struct.pack(f"{order}BBIH", len(name), 0, places[names, folder], 1) + _pad_to_even(name)
         tables.append(table)
     return tables[0], tables[1]
 
 
-def _folder(
+def _build_folder(
     names: _Spelling, folder: str, places: Mapping[tuple[_Spelling, str], int], extents: Mapping[str, tuple[int, int]]
 ) -> bytes:
     own, root = places[names, folder], places[names, ""]
@@ -134,58 +134,66 @@ def _folder(
     }
     below = sorted(each for _, each in places if each) if not folder else []
     subfolders = {names.spell(each, True): (each, places[names, each]) for each in dict.fromkeys(below)}
-    marks = (_SP if not folder else b"") + _mode(True, 2 + len(subfolders)) + (_ER if not folder else b"")
+    marks = (_SP if not folder else b"") + _build_mode(True, 2 + len(subfolders)) + (_ER if not folder else b"")
     records = [
-        _record(b"\0", own, _SECTOR, is_folder=True, behind=marks if names.has_rock_ridge else b""),
-        _record(b"\1", root, _SECTOR, is_folder=True, behind=_mode(True, 2) if names.has_rock_ridge else b""),
+        _build_record(b"\0", own, _SECTOR, is_folder=True, behind=marks if names.has_rock_ridge else b""),
+        _build_record(
+            b"\1", root, _SECTOR, is_folder=True, behind=_build_mode(True, 2) if names.has_rock_ridge else b""
+        ),
     ]
-    for spelt in sorted({*inside, *subfolders}):
-        if spelt in inside:
-            name, place, size = inside[spelt]
+    for spelling in sorted({*inside, *subfolders}):
+        if spelling in inside:
+            name, place, size = inside[spelling]
         else:
-            (name, place), size = subfolders[spelt], _SECTOR
-        is_folder = spelt in subfolders
-        behind = _mode(is_folder, 2 if is_folder else 1) + _name(name) if names.has_rock_ridge else b""
-        records.append(_record(spelt, place, size, is_folder=is_folder, behind=behind))
+            (name, place), size = subfolders[spelling], _SECTOR
+        is_folder = spelling in subfolders
+        behind = _build_mode(is_folder, 2 if is_folder else 1) + _build_name(name) if names.has_rock_ridge else b""
+        records.append(_build_record(spelling, place, size, is_folder=is_folder, behind=behind))
     found = b"".join(records)
     assert len(found) <= _SECTOR, folder  # noqa: S101 - what user data consists of is few files
-    return _whole(found)
+    return _pad_to_sector(found)
 
 
-def _record(name: bytes, place: int, size: int, *, is_folder: bool, behind: bytes = b"") -> bytes:
+def _build_record(name: bytes, place: int, size: int, *, is_folder: bool, behind: bytes = b"") -> bytes:
     """Return a directory record (ECMA-119, 9.1)."""
-    fixed = _both(place) + _both(size) + _DATE + bytes((_FOLDER if is_folder else 0, 0, 0)) + _both_short(1)
-    body = fixed + bytes((len(name),)) + name + (b"\0" if len(name) % 2 == 0 else b"") + _even(behind)
+    fixed = (
+        _encode_both_orders(place)
+        + _encode_both_orders(size)
+        + _DATE
+        + bytes((_FOLDER if is_folder else 0, 0, 0))
+        + _encode_both_orders_short(1)
+    )
+    body = fixed + bytes((len(name),)) + name + (b"\0" if len(name) % 2 == 0 else b"") + _pad_to_even(behind)
     return bytes((len(body) + 2, 0)) + body
 
 
-def _mode(is_folder: bool, links: int) -> bytes:
+def _build_mode(is_folder: bool, links: int) -> bytes:
     """RRIP's PX: everybody may read it, and it is root's."""
-    return b"PX\x24\x01" + b"".join(map(_both, (0o040555 if is_folder else 0o100444, links, 0, 0)))
+    return b"PX\x24\x01" + b"".join(map(_encode_both_orders, (0o040555 if is_folder else 0o100444, links, 0, 0)))
 
 
-def _name(name: str) -> bytes:
+def _build_name(name: str) -> bytes:
     """RRIP's NM."""
     return b"NM" + bytes((5 + len(name), 1, 0)) + name.encode()
 
 
-def _filled(text: bytes, space: bytes, size: int) -> bytes:
+def _pad(text: bytes, space: bytes, size: int) -> bytes:
     return (text + space * size)[:size]
 
 
-def _both(number: int) -> bytes:
+def _encode_both_orders(number: int) -> bytes:
     return struct.pack("<I", number) + struct.pack(">I", number)
 
 
-def _both_short(number: int) -> bytes:
+def _encode_both_orders_short(number: int) -> bytes:
     return struct.pack("<H", number) + struct.pack(">H", number)
 
 
-def _even(data: bytes) -> bytes:
+def _pad_to_even(data: bytes) -> bytes:
     return data + bytes(len(data) % 2)
 
 
-def _whole(data: bytes) -> bytes:
+def _pad_to_sector(data: bytes) -> bytes:
     return data + bytes(-len(data) % _SECTOR)
 
 
@@ -197,56 +205,56 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     if plan is None:
         return
     if plan.boot is not None and plan.boot.user_data is not None:
-        yield from immutable(plan.boot.user_data)
+        yield from render_immutable(plan.boot.user_data)
     if plan.user_data is None:
         return
-    yield from immutable(plan.user_data)
-    if family(plan.user_data.format) is UserDataFormat.IGNITION:
-        text = with_attempt_token("".join(plan.user_data.files.values()), decision, plan)
+    yield from render_immutable(plan.user_data)
+    if parse_family(plan.user_data.format) is UserDataFormat.IGNITION:
+        text = insert_attempt_token("".join(plan.user_data.files.values()), decision, plan)
         document = File(text.encode(), ContentType.IGNITION)
-        yield from ((paths.IGNITION.of(uuid), document) for uuid in lookup_uuids(plan.uuid))
+        yield from ((paths.IGNITION.build_path(uuid), document) for uuid in lookup_uuids(plan.uuid))
     if plan.data_medium is not None:
-        path = paths.MEDIUM.of(plan.uuid, plan.data_medium)
-        yield path, File(_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
+        path = paths.MEDIUM.build_path(plan.uuid, plan.data_medium)
+        yield path, File(_build_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
     if plan.data is not None:
-        for name, text in _waited_for(plan.user_data):
-            file = File(with_attempt_token(text, decision, plan).encode(), paths.artifact_type(name))
-            yield from ((paths.DATA.of(mac, plan.data, name), file) for mac in decision.macs)
+        for name, text in _list_requested_files(plan.user_data):
+            file = File(insert_attempt_token(text, decision, plan).encode(), paths.find_artifact_type(name))
+            yield from ((paths.DATA.build_path(mac, plan.data, name), file) for mac in decision.macs)
         named = [each for each in (decision.token, plan.token) if each is not None]
         for name, text in plan.user_data.secrets.items():
             file = File(text.encode(), ContentType.OCTETS)
-            yield from ((paths.SECRET.of(mac, token, name), file) for token in named for mac in decision.macs)
+            yield from ((paths.SECRET.build_path(mac, token, name), file) for token in named for mac in decision.macs)
 
 
-def _medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
-    found = volume(user_data.format)
+def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
+    found = find_volume(user_data.format)
     assert found is not None  # noqa: S101 - rule R6 refuses a format without one
     label, folder = found
-    files = {name: with_attempt_token(text, decision, plan) for name, text in _waited_for(user_data)}
-    if family(user_data.format) is UserDataFormat.TALOS:  # on NoCloud, whose files have names of their own
+    files = {name: insert_attempt_token(text, decision, plan) for name, text in _list_requested_files(user_data)}
+    if parse_family(user_data.format) is UserDataFormat.TALOS:  # on NoCloud, whose files have names of their own
         instance = {"instance-id": plan.uuid, "local-hostname": plan.server}
-        files = {"user-data": "".join(files.values()), "meta-data": meta_data(instance)}
-    return disc(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
+        files = {"user-data": "".join(files.values()), "meta-data": format_meta_data(instance)}
+    return build_iso(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
 
 
-def _waited_for(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
+def _list_requested_files(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
     """Its files, and an empty vendor-data: cloud-init asks for that ten times, a second apart, where there is none."""
     yield from user_data.files.items()
     if "meta-data" in user_data.files and "vendor-data" not in user_data.files:
         yield "vendor-data", ""
 
 
-def with_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
+def insert_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
     """User data whose installer reports by the name of the attempt that it is of, if it is not the first."""
     if plan.token is None or decision.token is None:
         return text
     return text.replace(decision.token, plan.token)
 
 
-def immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
+def render_immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
     """User data's own files, below their digest."""
     for name, text in user_data.files.items():
-        yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.artifact_type(name))
+        yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.find_artifact_type(name))
 
 
 # By which of matchbox's paths a format is asked for; /generic for all others (matchbox: docs/api-http.md).
@@ -258,7 +266,7 @@ _MATCHBOX: Final = {
 _GENERIC: Final = "generic"
 
 
-def nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """``nocloud/<uuid>/``, where a NoCloud seed with ``__dmi.system-uuid__`` looks: all of its files, maybe empty.
 
     cloud-init asks for each, and waits for what is not there (cloud-init: DataSourceNoCloud, util.read_seeded).
@@ -267,17 +275,17 @@ def nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fi
     if plan is None or user_data is None or "meta-data" not in user_data.files:
         return
     for name in BUNDLED:
-        text = with_attempt_token(user_data.files.get(name, ""), decision, plan)
+        text = insert_attempt_token(user_data.files.get(name, ""), decision, plan)
         file = File(text.encode(), ContentType.CLOUD_CONFIG)
-        yield from ((paths.NOCLOUD.of(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
+        yield from ((paths.NOCLOUD.build_path(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
 
 
-def matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+def render_matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """User data by MAC address, under the name by which matchbox's clients ask for its format."""
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None:
         return
-    name = _MATCHBOX.get(family(user_data.format), _GENERIC)
+    name = _MATCHBOX.get(parse_family(user_data.format), _GENERIC)
     text = next(text for each, text in user_data.files.items() if each not in BUNDLED or each == "user-data")
-    file = File(with_attempt_token(text, decision, plan).encode())
-    yield from ((paths.USER_DATA.of(mac, name=name), file) for mac in decision.macs)
+    file = File(insert_attempt_token(text, decision, plan).encode())
+    yield from ((paths.USER_DATA.build_path(mac, name=name), file) for mac in decision.macs)

@@ -22,7 +22,7 @@ from gitboot.render.paths import (
     ContentType,
     Delivery,
     File,
-    Kind,
+    IdentityKind,
     PathKind,
     Role,
     Stage,
@@ -30,8 +30,8 @@ from gitboot.render.paths import (
 )
 
 
-def shared(
-    outputs: Collection[str], published: Collection[str], base_urls: Collection[str], monitors: Collection[str]
+def render_web_servers(
+    outputs: Collection[str], shared_paths: Collection[str], base_urls: Collection[str], monitors: Collection[str]
 ) -> Iterator[tuple[str, File]]:
     """Yield ``ops/serve/``: a configuration for each server, the same for all Fleets that are the same in this.
 
@@ -39,27 +39,31 @@ def shared(
     one is complete. ``base_urls`` are those under which machines find ``boot/``; their paths lead to it. ``monitors``
     are the networks that may read the signed list, besides a mirror's own host.
     """
-    scripts = sorted(path for path in published if publication_stage(path) is Stage.FIRST_SCRIPTS)
+    scripts = sorted(path for path in shared_paths if publication_stage(path) is Stage.FIRST_SCRIPTS)
     script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)  # None: nothing shows a whole copy
     last = script.removeprefix(BOOT) if script is not None else None
     prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
-    by_cache_control = _grouped((kind.delivery.cache_control, kind) for kind in _LYING)
+    by_cache_control = _group((kind.delivery.cache_control, kind) for kind in _COPIED_KINDS)
     # Kinds of paths that are sent alike; None: the type goes by the name of the file.
-    alike = _grouped(((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _LYING)
-    endings = _grouped((type, ending) for ending, type in ARTIFACT_TYPES.items())
+    kinds_by_delivery = _group(
+        ((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _COPIED_KINDS
+    )
+    endings = _group((type, ending) for ending, type in ARTIFACT_TYPES.items())
     marks = {
-        "nginx_maps": nginx_maps(outputs),
-        "nginx_prefixes": _nginx_prefixes(prefixes),
+        "nginx_maps": render_nginx_maps(outputs),
+        "nginx_prefixes": _render_nginx_prefixes(prefixes),
         "nginx_deliveries": "".join(
-            f'    "~^/(?:{_expressions(kinds)})$" "{cache_control}";\n'
+            f'    "~^/(?:{_join_expressions(kinds)})$" "{cache_control}";\n'
             for cache_control, kinds in by_cache_control.items()
         ),
-        "nginx_aliases": nginx_locations(outputs),
-        "nginx_files": "".join(_nginx_files(*key, kinds) for key, kinds in alike.items()),
+        "nginx_aliases": render_nginx_locations(outputs),
+        "nginx_files": "".join(_render_nginx_files(*key, kinds) for key, kinds in kinds_by_delivery.items()),
         "nginx_complete": _NGINX_COMPLETE.replace("@last@", last) if last is not None else "",
-        "caddy_prefixes": _caddy_prefixes(prefixes),
-        "caddy_aliases": caddy(outputs),
-        "caddy_files": "".join(_caddy_files(number, *key, alike[key]) for number, key in enumerate(alike)),
+        "caddy_prefixes": _render_caddy_prefixes(prefixes),
+        "caddy_aliases": render_caddy_aliases(outputs),
+        "caddy_files": "".join(
+            _render_caddy_files(number, *key, kinds_by_delivery[key]) for number, key in enumerate(kinds_by_delivery)
+        ),
         "caddy_complete": f"\t\t\tfile /{last}\n" if last is not None else "",
         "bundled": "|".join(BUNDLED),
         "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
@@ -84,23 +88,23 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+def _group(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     found: dict[K, list[V]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
 
 
-def _expressions(kinds: Iterable[PathKind]) -> str:
+def _join_expressions(kinds: Iterable[PathKind]) -> str:
     return "|".join(kind.expression for kind in kinds)
 
 
-_LYING: Final = tuple(
+_COPIED_KINDS: Final = tuple(
     kind for kind in TABLE if kind.role is not Role.SEALED
 )  # in a copy; endpoints alone have the other
 
 
-def _expression_of_path(path: str) -> str:
+def _escape_path(path: str) -> str:
     return "".join(
         each if each.isalnum() or each in "/_-" or not each.isascii() else f"\\x{ord(each):02x}" for each in path
     )
@@ -111,12 +115,12 @@ def _decode_path(prefix: str) -> str:
     return f"/{normpath(unquote(prefix)).lstrip('/')}"
 
 
-def _nginx_prefixes(prefixes: Sequence[str]) -> str:
+def _render_nginx_prefixes(prefixes: Sequence[str]) -> str:
     """Return the lines that take the paths of base URLs off: what is logged begins at ``boot/``.
 
     If several base URLs lead here, a path of ``boot/`` itself may begin as one of theirs.
     """
-    if not (found := [_expression_of_path(_decode_path(prefix)) for prefix in prefixes if prefix]):
+    if not (found := [_escape_path(_decode_path(prefix)) for prefix in prefixes if prefix]):
         return ""
     line = f'rewrite "^(?:{"|".join(found)})(/.*)$" $1;'
     lines = [line] if len(prefixes) == 1 else ["if (!-f $request_filename) {", f"    {line}", "}"]
@@ -126,14 +130,14 @@ def _nginx_prefixes(prefixes: Sequence[str]) -> str:
 _BUNDLED_DATA: Final = f"{DATA.expression.rpartition('/')[0]}/(?:{'|'.join(BUNDLED)})"
 
 
-def _nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
+def _render_nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
     if type is not None:
-        return _nginx_location(_expressions(kinds), delivery, type)
-    of_bundle = _nginx_location(_BUNDLED_DATA, delivery, ContentType.CLOUD_CONFIG)
-    return of_bundle + _nginx_location(DATA.expression, delivery, ContentType.OCTETS, by_ending=True)
+        return _render_nginx_location(_join_expressions(kinds), delivery, type)
+    of_bundle = _render_nginx_location(_BUNDLED_DATA, delivery, ContentType.CLOUD_CONFIG)
+    return of_bundle + _render_nginx_location(DATA.expression, delivery, ContentType.OCTETS, by_ending=True)
 
 
-def _nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
+def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
     """Return a location for files of one type; ``by_ending``: of those whose name tells no other."""
     types = "" if by_ending else "        types {}\n"
     parts = "" if delivery.in_parts else "        max_ranges 0;\n"
@@ -141,20 +145,20 @@ def _nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending
     return f'    location ~ "^/(?:{expression})$" {{\n{types}        default_type "{type}";\n{parts}{etag}    }}\n\n'
 
 
-def _caddy_prefixes(prefixes: Sequence[str]) -> str:
+def _render_caddy_prefixes(prefixes: Sequence[str]) -> str:
     """Return the directives that do the same in Caddy, which logs what was asked for."""
     found = [prefix for prefix in prefixes if prefix]
     lines = ["# Machines find boot/ below the path of a base URL."] if found else []
     for number, prefix in enumerate(found):
         own = [] if len(prefixes) == 1 else ["\tnot file {path}"]
-        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_expression_of_path(_decode_path(prefix))}/", *own, "}"]
+        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_escape_path(_decode_path(prefix))}/", *own, "}"]
         lines += [f"uri @prefix{number} strip_prefix {prefix}"]
     return "".join(f"\t\t{line}\n" for line in lines) + ("\n" if found else "")
 
 
-def _caddy_files(number: int, delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
+def _render_caddy_files(number: int, delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
     matcher = f"@files{number}"
-    lines = [f"{matcher} path_regexp ^/(?:{_expressions(kinds)})$"]
+    lines = [f"{matcher} path_regexp ^/(?:{_join_expressions(kinds)})$"]
     lines += [f'header {matcher} Cache-Control "{delivery.cache_control}"']
     if not delivery.has_etag:
         lines += [f"request_header {matcher} -{name}" for name in ("If-None-Match", "If-Modified-Since")]
@@ -384,40 +388,42 @@ _IPXE: Final = "ipxe"  # without a query it is the first script
 class _Key(NamedTuple):
     """A key of a query: what it may be, and how the tree spells that."""
 
-    kind: Kind
+    kind: IdentityKind
     expression: str
-    spelt: tuple[int, ...]  # the groups, joined by hyphens
+    groups: tuple[int, ...]  # the groups, joined by hyphens
 
 
 _KEYS: Final = (
-    _Key(Kind.MAC, "(?::|-|%3[Aa])".join([_BYTE] * 6), (1, 2, 3, 4, 5, 6)),
-    _Key(Kind.UUID, "([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", (1,)),
-    _Key(Kind.SERIAL, "([A-Za-z0-9][A-Za-z0-9._-]*)", (1,)),
+    _Key(IdentityKind.MAC, "(?::|-|%3[Aa])".join([_BYTE] * 6), (1, 2, 3, 4, 5, 6)),
+    _Key(IdentityKind.UUID, "([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", (1,)),
+    _Key(IdentityKind.SERIAL, "([A-Za-z0-9][A-Za-z0-9._-]*)", (1,)),
 )
 _KINDS: Final = tuple(key.kind for key in _KEYS)
 
 
-def _aliases(outputs: Collection[str]) -> list[Alias]:
+def _select_aliases(outputs: Collection[str]) -> list[Alias]:
     return [
-        alias for alias in (*EMULATED_APIS_TABLE, *FOR_UNKNOWN.values()) if alias.output in outputs and _kinds(alias)
+        alias
+        for alias in (*EMULATED_APIS_TABLE, *FOR_UNKNOWN.values())
+        if alias.output in outputs and _select_kinds(alias)
     ]
 
 
-def _kinds(alias: Alias) -> list[PathKind]:
+def _select_kinds(alias: Alias) -> list[PathKind]:
     return [kind for kind in alias.kinds if kind.kind in set(alias.keys.values()).intersection(_KINDS)]
 
 
-def _path(kind: PathKind, alias: Alias, variable: str) -> str:
-    return f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
+def _build_path(kind: PathKind, alias: Alias, variable: str) -> str:
+    return f"/{kind.build_path('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
 
 
-def nginx_maps(outputs: Collection[str]) -> str:
+def render_nginx_maps(outputs: Collection[str]) -> str:
     """Return what a query names, for nginx's ``http``; nothing where nobody asks so."""
-    if not _aliases(outputs):
+    if not _select_aliases(outputs):
         return ""
     maps = "# By what a query names a machine.\n"
     for key in _KEYS:
-        groups, expression = [f"gitboot_{key.kind}_{number}" for number in key.spelt], key.expression
+        groups, expression = [f"gitboot_{key.kind}_{number}" for number in key.groups], key.expression
         for group in groups:
             expression = expression.replace("([", f"(?<{group}>[", 1)
         value = "-".join(f"${{{group}}}" for group in groups)
@@ -426,13 +432,13 @@ def nginx_maps(outputs: Collection[str]) -> str:
     return maps
 
 
-def nginx_locations(outputs: Collection[str]) -> str:
+def render_nginx_locations(outputs: Collection[str]) -> str:
     """Return its locations; what is logged is the file that was sent.
 
     Each path that an alias may mean has a location of its own: ``try_files`` would take a file that cannot be read for
     one that is absent.
     """
-    chosen = _aliases(outputs)
+    chosen = _select_aliases(outputs)
     known = "".join(_nginx_location_queries(alias) for alias in chosen)
     return known if any(alias.path == _IPXE for alias in chosen) else f"{_NGINX_IPXE}{known}"
 
@@ -443,7 +449,10 @@ def _nginx_location_queries(alias: Alias) -> str:
         said = "".join(f"$arg_{key.kind}" for key in _KEYS)
         first = f'        set $gitboot_said "{said}";\n        if ($gitboot_said = "") {{\n'
         first += f"            rewrite ^ {_FIRST} last;\n        }}\n"
-    files = [(_path(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG) for kind in _kinds(alias)]
+    files = [
+        (_build_path(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG)
+        for kind in _select_kinds(alias)
+    ]
     if alias.path in FOR_UNKNOWN:
         files.append((f"/{alias.path}", ContentType.TEXT, ""))
     names = [f"@{re.sub('[^a-z0-9]', '_', alias.path)}_{number}" for number in range(1, len(files))]
@@ -473,32 +482,32 @@ _NGINX_IPXE: Final = f"""\
 """
 
 
-def caddy(outputs: Collection[str]) -> str:
+def render_caddy_aliases(outputs: Collection[str]) -> str:
     """Return Caddy's directives. Its log has what was asked for: so an answer says what it is of (RFC 9110, 8.7)."""
-    chosen = _aliases(outputs)
+    chosen = _select_aliases(outputs)
     found = ""
     for key in _KEYS if chosen else ():
-        value = "-".join(f"${{{number}}}" for number in key.spelt)
+        value = "-".join(f"${{{number}}}" for number in key.groups)
         found += (
             f"\t\tmap {{http.request.uri.query.{key.kind}}} {{gitboot_{key.kind}}} {{\n"
             f'\t\t\t"~^{key.expression}$" "{value}"\n\t\t\tdefault "-"\n\t\t}}\n'
         )
     is_query = any(alias.path == _IPXE for alias in chosen)
     queries = "".join(f"\t\t\tnot query {key.kind}=*\n" for key in _KEYS) if is_query else ""
-    found += f"\t\t@first {{\n\t\t\tpath_regexp ^/{_IPXE}$\n{queries}\t\t}}\n{_caddy_route('@first', _FIRST)}"
-    return found + "".join(_caddy_alias(number, alias) for number, alias in enumerate(chosen))
+    found += f"\t\t@first {{\n\t\t\tpath_regexp ^/{_IPXE}$\n{queries}\t\t}}\n{_render_caddy_route('@first', _FIRST)}"
+    return found + "".join(_render_caddy_alias(number, alias) for number, alias in enumerate(chosen))
 
 
-def _caddy_alias(number: int, alias: Alias) -> str:
+def _render_caddy_alias(number: int, alias: Alias) -> str:
     """Return directives for an alias; they look for what the matcher does not find, which cannot tell an error."""
-    matcher, files = f"@alias{number}", [_path(kind, alias, "{gitboot_%s}") for kind in _kinds(alias)]
+    matcher, files = f"@alias{number}", [_build_path(kind, alias, "{gitboot_%s}") for kind in _select_kinds(alias)]
     path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"
     found = f"{path}\t\t\tfile {{\n\t\t\t\ttry_files {' '.join(files)}\n\t\t\t}}\n"
     files += [f"/{alias.path}"] if alias.path in FOR_UNKNOWN else []
     tried = "".join(f"\t\t\trewrite * {file}\n{_CADDY_LOOK}" for file in files[:-1])
     absent = f"\t\t\theader Cache-Control no-store\n{tried}\t\t\trewrite * {files[-1]}\n"
     return (
-        f"\t\t{matcher} {{\n{found}\t\t}}\n{_caddy_route(matcher, '{http.matchers.file.relative}')}"
+        f"\t\t{matcher} {{\n{found}\t\t}}\n{_render_caddy_route(matcher, '{http.matchers.file.relative}')}"
         f"\t\t{matcher}_absent {{\n{path}\t\t}}\n\t\troute {matcher}_absent {{\n{absent}\t\t}}\n"
     )
 
@@ -511,5 +520,5 @@ _CADDY_LOOK: Final = """\
 """
 
 
-def _caddy_route(matcher: str, to: str) -> str:
+def _render_caddy_route(matcher: str, to: str) -> str:
     return f"\t\troute {matcher} {{\n\t\t\trewrite * {to}\n\t\t\theader Content-Location {{path}}\n\t\t}}\n"

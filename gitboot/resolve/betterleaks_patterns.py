@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 class TokenRule(NamedTuple):
     """What one kind of token looks like."""
 
-    what: str
+    kind: str
     words: tuple[str, ...]  # one of which stands in it, in lower case
     pattern: str
 

@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Final
 from urllib.parse import urlsplit
 
-from gitboot.fleet.identities import identities
+from gitboot.fleet.identities import list_identities
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import Artifacts, ConfigFrom, SkewMode
@@ -25,69 +25,69 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
 )
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import certificate_ends, shown, version_key
+from gitboot.model.scalars import quote_value, read_certificate_ends, version_key
 from gitboot.model.server import PROVISIONED, Firmware, Loader, Server
 from gitboot.problems import Code, Problem, Severity
-from gitboot.quoting import Unquotable, grub_arguments, ipxe_arguments
+from gitboot.quoting import Unquotable, quote_grub_arguments, quote_ipxe_arguments
 from gitboot.resolve import user_data_formats
 from gitboot.resolve.decision_inputs import (
     FILE,
-    OF_IPXE,
-    WITHOUT_HTTPS,
+    IPXE_OUTPUTS,
+    OUTPUTS_WITHOUT_HTTPS,
     BootInputs,
     DecisionFinding,
-    FleetTerms,
+    FleetSettings,
     ServerInputs,
-    templates_of,
+    list_templates,
 )
 from gitboot.resolve.kernel_arguments import ArgumentLists
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.policy_selection import BootSource, Pool, Unbootable
-from gitboot.resolve.secret_scan import leaks, secrets_of_file
+from gitboot.resolve.secret_scan import find_leaks, find_secrets_in_file
 from gitboot.resolve.server_decision import (
-    INSTALLING,
+    INSTALL_MODES,
     Boot,
     Decision,
     MaintenanceDecision,
     UserDataFiles,
-    provisioned_token,
+    report_token,
 )
-from gitboot.text import count, some
+from gitboot.text import format_count, format_names
 
-_MOST_IN_A_FILE: Final = 50  # secrets
+_MAX_SECRETS_PER_FILE: Final = 50  # secrets
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
     """Yield each secret that seems to be published, at its line of a template, or else at the profile."""
     known: set[str] = set()
-    for path in templates_of(inputs.profile):
-        for secret in secrets_of_file(inputs.files[path])[:_MOST_IN_A_FILE]:
+    for path in list_templates(inputs.profile):
+        for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
             known.add(secret.digest)
-            yield _leak(
-                f"what looks like {secret.what} would be published",
+            yield _leak_finding(
+                f"what looks like {secret.kind} would be published",
                 (Id(FILE, path), (secret.line,)),
                 secret.severity,
-                secret.allowed,
+                secret.allowance,
             )
     own: list[str] = [boot.user_data.digest] if boot.user_data is not None else []
     if server is not None:
-        own += (provisioned_token(server.uuid, server.spec.provision, boot.image), server.boot_macs[0])
-    for leak in leaks(boot, frozenset(known), own):
+        own += (report_token(server.uuid, server.spec.provision, boot.image), server.boot_macs[0])
+    for leak in find_leaks(boot, frozenset(known), own):
         field = "kernelArguments" if leak.is_argument else "userData"
-        yield _leak(
-            f"what looks like {leak.what} would be published: {leak.where}",
+        yield _leak_finding(
+            f"what looks like {leak.kind} would be published: {leak.location}",
             (Id("BootProfile", inputs.profile.metadata.name), ("spec", field)),
             leak.severity,
             inputs.allowances.get(field),
         )
 
 
-def _leak(
-    message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowed: str | None
+def _leak_finding(
+    message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowance: str | None
 ) -> DecisionFinding:
     # allowed: why the author lets the secret pass
-    if allowed is not None:
-        return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowed}", "", place, Severity.WARNING)
+    if allowance is not None:
+        return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowance}", "", place, Severity.WARNING)
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
 
 
@@ -120,15 +120,15 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     """
     server, fleet, sites = inputs.server, inputs.shared.fleet, inputs.shared.sites
     own = Id("Server", server.metadata.name)
-    for each in identities(server):
+    for each in list_identities(server):
         if each.is_placeholder:
-            message = f"the {each.what} {each.value} identifies no machine: many machines show it"
+            message = f"the {each.kind} {each.value} identifies no machine: many machines show it"
             is_compared = "reports" in each.path or each.path == ("spec", "replaces")
-            hint = "leave it out" if is_compared else _HOW_TO_IDENTIFY[each.what]
+            hint = "leave it out" if is_compared else _IDENTITY_HINTS[each.kind]
             yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (own, each.path), is_shared=False)
     bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
     if bmc is not None and bmc.tls.ca is not None:
-        ends = _authority_end(inputs.files[bmc.tls.ca])
+        ends = _authority_expiry(inputs.files[bmc.tls.ca])
         if bmc.tls.verify and ends is not None:
             yield DecisionFinding(
                 code,
@@ -139,14 +139,14 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
                 since=ends,
             )
     loader = inputs.loader
-    if loader is not None and _ENTRIES[loader] not in fleet.outputs:
+    if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
         is_own = server.spec.loader is not None
-        message = f"DHCP would name {loader} for it, and {_ENTRIES[loader]} is not among the outputs"
-        hint = f"add {_ENTRIES[loader]} to the Fleet's outputs, or name another loader"
+        message = f"DHCP would name {loader} for it, and {_OUTPUT_BY_LOADER[loader]} is not among the outputs"
+        hint = f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or name another loader"
         place = (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware"))
         yield DecisionFinding(Code.COMBINATION, message, hint, place)
     if fleet.has_instances_by_site and len(sites) != 1:
-        found = f"the sites {some(sites)} select it" if sites else "no site selects it"
+        found = f"the sites {format_names(sites)} select it" if sites else "no site selects it"
         yield DecisionFinding(
             Code.ONE_SITE,
             f"each site has its own instance, and {found}",
@@ -156,17 +156,17 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         )
 
 
-_HOW_TO_IDENTIFY: Final = {
+_IDENTITY_HINTS: Final = {
     "UUID": "set a UUID in the machine's firmware and write that; until then, leave uuid out",
     "serial": "set a serial number in the machine's firmware and write that, or leave serial out",
     "MAC address": "copy the address from the interface itself",
 }
-_ENTRIES: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
+_OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
 
 
 @lru_cache(maxsize=1024)  # servers share a few authorities
-def _authority_end(certificates: bytes) -> datetime | None:
-    return max(certificate_ends(certificates), default=None)
+def _authority_expiry(certificates: bytes) -> datetime | None:
+    return max(read_certificate_ends(certificates), default=None)
 
 
 def check_policy(
@@ -257,7 +257,7 @@ def _check_boot(
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
     """Yield each tie of two maintenances, which holds until their overlap is over, also if that lies ahead."""
     for one, other in combinations(maintenances, 2):
-        if one.priority == other.priority and (both := one.overlap(other)) is not None:
+        if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
             bounds = zip(("from", "until"), both, strict=True)
             found = " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None)
             when = found or "at all times"
@@ -271,7 +271,7 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
             )
 
 
-def declared(fleet: FleetTerms, server: Server) -> int | DecisionFinding | None:
+def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | DecisionFinding | None:
     """Return the number that Git declares as provisioned, or what is wrong with it. None: no number is declared."""
     text = server.metadata.annotations.get(PROVISIONED)
     if not fleet.is_declared or text is None:
@@ -280,25 +280,25 @@ def declared(fleet: FleetTerms, server: Server) -> int | DecisionFinding | None:
         return int(text)
     return DecisionFinding(
         Code.INTEGER,
-        f"expected a whole number, found {shown(text)}",
+        f"expected a whole number, found {quote_value(text)}",
         f'write the provision number that is installed: {PROVISIONED}: "1"',
         (Id("Server", server.metadata.name), ("metadata", "annotations", PROVISIONED)),
         is_shared=False,
     )
 
 
-def artifacts_of(source: BootSource) -> Artifacts:
+def select_artifacts(source: BootSource) -> Artifacts:
     """Return what the image has for a machine. Raises `Unbootable` if it does not suit the method or the machine."""
     image, spec = source.image.metadata.name, source.profile.spec
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:
-        raise _wrong_machine(
+        raise _machine_error(
             source,
             Code.NO_ARTIFACT,
             f"BootImage/{image} has nothing for {source.architecture}",
             "add the architecture to the image, or narrow who boots it",
         )
-    lacking = [need for need in _needs(source, artifacts) if getattr(artifacts, need) is None]
+    lacking = [need for need in _list_needed_artifacts(source, artifacts) if getattr(artifacts, need) is None]
     if lacking:
         raise Unbootable(
             Code.NO_ARTIFACT,
@@ -319,17 +319,17 @@ def artifacts_of(source: BootSource) -> Artifacts:
     return artifacts
 
 
-def _wrong_machine(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
+def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
     """Return the error at what chose the profile for this machine, because the profile may suit others."""
     resource, path = source.chosen_by
     return Unbootable(code, f"{message}; it is booted by {source.profile_id}", hint, resource, *path)
 
 
-def _needs(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
+def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
     spec, uefi = source.profile.spec, source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
-            raise _wrong_machine(
+            raise _machine_error(
                 source, Code.FIRMWARE, "method UefiHttp needs firmware UEFI, found BIOS", Code.FIRMWARE.hint
             )
         return _HTTP_BOOT_NEEDS[spec.http_boot or HttpBoot.LOADER]
@@ -337,7 +337,7 @@ def _needs(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
         return ("iso",)
     if artifacts.kernel is None and artifacts.uki is not None and not uefi:
         image = source.image.metadata.name
-        raise _wrong_machine(
+        raise _machine_error(
             source,
             Code.FIRMWARE,
             f"BootImage/{image} has a uki and no kernel for {source.architecture}, which BIOS cannot boot",
@@ -364,7 +364,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
                 source.profile_id,
                 *("spec", "method"),
             )
-        if user_data_formats.volume(user_data.format) is None:
+        if user_data_formats.find_volume(user_data.format) is None:
             why = f"no system looks for {user_data.format} on a medium"
             raise Unbootable(
                 Code.NO_WAY_IN,
@@ -388,7 +388,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
-    if asks_by_uuid and user_data is not None and user_data_formats.family(user_data.format).value == "Ignition":
+    if asks_by_uuid and user_data is not None and user_data_formats.parse_family(user_data.format).value == "Ignition":
         return  # all of it can stand in the Ignition document that the system fetches
     giver = next((resource for resource, arguments in own if arguments), None)
     if user_data is not None:
@@ -410,7 +410,7 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
 
 
 def check_command_line(
-    merged: tuple[str, ...], source: BootSource, find_places: Callable[[], Mapping[str, tuple[Id, int]]]
+    arguments: tuple[str, ...], source: BootSource, find_places: Callable[[], Mapping[str, tuple[Id, int]]]
 ) -> None:
     """Raise `Unbootable` if loaders or the kernel do not take the arguments as they are.
 
@@ -418,13 +418,13 @@ def check_command_line(
     ``find_places`` returns where each argument is written: the resource, and the number in its list.
     """
     try:
-        _quote(merged)
+        _quote(arguments)
         return
     except Unquotable as error:
         message = error.message
     places = find_places()
     lengths: Counter[Id] = Counter()
-    for argument in (argument for argument in merged if argument in places):
+    for argument in (argument for argument in arguments if argument in places):
         resource, number = places[argument]
         lengths[resource] += len(argument)
         try:
@@ -437,18 +437,18 @@ def check_command_line(
 
 
 def _quote(arguments: tuple[str, ...]) -> None:
-    ipxe_arguments(arguments)
-    grub_arguments(arguments)
+    quote_ipxe_arguments(arguments)
+    quote_grub_arguments(arguments)
 
 
 _MOST_NAMED: Final = 20  # servers in one line
 
 
-def check_copies(fleet: FleetTerms, decision: Decision) -> Iterator[DecisionFinding]:
+def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
     """Yield a warning for each thing that copies of the boot files cannot do for a server, as its commit has it."""
     endpoint, copies = decision.endpoint, decision.copies
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
-    is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALLING for each in found)
+    is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
     if endpoint is None and not copies.one_time_boots and is_once:
         message = "no copy of the boot files serves a one-time boot or records a fetch, and no endpoint is named"
         place = (Id("Fleet", fleet.name), ("spec", "endpoint"))
@@ -461,10 +461,10 @@ def check_copies(fleet: FleetTerms, decision: Decision) -> Iterator[DecisionFind
         boot = maintenance.boot
         if boot is None and alone is None:
             continue  # the disk, before and after the end
-        is_once = boot is not None and boot.writes_disk and maintenance.network_boot in INSTALLING
+        is_once = boot is not None and boot.writes_disk and maintenance.network_boot in INSTALL_MODES
         if is_once and not copies.one_time_boots:
             continue  # no copy has the boot
-        unable = " and ".join(sorted(_unable(fleet, decision, boot, alone)))
+        unable = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, alone)))
         if endpoint is None:
             why = "no endpoint is named, so a copy of the boot files ends it only with the next copy"
         elif unable:
@@ -476,16 +476,18 @@ def check_copies(fleet: FleetTerms, decision: Decision) -> Iterator[DecisionFind
         yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
 
 
-def _unable(fleet: FleetTerms, decision: Decision, boot: Boot | None, alone: Boot | None) -> Iterator[str]:
+def _find_unable_loaders(
+    fleet: FleetSettings, decision: Decision, boot: Boot | None, alone: Boot | None
+) -> Iterator[str]:
     """Yield the loaders, and other ways to boot, that cannot ask the endpoint whether a maintenance has ended."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
         return
     if urlsplit(decision.endpoint or "").scheme == "https":
-        if not decision.copies.ipxe_https and outputs & OF_IPXE:
+        if not decision.copies.ipxe_https and outputs & IPXE_OUTPUTS:
             yield "iPXE"
-        yield from (name for name, its in WITHOUT_HTTPS if outputs & its)
+        yield from (name for name, its in OUTPUTS_WITHOUT_HTTPS if outputs & its)
     if any(each is not None and each.direct and each.http_boot is not None for each in (boot, alone)):
         yield "UEFI HTTP boot"
     if boot is not None and alone is not None and boot.asks_by_uuid and alone.asks_by_uuid:
@@ -515,12 +517,12 @@ _ACCEPTED: Final = frozenset(
 _PLACEHOLDERS: Final = frozenset({"0" * 64, "f" * 64, "feedc0de" * 8, "deadbeef" * 8})
 
 
-def rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
+def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a warning for each node label of a policy that kubelet rejects."""
     for name, policy in repository.policies.items():
         for key in policy.spec.node_labels:
             if not is_accepted_by_kubelet(key):
-                yield repository.problem(
+                yield repository.build_problem(
                     Code.KUBELET_LABEL,
                     f"kubelet does not start with the node label {key}",
                     Id("BootPolicy", name),
@@ -533,16 +535,16 @@ def rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
 def is_accepted_by_kubelet(key: str) -> bool:
     """Return whether kubelet accepts a label's key in `--node-labels`."""
     namespace, slash, _ = key.partition("/")
-    if not slash or not _is_in(namespace, _KUBERNETES):
+    if not slash or not _is_in_domain(namespace, _KUBERNETES):
         return True
-    return key in _ACCEPTED or _is_in(namespace, _ACCEPTED_NAMESPACES)
+    return key in _ACCEPTED or _is_in_domain(namespace, _ACCEPTED_NAMESPACES)
 
 
-def _is_in(namespace: str, domains: tuple[str, ...]) -> bool:
+def _is_in_domain(namespace: str, domains: tuple[str, ...]) -> bool:
     return any(namespace == each or namespace.endswith(f".{each}") for each in domains)
 
 
-def placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
+def find_placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a warning for each image with placeholders in place of digests, at the first one."""
     for name, image in repository.images.items():
         found = [
@@ -552,9 +554,9 @@ def placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
             if artifact.sha256 in _PLACEHOLDERS
         ]
         if found:
-            yield repository.problem(
+            yield repository.build_problem(
                 Code.PLACEHOLDER_DIGEST,
-                f"BootImage/{name} has {count(len(found), 'placeholder digest')}",
+                f"BootImage/{name} has {format_count(len(found), 'placeholder digest')}",
                 Id("BootImage", name),
                 *found[0],
                 hint=Code.PLACEHOLDER_DIGEST.hint,

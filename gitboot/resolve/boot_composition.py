@@ -12,27 +12,27 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.json import decode
 
-from gitboot.fleet.documents import sealed
+from gitboot.fleet.documents import parse_encrypted
 from gitboot.fleet.resources import Id, Resource
-from gitboot.jsonio import Digest, canonical, facts
+from gitboot.jsonio import Digest, encode_canonical, to_json_value
 from gitboot.model.boot_image import Artifact, Artifacts
 from gitboot.model.boot_policy import NetworkBoot, UserData
-from gitboot.model.fields import written
+from gitboot.model.fields import to_yaml_value
 from gitboot.model.scalars import Malformed
 from gitboot.model.server import Server
 from gitboot.problems import Code
 from gitboot.resolve import kernel_arguments, templates, user_data_formats
-from gitboot.resolve.boot_checks import artifacts_of, check_command_line, check_way_in
-from gitboot.resolve.decision_inputs import FILE, templates_of
+from gitboot.resolve.boot_checks import check_command_line, check_way_in, select_artifacts
+from gitboot.resolve.decision_inputs import FILE, list_templates
 from gitboot.resolve.kernel_arguments import (
     ArgumentLists,
-    argument_lists,
-    merged_vars,
-    own_arguments,
-    with_user_data_arguments,
+    add_user_data_arguments,
+    collect_argument_lists,
+    collect_own_arguments,
+    merge_vars,
 )
 from gitboot.resolve.policy_selection import BootSource, Unbootable
-from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, UserDataFiles, provisioned_token
+from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, UserDataFiles, report_token
 from gitboot.resolve.templates import TemplateFault
 
 
@@ -41,14 +41,14 @@ class _SharedBoot(Struct, frozen=True):
 
     boot: Boot
     documents: tuple[object, ...]  # that it is made of, which are held
-    seen: dict[str, Any] = field(default_factory=dict)  # what templates see of it; empty until one looks
+    template_values: dict[str, Any] = field(default_factory=dict)  # what templates see of it; empty until one looks
 
 
 class Composer:
     """Composes boots of what their sources hold, and prepares once what several boots have in common."""
 
     def __init__(self) -> None:
-        self._plain = Plain()
+        self._plain = PlainDocuments()
         # By all that it depends on; documents by their identity.
         self._shared_boots: dict[tuple[object, ...], _SharedBoot] = {}
         self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of templates, by path
@@ -58,38 +58,38 @@ class Composer:
 
         Arguments are rendered first, then user data, which may show them, then entries, which may show both.
         """
-        begun = self._shared_boot(source)
+        begun = self._prepare_shared_boot(source)
         boot, profile = begun.boot, source.profile.spec
-        lists = argument_lists(boot, source)
-        context = Context(self._plain, boot, source, begun.seen)
+        lists = collect_argument_lists(boot, source)
+        context = TemplateContext(self._plain, boot, source, begun.template_values)
         user_data = None
         if (wanted := profile.user_data) is not None:
             try:
-                template = templates.decoded(source.files[wanted.template])
-                shows_arguments = "kernel_arguments" in templates.names_in(template)
+                template = templates.decode_template(source.files[wanted.template])
+                shows_arguments = "kernel_arguments" in templates.find_names(template)
             except TemplateFault as fault:
-                raise _unbootable(fault, wanted.template) from None
-            shown = self._arguments(lists, context) if shows_arguments else ()
-            user_data = self._user_data(wanted, context.having(kernel_arguments=list(shown)), source)
-        with_url = context.having(urls=context.urls(user_data))
-        merged = self._arguments(lists, with_url)
+                raise _to_unbootable(fault, wanted.template) from None
+            shown = self._merge_arguments(lists, context) if shows_arguments else ()
+            user_data = self._render_user_data(wanted, context.with_values(kernel_arguments=list(shown)), source)
+        with_url = context.with_values(urls=context.make_urls(user_data))
+        merged = self._merge_arguments(lists, with_url)
         if user_data is not None and not boot.direct:
-            merged = with_user_data_arguments(merged, user_data)
-        check_way_in(boot, source, own_arguments(source), user_data)
+            merged = add_user_data_arguments(merged, user_data)
+        check_way_in(boot, source, collect_own_arguments(source), user_data)
         if not boot.direct:
-            check_command_line(merged, source, lambda: self._places(lists, with_url))
-        entry_context = with_url.having(kernel_arguments=list(merged))
+            check_command_line(merged, source, lambda: self._locate_arguments(lists, with_url))
+        entry_context = with_url.with_values(kernel_arguments=list(merged))
         entries = {
-            loader: self._file(path, entry_context, source)
+            loader: self._render_file(path, entry_context, source)
             for loader in ("grub", "ipxe")
             if (path := getattr(profile.templates, loader)) is not None
         }
-        files = tuple((path, source.files[path]) for path in sorted(templates_of(source.profile)))
+        files = tuple((path, source.files[path]) for path in sorted(list_templates(source.profile)))
         if (digests := self._digests.get(files)) is None:
             digests = self._digests[files] = {path: Digest(sha256(data).hexdigest()) for path, data in files}
         return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=digests)
 
-    def _shared_boot(self, source: BootSource) -> _SharedBoot:
+    def _prepare_shared_boot(self, source: BootSource) -> _SharedBoot:
         profile, image, pool = source.profile, source.image, source.pool
         documents = profile, image, pool, source.maintenance
         places = source.architecture, source.firmware, source.base_url, source.mirrors, source.site
@@ -103,7 +103,7 @@ class Composer:
                 http_boot=profile.spec.http_boot,
                 writes_disk=image.spec.writes_disk,
                 config_from=image.spec.config_from,
-                files=boot_files(artifacts_of(source), source.base_url, mirrors=source.mirrors),
+                files=boot_files(select_artifacts(source), source.base_url, mirrors=source.mirrors),
                 kernel_arguments=(),
                 user_data=None,
                 node_labels=pool.node_labels if pool else {},
@@ -115,13 +115,15 @@ class Composer:
             known = self._shared_boots[of] = _SharedBoot(boot, documents)
         return known
 
-    def _arguments(self, lists: ArgumentLists, context: Context) -> tuple[str, ...]:
-        rendered = [self._rendered_arguments(resource, given, context) for resource, given in lists]
-        return kernel_arguments.merged(tuple([tuple([text for _, text in each]) for each in rendered]))
+    def _merge_arguments(self, lists: ArgumentLists, context: TemplateContext) -> tuple[str, ...]:
+        rendered = [self._render_arguments(resource, given, context) for resource, given in lists]
+        return kernel_arguments.merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
 
-    def _rendered_arguments(self, resource: Id, given: tuple[str, ...], context: Context) -> list[tuple[int, str]]:
+    def _render_arguments(
+        self, resource: Id, arguments: tuple[str, ...], context: TemplateContext
+    ) -> list[tuple[int, str]]:
         rendered = []
-        for number, text in enumerate(given):
+        for number, text in enumerate(arguments):
             try:
                 text = templates.render_template(text, context.mapping) if "{" in text else text
             except TemplateFault as fault:
@@ -131,63 +133,67 @@ class Composer:
                 rendered.append((number, text))
         return rendered
 
-    def _places(self, lists: ArgumentLists, context: Context) -> dict[str, tuple[Id, int]]:
+    def _locate_arguments(self, lists: ArgumentLists, context: TemplateContext) -> dict[str, tuple[Id, int]]:
         return {
             text: (resource, number)
             for resource, given in lists
-            for number, text in self._rendered_arguments(resource, given, context)
+            for number, text in self._render_arguments(resource, given, context)
         }
 
-    def argument_places(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
+    def locate_arguments(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
         """Return where each of a composed boot's arguments is written: the resource, and the number in its list.
 
         The arguments that lead to the user data are not written anywhere.
         """
-        context = Context(self._plain, boot, source, {})
-        places = self._places(argument_lists(boot, source), context.having(urls=context.urls(boot.user_data)))
+        context = TemplateContext(self._plain, boot, source, {})
+        places = self._locate_arguments(
+            collect_argument_lists(boot, source), context.with_values(urls=context.make_urls(boot.user_data))
+        )
         return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
 
-    def _user_data(self, wanted: UserData, context: Context, source: BootSource) -> UserDataFiles:
+    def _render_user_data(self, spec: UserData, context: TemplateContext, source: BootSource) -> UserDataFiles:
         at_most = source.image.spec.user_data
-        if not user_data_formats.understood(wanted.format, at_most):
-            message = f"user data is {wanted.format}, and BootImage/{source.image.metadata.name} understands {at_most}"
+        if not user_data_formats.is_understood(spec.format, at_most):
+            message = f"user data is {spec.format}, and BootImage/{source.image.metadata.name} understands {at_most}"
             hint, at = (
                 "change the format, or the image's userData if it says too little",
                 ("spec", "userData", "format"),
             )
             raise Unbootable(Code.USER_DATA_FORMAT, message, hint, source.profile_id, *at)
-        secrets = secret_texts(source)
-        text = self._checked(wanted.template, partial(user_data_formats.check, wanted.format), context, source)
+        secrets = read_secret_texts(source)
+        text = self._render_checked_file(spec.template, partial(user_data_formats.check, spec.format), context, source)
         beside = {}
-        for name, (_, path) in wanted.beside.items():
-            check = partial(user_data_formats.check_beside, wanted.format, name)
-            beside[name] = self._checked(path, check, context, source)
+        for name, (_, path) in spec.extra_templates.items():
+            check = partial(user_data_formats.check_beside, spec.format, name)
+            beside[name] = self._render_checked_file(path, check, context, source)
         instance = {}
         if source.server is not None:
             instance = {"instance-id": source.server.uuid, "local-hostname": source.server.metadata.name}
-        found = user_data_formats.bundled(wanted.format, text, beside, instance=instance, base_url=source.base_url)
+        found = user_data_formats.bundle_files(spec.format, text, beside, instance=instance, base_url=source.base_url)
         return replace(found, secrets=secrets) if secrets else found
 
-    def _checked(self, path: str, check: Callable[[str], None], context: Context, source: BootSource) -> str:
-        text = self._file(path, context, source)
+    def _render_checked_file(
+        self, path: str, check: Callable[[str], None], context: TemplateContext, source: BootSource
+    ) -> str:
+        text = self._render_file(path, context, source)
         try:
             check(text)
         except Malformed as error:
             raise Unbootable(error.code, error.message, error.hint, Id(FILE, path), 1) from None
         return text
 
-    def _file(self, path: str, context: Context, source: BootSource) -> str:
+    def _render_file(self, path: str, context: TemplateContext, source: BootSource) -> str:
         try:
-            return templates.render_template(templates.decoded(source.files[path]), context.mapping)
+            return templates.render_template(templates.decode_template(source.files[path]), context.mapping)
         except TemplateFault as fault:
-            raise _unbootable(fault, path) from None
+            raise _to_unbootable(fault, path) from None
 
 
-def _unbootable(fault: TemplateFault, path: str) -> Unbootable:
+def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
     return Unbootable(fault.code, fault.message, fault.code.hint, Id(FILE, path), fault.line or 1)
 
 
-class Plain:
+class PlainDocuments:
     """Resources in the YAML's own spelling, metadata and spec merged; each is made once.
 
     Of servers, which are many and are asked for one after the other, only the last is held.
@@ -197,12 +203,12 @@ class Plain:
         self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}  # by the identity of the resource, which is held
         self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
-    def of(self, resource: Resource) -> dict[str, Any]:
+    def get(self, resource: Resource) -> dict[str, Any]:
         last = self._last if isinstance(resource, Server) else self._made.get(id(resource))
         if last is not None and last[0] is resource:
             return last[1]
-        dumped = written(resource)
-        plain: dict[str, Any] = _in_order({**dumped["metadata"], **dumped["spec"]})
+        dumped = to_yaml_value(resource)
+        plain: dict[str, Any] = _sort_keys({**dumped["metadata"], **dumped["spec"]})
         for interface in plain.get("interfaces", ()):
             interface["mac"] = interface["mac"].replace("-", ":")
         if isinstance(resource, Server):
@@ -212,23 +218,23 @@ class Plain:
         return plain
 
 
-def _in_order(value: Any) -> Any:
+def _sort_keys(value: Any) -> Any:
     """Return a value whose mappings are in the order of their keys: how YAML was written changes no byte."""
-    return decode(canonical(value))
+    return decode(encode_canonical(value))
 
 
-class Context:
+class TemplateContext:
     """What templates see, made only when one of them looks."""
 
-    def __init__(self, plain: Plain, boot: Boot, source: BootSource, shared: dict[str, Any]) -> None:
+    def __init__(self, plain: PlainDocuments, boot: Boot, source: BootSource, shared_values: dict[str, Any]) -> None:
         self._plain, self._boot, self._source = plain, boot, source
-        self._shared = shared  # what boots of other servers see too; empty until one looks
+        self._shared = shared_values  # what boots of other servers see too; empty until one looks
         self._more: dict[str, Any] = {}
         self._common: dict[str, Any] = {}  # what all that are made of this one see; empty until one looks
         self._mapping: dict[str, Any] | None = None
 
-    def having(self, **more: Any) -> Context:
-        other = Context(self._plain, self._boot, self._source, self._shared)
+    def with_values(self, **more: Any) -> TemplateContext:
+        other = TemplateContext(self._plain, self._boot, self._source, self._shared)
         other._more, other._common = {**self._more, **more}, self._common
         return other
 
@@ -238,21 +244,21 @@ class Context:
             source = self._source
             if not self._common:
                 if not self._shared:
-                    self._shared.update(self._seen_by_all())
-                self._common.update({**self._shared, "vars": merged_vars(source), "urls": self.urls(None)})
+                    self._shared.update(self._make_shared_values())
+                self._common.update({**self._shared, "vars": merge_vars(source), "urls": self.make_urls(None)})
                 if source.server is not None:
-                    self._common["server"] = self._plain.of(source.server)
+                    self._common["server"] = self._plain.get(source.server)
             self._mapping = {**self._common, **self._more}
         return self._mapping
 
-    def _seen_by_all(self) -> dict[str, Any]:
-        source, plain, boot = self._source, self._plain.of, self._boot
+    def _make_shared_values(self) -> dict[str, Any]:
+        source, plain, boot = self._source, self._plain.get, self._boot
         taints = [{"key": each.key, "value": each.value, "effect": str(each.effect)} for each in boot.node_taints]
         seen: dict[str, Any] = {
-            "image": {**plain(source.image), "artifacts": facts(boot.files)},
+            "image": {**plain(source.image), "artifacts": to_json_value(boot.files)},
             "profile": plain(source.profile),
             "phase": str(source.phase),
-            "node_labels": _in_order(boot.node_labels),
+            "node_labels": _sort_keys(boot.node_labels),
             "node_taints": taints,
             "site": {"name": source.site, "baseURL": source.base_url},
         }
@@ -262,41 +268,41 @@ class Context:
             seen["maintenance"] = plain(source.maintenance)
         return seen
 
-    def urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
+    def make_urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
         """Return where the machine fetches what; ``user_data`` only once that is rendered."""
-        own = self._common.get("urls") or _urls(self._source)
+        own = self._common.get("urls") or _make_urls(self._source)
         return {**own, "user_data": user_data.url} if user_data is not None else own
 
 
-def _urls(source: BootSource) -> dict[str, Any]:
+def _make_urls(source: BootSource) -> dict[str, Any]:
     # The host that serves one-time boots has the secrets, whatever mirror has the rest.
     urls: dict[str, Any] = {"base": source.base_url, "secrets": {}}
     if source.server is not None:
         mac = source.server.boot_macs[0]
         urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
-        token = provisioned_token(source.server.uuid, source.server.spec.provision, source.image.metadata.name)
+        token = report_token(source.server.uuid, source.server.spec.provision, source.image.metadata.name)
         for report in ("failed", "provisioned"):
             urls[report] = f"{source.base_url}/v1/boot/{mac}/{report}/{token}"
-        urls["secrets"] = {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in secret_files(source)}
+        urls["secrets"] = {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in find_secret_files(source)}
     return urls
 
 
-_WITH_AN_END: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, NetworkBoot.NEVER)
+_FINITE_NETWORK_BOOTS: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, NetworkBoot.NEVER)
 
 
-def secret_files(source: BootSource) -> dict[str, str]:
+def find_secret_files(source: BootSource) -> dict[str, str]:
     """Return the files of a server's secrets by name: the profile's, and over them the server's own."""
     user_data = source.profile.spec.user_data
     if user_data is None or source.server is None or source.pool is None:
         return {}
-    if source.pool.network_boot not in _WITH_AN_END:
+    if source.pool.network_boot not in _FINITE_NETWORK_BOOTS:
         return {}
     return dict(sorted({**user_data.secrets, **source.server.spec.secrets}.items()))
 
 
-def secret_texts(source: BootSource) -> dict[str, str]:
+def read_secret_texts(source: BootSource) -> dict[str, str]:
     """Return the encrypted secrets by name, as base64. Raises `Unbootable` if they would be served for ever."""
-    found = secret_files(source)
+    found = find_secret_files(source)
     user_data = source.profile.spec.user_data
     if user_data is not None and user_data.secrets and not found:
         why = "unknown machines boot it"
@@ -306,7 +312,7 @@ def secret_texts(source: BootSource) -> dict[str, str]:
             why = f"BootPolicy/{source.pool.name} boots it with networkBoot {source.pool.network_boot}"
         message, at = f"the user data names secrets, and {why}", ("spec", "userData", "secrets")
         raise Unbootable(Code.SECRET_KEPT_OPEN, message, Code.SECRET_KEPT_OPEN.hint, source.profile_id, *at)
-    return {name: b64encode(sealed(source.files[path])).decode() for name, path in found.items()}
+    return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in found.items()}
 
 
 # What mirrored files are called below their digest; the name says as what one is served.
@@ -318,7 +324,7 @@ def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFil
     def file(artifact: Artifact | None, name: str) -> BootFile | None:
         if artifact is None:
             return None
-        url, source = fetched_from(artifact.url, base_url), None
+        url, source = choose_download_url(artifact.url, base_url), None
         if mirrors and not artifact.url.startswith("assets:"):
             url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
         return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source)
@@ -333,6 +339,6 @@ def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFil
     )
 
 
-def fetched_from(url: str, base_url: str) -> str:
+def choose_download_url(url: str, base_url: str) -> str:
     """Return the URL of an artifact below a base URL."""
     return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url

@@ -12,7 +12,7 @@ SERVED_GRACE: Final = timedelta(minutes=30)  # how long an installation that rep
 DATA_GRACE: Final = timedelta(hours=2)  # how long a system that was booted may ask for its user data
 
 
-class Halt(StrEnum):
+class StopScope(StrEnum):
     """Which boots are stopped by something besides the commit."""
 
     NONE = "none"
@@ -20,7 +20,7 @@ class Halt(StrEnum):
     ALL = "all boots from the network"
 
 
-class Stoppage(NamedTuple):
+class StopOrder(NamedTuple):
     """No boot that writes disks is offered, or none at all from the network, until somebody ends that."""
 
     who: str
@@ -28,7 +28,7 @@ class Stoppage(NamedTuple):
     everything: bool
 
     def __str__(self) -> str:
-        return f"{Halt.ALL if self.everything else Halt.WRITING} are stopped by {self.who}: {self.reason}"
+        return f"{StopScope.ALL if self.everything else StopScope.WRITING} are stopped by {self.who}: {self.reason}"
 
 
 class SoleClaim(NamedTuple):

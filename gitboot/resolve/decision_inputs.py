@@ -16,21 +16,21 @@ from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, S
 from gitboot.model.server import Lifecycle, Loader, Server
 from gitboot.problems import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.policy_selection import (
+    Choice,
     Pool,
-    Selecting,
+    SelectorIndex,
     Tie,
-    Won,
+    build_pools,
     choose_image,
+    choose_maintenance_image,
     choose_policy,
-    in_rollout,
-    maintenance_image,
-    pools,
+    is_in_rollout,
 )
-from gitboot.resolve.secret_scan import allowance
-from gitboot.text import some
+from gitboot.resolve.secret_scan import parse_allowance
+from gitboot.text import format_names
 
 
-class FleetTerms(Struct, frozen=True, kw_only=True):
+class FleetSettings(Struct, frozen=True, kw_only=True):
     """The fields of a Fleet that the decision of each server depends on."""
 
     name: str
@@ -71,7 +71,7 @@ class MaintenanceInputs(Struct, frozen=True, kw_only=True):
 class SharedInputs(Struct, frozen=True, kw_only=True):
     """Everything that the decisions of similar servers have in common."""
 
-    fleet: FleetTerms
+    fleet: FleetSettings
     sites: tuple[str, ...]  # that select the server; the first one is its site
     base_url: str
     endpoint: str | None
@@ -132,17 +132,17 @@ class FindingPlace(NamedTuple):
     place: Place
 
 
-def located(
+def locate_findings(
     repository: FleetRepository,
-    found: Iterable[tuple[str, DecisionFinding]],
-    known: Mapping[DecisionFinding, FindingPlace],
+    server_findings: Iterable[tuple[str, DecisionFinding]],
+    known_places: Mapping[DecisionFinding, FindingPlace],
 ) -> tuple[list[DatedProblem], dict[DecisionFinding, FindingPlace]]:
     """Return the findings of servers as problems, each once, and where the findings are placed.
 
     ``known``: where findings are placed in another commit. gitboot reads a document only if it has changed since.
     """
     servers: dict[DecisionFinding, list[str]] = {}
-    for server, finding in found:
+    for server, finding in server_findings:
         servers.setdefault(finding, []).append(server)
     placed: dict[DecisionFinding, FindingPlace] = {}
     problems = []
@@ -151,16 +151,16 @@ def located(
         if resource.kind == FILE:
             path, place = resource.name, Place(int(field[0]), 1)
         else:
-            origin, before = repository.origins[resource], known.get(finding)
+            origin, before = repository.origins[resource], known_places.get(finding)
             if before is None or before.origin != origin:
-                before = FindingPlace(origin, repository.place(resource, *field)[1])
+                before = FindingPlace(origin, repository.find_place(resource, *field)[1])
             placed[finding] = before
             path, place = origin.path, before.place
         message = finding.message
         if finding.beside is not None:
             message = f"{message}; {finding.beside} is in {repository.origins[finding.beside].path}"
         if finding.is_shared:
-            message = f"{message} ({some(sorted(names), finding.most_named)})"
+            message = f"{message} ({format_names(sorted(names), finding.most_named)})"
         problem = Problem(
             path=path,
             line=place.line,
@@ -174,28 +174,30 @@ def located(
     return problems, placed
 
 
-def templates_of(profile: BootProfile) -> tuple[str, ...]:
+def list_templates(profile: BootProfile) -> tuple[str, ...]:
     """Return the paths of the templates of which a profile's boot is made."""
     spec = profile.spec
     files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
     return tuple(path for path in files if path is not None)
 
 
-OF_IPXE: Final = frozenset({Output.IPXE, Output.SERIAL, Output.SMEE, Output.NETBOOT_XYZ})
-WITHOUT_HTTPS: Final = (
+IPXE_OUTPUTS: Final = frozenset({Output.IPXE, Output.SERIAL, Output.SMEE, Output.NETBOOT_XYZ})
+OUTPUTS_WITHOUT_HTTPS: Final = (
     ("GRUB", frozenset({Output.GRUB, Output.UUID})),
     ("PXELINUX", frozenset({Output.PXELINUX})),
 )
-LOADER_OUTPUTS: Final = OF_IPXE.union(*(outputs for _, outputs in WITHOUT_HTTPS))  # that boot scripts are for
+LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(
+    *(outputs for _, outputs in OUTPUTS_WITHOUT_HTTPS)
+)  # that boot scripts are for
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
     """The policy of servers that the same selectors select, and what they share by pin and rollout."""
 
-    chosen: list[object]  # policies, maintenances, sites, hardware, holds, and rollouts that select them
+    selected: list[object]  # policies, maintenances, sites, hardware, holds, and rollouts that select them
     policy: Pool | Tie | None
     rollout: tuple[str, int] | None  # of the policy: the stream, and the percentage
-    shared: dict[tuple[str | None, bool], SharedInputs] = field(default_factory=dict)
+    shared_inputs: dict[tuple[str | None, bool], SharedInputs] = field(default_factory=dict)
 
 
 class FleetView:
@@ -203,9 +205,9 @@ class FleetView:
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
-        self.pools, self.problems = pools(repository)
+        self.pools, self.problems = build_pools(repository)
         spec = repository.fleet.spec
-        self._terms = FleetTerms(
+        self._terms = FleetSettings(
             name=repository.fleet.metadata.name,
             is_written=Id("Fleet", repository.fleet.metadata.name) in repository.origins,
             outputs=tuple(sorted((LOADER_OUTPUTS | {Output.MIRROR}).intersection(spec.outputs))),
@@ -229,70 +231,72 @@ class FleetView:
             if stream.spec.rollout is not None:
                 entries.append((stream.spec.rollout, stream.spec.rollout.selector))
         self._selected = [entry for entry, _ in entries]
-        self._selecting = Selecting((number, select) for number, (_, select) in enumerate(entries))
+        self._selecting = SelectorIndex((number, select) for number, (_, select) in enumerate(entries))
         self._choices: dict[tuple[tuple[int, ...], bool, str | None], _Choice] = {}
         self._boots: dict[tuple[str, str | None, Id | None, Field], BootInputs] = {}
         self._maintenances: dict[str, MaintenanceInputs] = {}
         self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # by profile
 
-    def inputs(self, server: Server) -> ServerInputs:
-        files = {path: self._repository.files[path] for path in own_files(server)}
-        return ServerInputs(server=server, files=files, shared=self.shared(server))
+    def server_inputs(self, server: Server) -> ServerInputs:
+        files = {path: self._repository.files[path] for path in list_own_files(server)}
+        return ServerInputs(server=server, files=files, shared=self.shared_inputs(server))
 
-    def shared(self, server: Server) -> SharedInputs:
+    def shared_inputs(self, server: Server) -> SharedInputs:
         """Return what the decision of a server is made of besides its own document and files."""
         spec = server.spec
-        of = self._selecting.of(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
+        of = self._selecting.find(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
         if (choice := self._choices.get(of)) is None:
-            choice = self._choices[of] = self._choice(*of)
+            choice = self._choices[of] = self._make_choice(*of)
         pin = spec.pin.image if spec.pin is not None else None
         is_reached = (
-            pin is None and choice.rollout is not None and in_rollout(choice.rollout[0], server.uuid, choice.rollout[1])
+            pin is None
+            and choice.rollout is not None
+            and is_in_rollout(choice.rollout[0], server.uuid, choice.rollout[1])
         )
-        if (found := choice.shared.get((pin, is_reached))) is None:
-            found = choice.shared[pin, is_reached] = self._shared(server, choice)
+        if (found := choice.shared_inputs.get((pin, is_reached))) is None:
+            found = choice.shared_inputs[pin, is_reached] = self._make_shared_inputs(server, choice)
         return found
 
-    def unknown_boot(self) -> BootInputs | None:
+    def unknown_boot_inputs(self) -> BootInputs | None:
         """Return what the boots of unknown machines are made of.
 
         None: the Fleet names no profile for them, or this part of a commit does not have the profile.
         """
         unknown = self._repository.fleet.spec.unknown_servers
         profile = self._repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
-        return self._default_boot(profile, None, ()) if profile is not None else None
+        return self._make_default_boot_inputs(profile, None, ()) if profile is not None else None
 
-    def _choice(self, numbers: tuple[int, ...], is_active: bool, named: str | None) -> _Choice:
+    def _make_choice(self, numbers: tuple[int, ...], is_active: bool, policy_name: str | None) -> _Choice:
         chosen = [self._selected[number] for number in numbers]
         policy: Pool | Tie | None = None
-        if is_active and named is not None:
-            policy = self.pools.get(named)  # broken policies have their own problem
+        if is_active and policy_name is not None:
+            policy = self.pools.get(policy_name)  # broken policies have their own problem
         elif is_active:
             found = choose_policy([each for each in chosen if isinstance(each, Pool)], None)
-            policy = found.winner if isinstance(found, Won) else found
+            policy = found.winner if isinstance(found, Choice) else found
         rollout = None
         if isinstance(policy, Pool):
             stream = self._repository.profiles[policy.profile].spec.stream
             spec = self._repository.streams[stream].spec.rollout if stream is not None else None
             rollout = (stream, spec.percent) if stream is not None and spec is not None else None
-        return _Choice(chosen=chosen, policy=policy, rollout=rollout)
+        return _Choice(selected=chosen, policy=policy, rollout=rollout)
 
-    def _shared(self, server: Server, choice: _Choice) -> SharedInputs:
+    def _make_shared_inputs(self, server: Server, choice: _Choice) -> SharedInputs:
         repository, policy = self._repository, choice.policy
-        sites = [each for each in choice.chosen if isinstance(each, Site)]
-        hardware = [each for each in choice.chosen if isinstance(each, Hardware)]
+        sites = [each for each in choice.selected if isinstance(each, Site)]
+        hardware = [each for each in choice.selected if isinstance(each, Hardware)]
         is_active = server.spec.lifecycle is Lifecycle.ACTIVE
-        maintenances = [each for each in choice.chosen if isinstance(each, Maintenance)] if is_active else []
+        maintenances = [each for each in choice.selected if isinstance(each, Maintenance)] if is_active else []
         is_whole = len(self.pools) == len(repository.policies)
         boot = None
         if isinstance(policy, Pool):
             profile = repository.profiles[policy.profile]
             if profile.spec.method is Method.DISK:
-                boot = self._boot(profile, None, None, ())
+                boot = self._make_boot_inputs(profile, None, None, ())
             else:
                 named = choose_image(server, profile, repository.streams).winner
-                chosen_by = named.said_by if named.said_by.kind != "Server" else None
-                boot = self._boot(profile, named.image, chosen_by, named.path)
+                chosen_by = named.document if named.document.kind != "Server" else None
+                boot = self._make_boot_inputs(profile, named.image, chosen_by, named.path)
         return SharedInputs(
             fleet=self._terms,
             sites=tuple(each.name for each in sites),
@@ -304,31 +308,33 @@ class FleetView:
             boot=boot,
             tied=policy.names if isinstance(policy, Tie) else (),
             is_unselected=is_active and policy is None and server.spec.policy is None and is_whole,
-            maintenances=tuple(map(self._maintenance, maintenances)),
+            maintenances=tuple(map(self._make_maintenance_inputs, maintenances)),
         )
 
-    def _maintenance(self, maintenance: Maintenance) -> MaintenanceInputs:
+    def _make_maintenance_inputs(self, maintenance: Maintenance) -> MaintenanceInputs:
         name = maintenance.metadata.name
         if (found := self._maintenances.get(name)) is None:
             profile = self._repository.profiles[maintenance.spec.profile]
-            boot = self._default_boot(profile, Id("Maintenance", name), ("spec", "profile"))
+            boot = self._make_default_boot_inputs(profile, Id("Maintenance", name), ("spec", "profile"))
             found = self._maintenances[name] = MaintenanceInputs(maintenance=maintenance, boot=boot)
         return found
 
-    def _default_boot(self, profile: BootProfile, chosen_by: Id | None, chosen_at: Field) -> BootInputs:
+    def _make_default_boot_inputs(self, profile: BootProfile, chosen_by: Id | None, chosen_at: Field) -> BootInputs:
         is_disk = profile.spec.method is Method.DISK
-        image = None if is_disk else maintenance_image(profile, self._repository.streams)
-        return self._boot(profile, image, chosen_by, chosen_at)
+        image = None if is_disk else choose_maintenance_image(profile, self._repository.streams)
+        return self._make_boot_inputs(profile, image, chosen_by, chosen_at)
 
-    def _boot(self, profile: BootProfile, image: str | None, chosen_by: Id | None, chosen_at: Field) -> BootInputs:
+    def _make_boot_inputs(
+        self, profile: BootProfile, image: str | None, chosen_by: Id | None, chosen_at: Field
+    ) -> BootInputs:
         repository, name = self._repository, profile.metadata.name
         of = name, image, chosen_by, chosen_at
         if (found := self._boots.get(of)) is None:
             stream = profile.spec.stream
             if name not in self._files:
                 secrets = profile.spec.user_data.secrets.values() if profile.spec.user_data is not None else ()
-                named = {path: repository.files[path] for path in (*templates_of(profile), *secrets)}
-                self._files[name] = named, self._allowances(Id("BootProfile", name))
+                named = {path: repository.files[path] for path in (*list_templates(profile), *secrets)}
+                self._files[name] = named, self._find_allowances(Id("BootProfile", name))
             files, allowances = self._files[name]
             found = self._boots[of] = BootInputs(
                 profile=profile,
@@ -341,20 +347,20 @@ class FleetView:
             )
         return found
 
-    def _allowances(self, profile: Id) -> dict[str, str]:
+    def _find_allowances(self, profile: Id) -> dict[str, str]:
         text = self._repository.read(self._repository.origins[profile].blob)
         if b"gitboot:allow-secret" not in text:
             return {}
         lines, found = text.splitlines(), {}
         for each in ("kernelArguments", "userData"):
-            _, place = self._repository.place(profile, "spec", each)
+            _, place = self._repository.find_place(profile, "spec", each)
             line = lines[place.line - 1].decode(errors="replace") if place.line <= len(lines) else ""
-            if (why := allowance(line)) is not None:
+            if (why := parse_allowance(line)) is not None:
                 found[each] = why
         return found
 
 
-def own_files(server: Server) -> tuple[str, ...]:
+def list_own_files(server: Server) -> tuple[str, ...]:
     """Return the paths of the files that a Server document names."""
     spec = server.spec
     secrets = tuple(spec.secrets.values()) if spec.secrets else ()

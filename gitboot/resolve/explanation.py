@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, field, structs
 
-from gitboot.fleet.layered_dict import differing
+from gitboot.fleet.layered_dict import find_differing_keys
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
-from gitboot.jsonio import canonical, format_instant
+from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.boot_policy import Maintenance, Method
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
@@ -23,21 +23,21 @@ from gitboot.model.server import Lifecycle
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import FleetView
 from gitboot.resolve.fleet_decisions import boot_source
-from gitboot.resolve.install_attempts import step_of, what_was_seen, what_was_seen_of_run
-from gitboot.resolve.kernel_arguments import merged_vars
+from gitboot.resolve.install_attempts import describe_evidence, describe_run_evidence, install_step
+from gitboot.resolve.kernel_arguments import merge_vars
 from gitboot.resolve.policy_selection import (
     BootSource,
-    Lost,
+    Choice,
+    LosingCandidate,
     OptOut,
     Pool,
-    Won,
     choose_image,
+    choose_maintenance_image,
     choose_policy,
-    joins_at,
-    maintenance_image,
+    joining_percentage,
 )
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision, Written
+from gitboot.resolve.server_decision import Decision, FieldSources
 from gitboot.resolve.server_plan import BootPlan
 
 
@@ -61,24 +61,24 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     server: str
     reasons: tuple[Reason, ...]
-    lost: tuple[Lost, ...]
+    lost: tuple[LosingCandidate, ...]
 
 
 def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
     """Explain why ``plan`` is what ``decision`` comes to with ``record``. Both are of this repository."""
-    explaining = _Explaining(FleetView(repository), repository, decision, plan, record)
+    explaining = _Explainer(FleetView(repository), repository, decision, plan, record)
     reasons = []
     for each in explaining.reasons():
         if each.resource is not None:
-            file, place = repository.place(Id(*each.resource.split("/", 1)), *each.steps)
+            file, place = repository.find_place(Id(*each.resource.split("/", 1)), *each.steps)
             each = structs.replace(each, path=file, line=place.line, column=place.column)
         reasons.append(each)
     return Explanation(server=decision.server, reasons=tuple(reasons), lost=tuple(explaining.lost))
 
 
-class _Explaining:
+class _Explainer:
     def __init__(
         self,
         view: FleetView,
@@ -90,9 +90,9 @@ class _Explaining:
         self._repository, self._decision, self._plan, self._record = repository, decision, plan, record
         self._pools = view.pools
         self._server = self._repository.servers[decision.server]
-        self._inputs = view.inputs(self._server)
+        self._inputs = view.server_inputs(self._server)
         self._id = Id("Server", decision.server)
-        self.lost: list[Lost] = []
+        self.lost: list[LosingCandidate] = []
 
     def _reason(
         self, field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step
@@ -102,45 +102,45 @@ class _Explaining:
 
     def reasons(self) -> Iterator[Reason]:
         plan, decision = self._plan, self._decision
-        yield from self.whose()
+        yield from self.explain_site()
         if self._server.spec.lifecycle is not Lifecycle.ACTIVE:
             return
-        chosen = self.chosen_policy()
+        chosen = self.select_policy()
         if plan is None:
             yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
             return
         yield self._reason("phase", plan.phase, "R5", plan.cause)
-        if (seen := what_was_seen(decision, self._record)) is not None:
-            yield self._reason("step", step_of(decision, self._record), "R5", seen)
+        if (seen := describe_evidence(decision, self._record)) is not None:
+            yield self._reason("step", install_step(decision, self._record), "R5", seen)
         winner = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
         for each in (each for each in decision.maintenances if each is not winner):
             why = "not active now"
             if winner is not None and each.priority < winner.priority:
                 why = f"not active now, or its priority {each.priority} is below {winner.priority}"
-            self.lost.append(Lost(f"Maintenance/{each.name}", "R2", why))
+            self.lost.append(LosingCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
             policy = f"BootPolicy/{decision.policy.policy}"
-            self.lost.append(Lost(policy, "R2", "an active maintenance beats every policy"))
-        if (made := what_was_seen_of_run(decision, plan.maintenance, self._record)) is not None:
+            self.lost.append(LosingCandidate(policy, "R2", "an active maintenance beats every policy"))
+        if (made := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
             yield self._reason("run", made[0], "R5", made[1])
         if plan.maintenance is not None:
-            yield from self.under_maintenance(self._repository.maintenances[plan.maintenance])
+            yield from self.explain_maintenance(self._repository.maintenances[plan.maintenance])
         else:
             assert chosen is not None  # noqa: S101 - what else would the plan be of
-            yield from self.under_policy(chosen)
+            yield from self.explain_policy(chosen)
 
-    def reasons_at_any_time(self) -> Iterator[Reason]:
+    def timeless_reasons(self) -> Iterator[Reason]:
         """Yield what the commit alone says: under the server's policy, and under each maintenance."""
-        yield from self.whose()
+        yield from self.explain_site()
         if self._decision.lifecycle is not Lifecycle.ACTIVE:
             return
-        if (chosen := self.chosen_policy()) is not None:
-            yield from self.under_policy(chosen)
+        if (chosen := self.select_policy()) is not None:
+            yield from self.explain_policy(chosen)
         for each in self._decision.maintenances:
-            for reason in self.under_maintenance(self._repository.maintenances[each.name]):
+            for reason in self.explain_maintenance(self._repository.maintenances[each.name]):
                 yield structs.replace(reason, under=each.name)
 
-    def whose(self) -> Iterator[Reason]:
+    def explain_site(self) -> Iterator[Reason]:
         lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
         if lifecycle is not Lifecycle.ACTIVE:
             yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
@@ -156,7 +156,7 @@ class _Explaining:
 
     # R2
 
-    def under_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
+    def explain_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
         yield self._reason("maintenance", key.name, "R2", "it is active and selects the server", key, "spec", "select")
         spec = maintenance.spec
@@ -168,7 +168,7 @@ class _Explaining:
         yield self._reason("profile", spec.profile, "R2", "the maintenance's", key, "spec", "profile")
         if profile.spec.method is Method.DISK:
             return
-        image = maintenance_image(profile, self._repository.streams)
+        image = choose_maintenance_image(profile, self._repository.streams)
         if profile.spec.stream is not None:
             said_by, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
             why = "under a maintenance a stream's current image"
@@ -176,24 +176,24 @@ class _Explaining:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
         boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
-        yield from self._boot(boot_source(self._inputs, boots, maintenance=maintenance))
+        yield from self._explain_boot(boot_source(self._inputs, boots, maintenance=maintenance))
 
     # R3 and R4
 
-    def chosen_policy(self) -> Won[Pool] | None:
+    def select_policy(self) -> Choice[Pool] | None:
         (name, labels), named = (self._server.metadata.name, self._server.metadata.labels), self._server.spec.policy
         policies = self._repository.policies
         found = [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)]
         chosen = choose_policy(found, self._pools[named] if named is not None else None)
-        if not isinstance(chosen, Won):
+        if not isinstance(chosen, Choice):
             return None
-        self.lost += chosen.lost
+        self.lost += chosen.losing
         return chosen
 
-    def under_policy(self, chosen: Won[Pool]) -> Iterator[Reason]:
-        pool, server = chosen.winner, self._server
+    def explain_policy(self, choice: Choice[Pool]) -> Iterator[Reason]:
+        pool, server = choice.winner, self._server
         place = (self._id, "policy") if server.spec.policy is not None else (Id("BootPolicy", pool.name), "select")
-        yield self._reason("policy", pool.name, "R3", chosen.why, place[0], "spec", place[1])
+        yield self._reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])
         specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
         for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)  # the last that sets it
@@ -207,15 +207,15 @@ class _Explaining:
             yield self._reason("method", Method.DISK, "R5", "the profile's", method, "spec", "method")
             return
         image = choose_image(server, profile, self._repository.streams)
-        self.lost += image.lost
+        self.lost += image.losing
         named = image.winner
-        yield self._reason("image", named.image, "R4", image.why, named.said_by, *named.path)
+        yield self._reason("image", named.image, "R4", image.why, named.document, *named.path)
         assert self._inputs.shared.boot is not None  # noqa: S101 - a policy won
-        yield from self._boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
+        yield from self._explain_boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
 
     # R6 and R7
 
-    def _boot(self, source: BootSource) -> Iterator[Reason]:
+    def _explain_boot(self, source: BootSource) -> Iterator[Reason]:
         profile, decision = source.profile_id, self._decision
         yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
@@ -229,7 +229,7 @@ class _Explaining:
         if self._plan is not None and self._plan.boot is not None:  # not the disk
             boot = self._plan.boot
         assert boot is not None  # noqa: S101 - the profile's method is not Disk
-        places = Composer().argument_places(boot, source)
+        places = Composer().locate_arguments(boot, source)
         for number, argument in enumerate(boot.kernel_arguments):
             field = f"kernelArguments[{number}]"
             if argument in places:
@@ -251,7 +251,7 @@ class _Explaining:
         ]
         for resource, given in holders:
             setters |= dict.fromkeys(given, resource)
-        for variable, setting in sorted(merged_vars(source).items()):
+        for variable, setting in sorted(merge_vars(source).items()):
             written_at = (setters[variable], "spec", "vars", variable)
             yield self._reason(f"vars.{variable}", setting, "R7", "the last that sets it", *written_at)
 
@@ -280,7 +280,7 @@ class SourceLocations(Struct, frozen=True, kw_only=True):
     shared: Mapping[str, DocumentLocation] = field(default_factory=dict)  # by kind and name: BootPolicy/web
 
 
-def pointer(path: Path) -> str:
+def json_pointer(path: Path) -> str:
     """Return the JSON pointer of a value."""
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in path)
 
@@ -293,7 +293,7 @@ class SourceTexts:
         self._blob: BlobId | None = None
         self._data = b""
 
-    def text(self, resource: Id) -> bytes:
+    def read_text(self, resource: Id) -> bytes:
         return document_text(*self._file(resource))
 
     def line_within(self, resource: Id, path: Path) -> int:
@@ -301,14 +301,14 @@ class SourceTexts:
         data, index = self._file(resource)
         return locate(data, index, path).line - lines_above(data, index)
 
-    def of_server(self, name: str) -> ServerLocation:
+    def locate_server(self, name: str) -> ServerLocation:
         resource = Id("Server", name)
         return ServerLocation(self._repository.origins[resource].path, lines_above(*self._file(resource)))
 
-    def of_shared(self, resource: Id) -> DocumentLocation:
+    def locate_document(self, resource: Id) -> DocumentLocation:
         lines = value_lines(*self._file(resource))
         return DocumentLocation(
-            self._repository.origins[resource].path, {pointer(path): line for path, line in lines.items()}
+            self._repository.origins[resource].path, {json_pointer(path): line for path, line in lines.items()}
         )
 
     def _file(self, resource: Id) -> tuple[bytes, int]:
@@ -318,20 +318,20 @@ class SourceTexts:
         return self._data, origin.document
 
 
-def source_locations(repository: FleetRepository) -> SourceLocations:
+def find_source_locations(repository: FleetRepository) -> SourceLocations:
     """Return the places of all documents."""
     texts = SourceTexts(repository)
     shared = sorted(each for each in repository.origins if each.kind != "Server")
     return SourceLocations(
-        servers={name: texts.of_server(name) for name in repository.servers},
-        shared={str(each): texts.of_shared(each) for each in shared},
+        servers={name: texts.locate_server(name) for name in repository.servers},
+        shared={str(each): texts.locate_document(each) for each in shared},
     )
 
 
-def moved_documents(before: FleetRepository, now: FleetRepository) -> list[Id]:
+def find_moved_documents(before: FleetRepository, now: FleetRepository) -> list[Id]:
     """Return the documents of either commit whose file, or whose place among the file's documents, differs. Sorted."""
     old, new = before.origins, now.origins
-    return sorted(each for each in differing(old, new) if old.get(each) != new.get(each))
+    return sorted(each for each in find_differing_keys(old, new) if old.get(each) != new.get(each))
 
 
 class Explanations:
@@ -346,7 +346,7 @@ class Explanations:
     def _view(self) -> FleetView:
         return FleetView(self._repository)
 
-    def of(self, name: str) -> Written:
+    def explain_server(self, name: str) -> FieldSources:
         stream = joins = kept = None
         repository, decision, texts = self._repository, self._decisions[name], self._texts
         own, server, policy = Id("Server", name), repository.servers[name], decision.policy
@@ -357,59 +357,61 @@ class Explanations:
             if named.path == ("spec", "current") and stream is not None:
                 rollout = repository.streams[stream].spec.rollout
                 if rollout is not None and selects(rollout.selector, server.metadata.name, server.metadata.labels):
-                    joins = joins_at(stream, server.uuid)
+                    joins = joining_percentage(stream, server.uuid)
             elif named.path[1] in ("pin", "holds"):
-                kept = ".".join((str(named.said_by), *map(str, named.path[:-1])))
+                kept = ".".join((str(named.document), *map(str, named.path[:-1])))
         lines = []
-        for each in _Explaining(self._view, repository, decision).reasons_at_any_time():
+        for each in _Explainer(self._view, repository, decision).timeless_reasons():
             at: int | str | None = None
             if each.resource is not None:
                 is_own = each.resource == str(own)
-                at = texts.line_within(own, each.steps) if is_own else pointer(each.steps)
+                at = texts.line_within(own, each.steps) if is_own else json_pointer(each.steps)
             lines.append([each.field, each.value, each.rule, each.why, each.under, each.resource, at])
-        return Written(stream=stream, joins=joins, kept=kept, packed=zlib.compress(canonical(lines), 6))
+        return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
 
-    def differing(self, before: Explanations, decided: Collection[str]) -> Collection[str]:
+    def find_changed_servers(self, before: Explanations, decided_servers: Collection[str]) -> Collection[str]:
         """Return the servers that another commit may explain otherwise, and those that only this commit has.
 
         ``decided`` are the servers whose decisions may differ. The decisions of the others are the same.
         """
         servers, old = self._repository.servers, before._repository
-        if _of_fleet(self._repository.fleet) != _of_fleet(old.fleet):
+        if _fleet_values(self._repository.fleet) != _fleet_values(old.fleet):
             return servers.keys()
         found = set()
-        for name in (name for name in decided if name in servers):
+        for name in (name for name in decided_servers if name in servers):
             was, now = before._decisions.get(name), self._decisions[name]
             if was is not now and (was is None or was.digest != now.digest):
                 found.add(name)
-        for document in moved_documents(old, self._repository):
+        for document in find_moved_documents(old, self._repository):
             if document.kind == "Server" and document.name in servers:
                 is_new = document not in old.origins
-                if is_new or before._texts.text(document) != self._texts.text(document):
+                if is_new or before._texts.read_text(document) != self._texts.read_text(document):
                     found.add(document.name)
-        if changed := _changed(old, self._repository):
-            found.update(name for name in servers if not changed.isdisjoint(self._documents(self._decisions[name])))
+        if changed := _find_changed_documents(old, self._repository):
+            found.update(
+                name for name in servers if not changed.isdisjoint(self._find_documents(self._decisions[name]))
+            )
         return found
 
-    def _documents(self, decision: Decision) -> frozenset[Id]:
+    def _find_documents(self, decision: Decision) -> frozenset[Id]:
         policy = decision.policy
         boots = [(Id("Maintenance", each.name), each.boot) for each in decision.maintenances]
         if policy is not None:
             boots.append((Id("BootPolicy", policy.policy), policy.boot))
         key = tuple((chosen, boot.image if boot is not None else None) for chosen, boot in boots)
         if (found := self._shared.get(key)) is None:
-            found = self._shared[key] = frozenset(chain.from_iterable(self._used(*each) for each in key))
+            found = self._shared[key] = frozenset(chain.from_iterable(self._list_documents(*each) for each in key))
         return found
 
-    def _used(self, chosen: Id, image: str | None) -> Iterator[Id]:
+    def _list_documents(self, source: Id, image: str | None) -> Iterator[Id]:
         repository = self._repository
-        if chosen.kind == "BootPolicy":
-            pool = self._view.pools[chosen.name]
+        if source.kind == "BootPolicy":
+            pool = self._view.pools[source.name]
             profile = pool.profile
             yield from (Id("BootPolicy", name) for name in pool.chain)
         else:
-            profile = repository.maintenances[chosen.name].spec.profile
-            yield chosen
+            profile = repository.maintenances[source.name].spec.profile
+            yield source
         yield Id("BootProfile", profile)
         if (stream := repository.profiles[profile].spec.stream) is not None:
             yield Id("ImageStream", stream)
@@ -417,12 +419,12 @@ class Explanations:
             yield Id("BootImage", image)
 
 
-def _of_fleet(fleet: Fleet) -> tuple[object, ...]:
+def _fleet_values(fleet: Fleet) -> tuple[object, ...]:
     """Return what explanations have of the Fleet: its name, and the URLs that templates of kernel arguments read."""
     return fleet.metadata.name, fleet.spec.base_url, fleet.spec.endpoint, fleet.spec.sites
 
 
-def _changed(before: FleetRepository, now: FleetRepository) -> set[Id]:
+def _find_changed_documents(before: FleetRepository, now: FleetRepository) -> set[Id]:
     kinds: tuple[tuple[str, Mapping[str, object], Mapping[str, object]], ...] = (
         ("BootImage", before.images, now.images),
         ("BootPolicy", before.policies, now.policies),
@@ -478,5 +480,5 @@ def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict
 
 
 def _place(repository: FleetRepository, resource: Id, *path: Step) -> dict[str, Any]:
-    file, place = repository.place(resource, *path)
+    file, place = repository.find_place(resource, *path)
     return {"path": file, "line": place.line}

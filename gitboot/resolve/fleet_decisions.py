@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.fleet.validation import Flawed, Loaded
+from gitboot.fleet.validation import InvalidRevision, LoadedRevision
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, OneTimeBoots, Output, Site, UnknownProfile
 from gitboot.model.server import Architecture, Firmware
-from gitboot.problems import Code, DatedProblem, Problem, Severity, first, longest
+from gitboot.problems import Code, DatedProblem, Problem, Severity, select_first, select_longest
 from gitboot.resolve.boot_checks import (
     check_choice,
     check_copies,
@@ -25,9 +25,9 @@ from gitboot.resolve.boot_checks import (
     check_overlaps,
     check_policy,
     check_server,
-    declared,
-    placeholder_digests,
-    rejected_labels,
+    find_placeholder_digests,
+    find_rejected_labels,
+    parse_declared_provision,
 )
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import (
@@ -37,19 +37,19 @@ from gitboot.resolve.decision_inputs import (
     FleetView,
     MaintenanceInputs,
     ServerInputs,
-    located,
+    locate_findings,
 )
-from gitboot.resolve.policy_selection import BootSource, Pool, Selecting, Unbootable
+from gitboot.resolve.policy_selection import BootSource, Pool, SelectorIndex, Unbootable
 from gitboot.resolve.server_decision import (
     Boot,
-    CopyTerms,
+    CopySettings,
     Decision,
     Decisions,
     Host,
     MaintenanceDecision,
     PolicyDecision,
     check_acceptable,
-    host,
+    make_host,
 )
 from gitboot.resolve.server_plan import Phase
 
@@ -74,9 +74,9 @@ class DecidedServers(NamedTuple):
 Apply = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers]
 
 
-def one_by_one(one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
+def decide_one_by_one(decide_one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
     """Call a function for each server here and now."""
-    found = {name: one(name) for name in names}
+    found = {name: decide_one(name) for name in names}
     return DecidedServers(
         decisions={name: each.decision for name, each in found.items()},
         hosts={name: each.host for name, each in found.items()},
@@ -84,17 +84,17 @@ def one_by_one(one: Callable[[str], DecidedServer], names: Sequence[str]) -> Dec
     )
 
 
-class Decided(Struct, frozen=True, kw_only=True):
+class FleetDecisions(Struct, frozen=True, kw_only=True):
     """The decisions of a commit, and where the findings of its servers are placed."""
 
     repository: FleetRepository
     decisions: Decisions
-    placed: Mapping[DecisionFinding, FindingPlace]
+    finding_places: Mapping[DecisionFinding, FindingPlace]
 
 
 # Errors by which a commit is not accepted, although an instance that has accepted it goes on with it: an earlier
 # version accepted such commits.
-GOES_ON: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
+TOLERATED_CODES: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -112,8 +112,10 @@ def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions
 
 
 def decide_all(
-    repository: FleetRepository, apply: Apply = one_by_one, placed: Mapping[DecisionFinding, FindingPlace] | None = None
-) -> Decided:
+    repository: FleetRepository,
+    apply: Apply = decide_one_by_one,
+    known_places: Mapping[DecisionFinding, FindingPlace] | None = None,
+) -> FleetDecisions:
     """Return the decisions of a commit that may have been accepted before.
 
     ``placed``: where findings are placed in another commit, so that gitboot does not read unchanged documents again.
@@ -122,17 +124,21 @@ def decide_all(
     view, composer = FleetView(repository), Composer()
 
     def decide_one(name: str) -> DecidedServer:
-        return decide_server(view.inputs(repository.servers[name]), composer)
+        return decide_server(view.server_inputs(repository.servers[name]), composer)
 
     now = apply(decide_one, list(repository.servers))
-    unknown, of_unknown = decide_unknown(repository.fleet, view.unknown_boot(), composer)
+    unknown, of_unknown = decide_unknown_machines(repository.fleet, view.unknown_boot_inputs(), composer)
     found = [(name, finding) for name, each in now.findings.items() for finding in each]
-    located_problems, places = located(repository, (*found, *of_unknown), placed or {})
+    located_problems, places = locate_findings(repository, (*found, *of_unknown), known_places or {})
     lasting = [each.problem for each in located_problems if each.since is each.until is None]
-    dated = longest(each for each in located_problems if each.since is not None or each.until is not None)
-    documents = (*unsupported_uses(repository), *missing_ipv6_clients(repository), *rejected_labels(repository))
-    problems = first([*view.problems, *documents, *placeholder_digests(repository), *lasting])
-    if any(problem.severity is Severity.ERROR and problem.code not in GOES_ON for problem in problems):
+    dated = select_longest(each for each in located_problems if each.since is not None or each.until is not None)
+    documents = (
+        *find_unsupported_uses(repository),
+        *find_missing_ipv6_clients(repository),
+        *find_rejected_labels(repository),
+    )
+    problems = select_first([*view.problems, *documents, *find_placeholder_digests(repository), *lasting])
+    if any(problem.severity is Severity.ERROR and problem.code not in TOLERATED_CODES for problem in problems):
         raise InvalidRepository(problems, dated=dated)
     fleet = repository.fleet.spec
     decisions = Decisions(
@@ -148,7 +154,7 @@ def decide_all(
         warnings=problems,
         dated=dated,
     )
-    return Decided(repository=repository, decisions=decisions, placed=places)
+    return FleetDecisions(repository=repository, decisions=decisions, finding_places=places)
 
 
 def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
@@ -163,7 +169,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
         policy = _decide_policy(inputs, shared.pool, shared.boot, composer, findings)
     maintenances = tuple(_decide_maintenance(inputs, each, composer, findings) for each in shared.maintenances)
     findings += check_overlaps(maintenances)
-    provisioned = declared(fleet, server)
+    provisioned = parse_declared_provision(fleet, server)
     if isinstance(provisioned, DecisionFinding):
         findings.append(provisioned)
         provisioned = None
@@ -187,7 +193,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
         stopped=fleet.is_stopped,
         endpoint=shared.endpoint,
         local_disk=local_disk if local_disk != NOT_FOUND else None,
-        copies=CopyTerms(
+        copies=CopySettings(
             one_time_boots=serving.one_time_boots is OneTimeBoots.COPIES,
             late_ends=serving.late_ends is not None and shared.endpoint is not None,
             ipxe_https=serving.ipxe_https and is_https,
@@ -195,7 +201,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     )
     if fleet.is_written:
         findings += check_copies(fleet, decision)
-    return DecidedServer(decision, host(server, shared.site, inputs.loader), tuple(findings))
+    return DecidedServer(decision, make_host(server, shared.site, inputs.loader), tuple(findings))
 
 
 NOT_FOUND: Final = "NotFound"  # on to the local disk by having no entry
@@ -290,7 +296,7 @@ def _compose(
     return boot
 
 
-def decide_unknown(
+def decide_unknown_machines(
     fleet: Fleet, inputs: BootInputs | None, composer: Composer
 ) -> tuple[Mapping[Architecture, Boot] | None, list[tuple[str, DecisionFinding]]]:
     """Return what machines without a document boot, for each architecture of the image, and what is wrong with it.
@@ -330,13 +336,13 @@ def decide_unknown(
     return boots, found
 
 
-def unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
+def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a problem for each use of something that comes with a later version."""
     fleet = repository.fleet
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
-            yield repository.problem(
+            yield repository.build_problem(
                 Code.NOT_YET,
                 "this version of gitboot does not carry out entries of one's own for unknown machines",
                 Id("Fleet", fleet.metadata.name),
@@ -345,7 +351,7 @@ def unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
             )
 
 
-def missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
+def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a warning if a URL that machines ask is one of IPv6, and no client of IPv6 is named.
 
     What a name leads to is not part of a commit.
@@ -356,7 +362,7 @@ def missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
         return
     urls = [spec.base_url, spec.endpoint, *(url for site in spec.sites for url in (site.base_url, site.endpoint))]
     if asked := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
-        yield repository.problem(
+        yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
             f"machines ask {asked}, and no network of IPv6 is among the clients: they would boot their disks",
             Id("Fleet", repository.fleet.metadata.name),
@@ -365,42 +371,46 @@ def missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
         )
 
 
-def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], Decided] = decide_all) -> Decided:
+def decide_loaded(
+    loaded: LoadedRevision | InvalidRevision, decide: Callable[[FleetRepository], FleetDecisions] = decide_all
+) -> FleetDecisions:
     """Return what a revision decides. Raises `InvalidRepository` with everything that is wrong with it.
 
     If documents are broken, the others are decided anyway, and their problems are reported with them. Problems that may
     only follow from a broken document are left out.
     """
-    if not isinstance(found, Flawed):
+    if not isinstance(loaded, InvalidRevision):
         try:
-            return decide(found.repository)
+            return decide(loaded.repository)
         except InvalidRepository as error:
-            raise InvalidRepository(error.problems, fleet=found.repository.fleet.spec, dated=error.dated) from None
+            raise InvalidRepository(error.problems, fleet=loaded.repository.fleet.spec, dated=error.dated) from None
     problems: Sequence[Problem]
     dated: tuple[DatedProblem, ...]
     try:
-        decisions = decide(found.whole).decisions
+        decisions = decide(loaded.complete).decisions
         problems, dated = decisions.warnings, decisions.dated
     except InvalidRepository as error:
         problems, dated = error.problems, error.dated
-    doubtful = _BY_POLICIES if found.lacking & _DECIDING else frozenset()
-    besides = (*(each for each in problems if each.code not in doubtful), *unsupported_uses(found.well_formed))
-    is_there = any(key.kind == "Fleet" for key in found.well_formed.origins)
-    spec = found.well_formed.fleet.spec if is_there else None
-    raise InvalidRepository(dict.fromkeys((*found.problems, *besides)), fleet=spec, dated=dated)
+    doubtful = _POLICY_CODES if loaded.incomplete_kinds & _POLICY_KINDS else frozenset()
+    besides = (*(each for each in problems if each.code not in doubtful), *find_unsupported_uses(loaded.well_formed))
+    is_there = any(key.kind == "Fleet" for key in loaded.well_formed.origins)
+    spec = loaded.well_formed.fleet.spec if is_there else None
+    raise InvalidRepository(dict.fromkeys((*loaded.problems, *besides)), fleet=spec, dated=dated)
 
 
-_DECIDING: Final = frozenset({"BootPolicy", "Fleet"})  # of which one that is missing may change who is in which pool
-_BY_POLICIES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
+_POLICY_KINDS: Final = frozenset(
+    {"BootPolicy", "Fleet"}
+)  # of which one that is missing may change who is in which pool
+_POLICY_CODES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
 
 
-def sites_of(repository: FleetRepository) -> dict[str, Site]:
+def find_server_sites(repository: FleetRepository) -> dict[str, Site]:
     """Return the site of each server that is at one."""
-    selection = sites(repository)
-    found = {name: selection.of(server) for name, server in repository.servers.items()}
+    selection = build_site_index(repository)
+    found = {name: selection.find(server) for name, server in repository.servers.items()}
     return {name: selected[0] for name, selected in found.items() if selected}
 
 
-def sites(repository: FleetRepository) -> Selecting[Site]:
+def build_site_index(repository: FleetRepository) -> SelectorIndex[Site]:
     """Return the sites that select servers, the first of which is a server's own."""
-    return Selecting((site, site.select) for site in repository.fleet.spec.sites)
+    return SelectorIndex((site, site.select) for site in repository.fleet.spec.sites)

@@ -22,8 +22,8 @@ from gitboot.resolve.provisioning_record import (
     Run,
     boot_key,
 )
-from gitboot.resolve.server_decision import Decision, PolicyDecision, token
-from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, InstallProgress, InstallState
+from gitboot.resolve.server_decision import Decision, PolicyDecision, offer_token
+from gitboot.resolve.server_plan import START_EVIDENCE, InstallProgress, InstallState
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
@@ -35,12 +35,12 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
     return True
 
 
-def is_overwritten(record: Record, wanted: int) -> bool:
+def is_overwritten(record: Record, provision: int) -> bool:
     """Return whether a maintenance wrote the disks of a provisioned server, and no higher number is wanted since."""
-    return record.overwritten_by is not None and record.provision is not None and record.provision >= wanted
+    return record.overwritten_by is not None and record.provision is not None and record.provision >= provision
 
 
-def provision_reason(policy: PolicyDecision, record: Record) -> str:
+def provision_key(policy: PolicyDecision, record: Record) -> str:
     """Return the provision key that a policy wants.
 
     Under OnImageChange an image may be wanted again that was provisioned before another: what was set for
@@ -48,10 +48,10 @@ def provision_reason(policy: PolicyDecision, record: Record) -> str:
     """
     if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
         return f"provision/{policy.provision}"
-    return image_reason(policy.provision, policy.boot.image, record)
+    return image_provision_key(policy.provision, policy.boot.image, record)
 
 
-def image_reason(provision: int, image: str, record: Record) -> str:
+def image_provision_key(provision: int, image: str, record: Record) -> str:
     """Return the provision key of an image that is wanted after the recorded provisioning."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{provision}/{image}{since}"
@@ -60,18 +60,18 @@ def image_reason(provision: int, image: str, record: Record) -> str:
 _AFTER: Final = "/after/"
 
 
-def is_covered(made: str | None, wanted: str) -> bool:
+def is_covered(recorded_key: str | None, required_key: str) -> bool:
     """Return whether a boot for one provision key counts for another, too. Lowering the number never asks again."""
-    if made is None or not (found := _KEY.fullmatch(made)):
+    if recorded_key is None or not (found := _KEY.fullmatch(recorded_key)):
         return False
-    same = _KEY.fullmatch(wanted)
+    same = _KEY.fullmatch(required_key)
     return same is not None and int(found[1]) >= int(same[1]) and found[2] == same[2]
 
 
 _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
-def numbers_of(base: str, key: str) -> tuple[int, int]:
+def parse_attempt_and_boot(base: str, key: str) -> tuple[int, int]:
     """Return the attempt at a provision key, and its boot, that the key of a boot names, counted from 1."""
     found = _BOOT.fullmatch(key.removeprefix(base))
     return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
@@ -85,7 +85,7 @@ def last_attempt(record: Record, key: str) -> InstallAttempt | None:
     return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
 
 
-def overtaken_attempt(record: Record) -> InstallAttempt | None:
+def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
     """Return an attempt at another image or number that began after the provisioning, and whose end was not seen.
 
     So it is where a commit goes back while another image, or a higher number, is being installed.
@@ -99,20 +99,20 @@ def overtaken_attempt(record: Record) -> InstallAttempt | None:
     return last if int(found[1]) > record.provision or image not in ("", record.image) else None
 
 
-def last_given(record: Record) -> int | None:
+def highest_served_provision(record: Record) -> int | None:
     """Return the highest provision number for which a boot was perhaps served or an override consumed."""
     perhaps = (each.key for each in record.unknown_serves if not each.is_withheld)
     keys = (*(each.key for each in record.attempts), *perhaps, record.consumed_key or "")
     return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
 
 
-def due_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
+def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
     """Return the next attempt and its next boot, counted from 1. None: an operator has to look first.
 
     An attempt ends by its installer's word that it has failed, and another follows where the Fleet allows one. One
     that is silent has perhaps written the disks: that is for a person to look at.
     """
-    last = last_attempt(record, provision_reason(policy, record))
+    last = last_attempt(record, provision_key(policy, record))
     if last is None:
         return 1, 1
     if last.failed is not None:
@@ -121,9 +121,9 @@ def due_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
     return (last.number, len(last.boots) + 1) if len(last.boots) < boots else None
 
 
-def wanted_key(policy: PolicyDecision, record: Record) -> str:
+def next_boot_key(policy: PolicyDecision, record: Record) -> str:
     """Return the key of the next boot, or of the last boot if there is no next one."""
-    key, due = provision_reason(policy, record), due_boot(policy, record)
+    key, due = provision_key(policy, record), next_attempt_and_boot(policy, record)
     if due is None and (last := last_attempt(record, key)) is not None:
         return boot_key(key, last.number, len(last.boots))
     return boot_key(key, *(due or (1, 1)))
@@ -133,10 +133,10 @@ def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | 
     """Return the last attempt at what is wanted; of a provisioned server, at whatever it was."""
     if is_provisioned(policy, record):
         return record.attempts[-1] if record.attempts else None
-    return last_attempt(record, provision_reason(policy, record))
+    return last_attempt(record, provision_key(policy, record))
 
 
-def token_of(decision: Decision, record: Record | None) -> Digest | None:
+def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
     """Return the token by which the offered or the last attempt asks for its user data and reports its end.
 
     The first one has the decision's own name. None: nothing is installed once.
@@ -145,15 +145,15 @@ def token_of(decision: Decision, record: Record | None) -> Digest | None:
     if common is None or policy is None or policy.boot is None or record is None:
         return common
     last = _newest_attempt(policy, record)
-    due = due_boot(policy, record) if not is_provisioned(policy, record) else None
-    key = last.key if last is not None else provision_reason(policy, record)
+    due = next_attempt_and_boot(policy, record) if not is_provisioned(policy, record) else None
+    key = last.key if last is not None else provision_key(policy, record)
     number = due[0] if due is not None else last.number if last is not None else 1
     if record.offered == 0 and number == 1 and _AFTER not in key:
         return common
-    return token(decision.uuid, key, str(number), policy.boot.image, str(record.offered))
+    return offer_token(decision.uuid, key, str(number), policy.boot.image, str(record.offered))
 
 
-def begun_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
+def find_unstarted_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
     """Return the run of a maintenance whose boot was served and whose system has not asked for its data yet."""
     maintenance = next((each for each in decision.maintenances if each.name == name), None)
     if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.shows_its_start:
@@ -164,7 +164,7 @@ def begun_run(decision: Decision, name: str | None, record: Record | None) -> Ru
     return made
 
 
-def step_of(decision: Decision, record: Record | None) -> InstallStep:
+def install_step(decision: Decision, record: Record | None) -> InstallStep:
     """Return how far the wanted installation has come; if none is wanted, whether there ever was one."""
     if record is None or is_overwritten(record, decision.provision):
         return InstallStep.UNKNOWN
@@ -172,34 +172,34 @@ def step_of(decision: Decision, record: Record | None) -> InstallStep:
     if policy is None or decision.installation is None:
         return InstallStep.PENDING if record.provision is None else InstallStep.PROVISIONED
     if is_provisioned(policy, record):
-        overtaken = overtaken_attempt(record)
+        overtaken = unfinished_later_attempt(record)
         return overtaken.step if overtaken is not None else InstallStep.PROVISIONED
-    last = last_attempt(record, provision_reason(policy, record))
-    if last is None or (last.failed is not None and due_boot(policy, record) is not None):
+    last = last_attempt(record, provision_key(policy, record))
+    if last is None or (last.failed is not None and next_attempt_and_boot(policy, record) is not None):
         return InstallStep.PENDING
     return last.step
 
 
-def attempt_of(decision: Decision, record: Record | None) -> InstallAttempt | None:
+def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttempt | None:
     """Return the attempt that has begun and whose end was not seen, or that has failed for good.
 
     It may be at something else than what is wanted by now.
     """
-    if record is None or decision.policy is None or step_of(decision, record) not in _BEGUN:
+    if record is None or decision.policy is None or install_step(decision, record) not in _OPEN_STEPS:
         return None
     if is_provisioned(decision.policy, record):
-        return overtaken_attempt(record)
-    return last_attempt(record, provision_reason(decision.policy, record))
+        return unfinished_later_attempt(record)
+    return last_attempt(record, provision_key(decision.policy, record))
 
 
-def has_shown_all(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
+def has_all_evidence(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
     """Return whether fetches have shown everything of an attempt: all its boots, and its start."""
     if attempt.failed is not None or len(attempt.boots) < boots:
         return False
     return attempt.started is not None or not shows_start
 
 
-def what_was_seen(decision: Decision, record: Record | None) -> str | None:
+def describe_evidence(decision: Decision, record: Record | None) -> str | None:
     """Return the evidence for the step of the wanted installation, in words; None: there is no evidence."""
     if record is None or decision.policy is None or decision.installation is None:
         return None
@@ -209,21 +209,24 @@ def what_was_seen(decision: Decision, record: Record | None) -> str | None:
     )
 
 
-def what_was_seen_of_run(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
+def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
     """Return the last run of a maintenance, and the evidence for it in words; None: there is no evidence."""
     made = record.runs.get(name) if record is not None and name is not None else None
     if made is None or made.given is None:
         return None
     if made.started is not None:
         return made.run, f"started: {made.started}"
-    return made.run, f"{'attempted' if begun_run(decision, name, record) is not None else 'made'}: {made.given}"
+    return (
+        made.run,
+        f"{'attempted' if find_unstarted_run(decision, name, record) is not None else 'made'}: {made.given}",
+    )
 
 
-_BEGUN: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED})
+_OPEN_STEPS: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED})
 
 
-def first_records(
-    decisions: Iterable[Decision], known: Mapping[SystemUuid, Record], *, adopt_all: bool
+def make_first_records(
+    decisions: Iterable[Decision], known_records: Mapping[SystemUuid, Record], *, adopt_all: bool
 ) -> list[tuple[SystemUuid, str, Record]]:
     """Return records for servers that a ledger sees for the first time.
 
@@ -232,13 +235,17 @@ def first_records(
     all are adopted.
     """
     return [
-        (decision.uuid, decision.server, adopted(decision) if adopt_all or decision.provision == 0 else Record())
+        (
+            decision.uuid,
+            decision.server,
+            make_adopted_record(decision) if adopt_all or decision.provision == 0 else Record(),
+        )
         for decision in decisions
-        if decision.uuid not in known
+        if decision.uuid not in known_records
     ]
 
 
-def adopted(decision: Decision, at: datetime | None = None) -> Record:
+def make_adopted_record(decision: Decision, at: datetime | None = None) -> Record:
     """Return the record of a server that is as its decision wants it.
 
     With an instant, the runs of maintenances that had begun by then count as made, so long ago that nothing is given
@@ -257,19 +264,19 @@ def adopted(decision: Decision, at: datetime | None = None) -> Record:
     )
 
 
-def ran(record: Record, maintenance: str, made: Run, *, once: bool, overwrites: bool) -> Record:
+def record_run(record: Record, maintenance: str, run: Run, *, once: bool, overwrites: bool) -> Record:
     """Return the record after a maintenance's boot. After a boot that writes disks, their content is unknown."""
     return replace(
         record,
-        runs={**record.runs, maintenance: made} if once else record.runs,
+        runs={**record.runs, maintenance: run} if once else record.runs,
         overwritten_by=maintenance if overwrites else record.overwritten_by,
     )
 
 
-NEW_UP_TO = 1  # the provision number with which a machine comes that was never installed
+HIGHEST_NEW_PROVISION = 1  # the provision number with which a machine comes that was never installed
 
 
-class Known(StrEnum):
+class UnrecordedState(StrEnum):
     """What a ledger makes of a server that it has no record of."""
 
     NEW = "new"  # adopted as it stands at provision 0, else to be installed
@@ -277,28 +284,28 @@ class Known(StrEnum):
     UNKNOWN = "unknown"  # never installed
 
 
-class Newcomer(Struct, frozen=True, kw_only=True):
+class UnrecordedServer(Struct, frozen=True, kw_only=True):
     """What is known of a server without a record, and why."""
 
-    known: Known
+    state: UnrecordedState
     why: str
     runs: Mapping[str, Run] = field(default_factory=dict)  # of maintenances, that were made on the board before it
 
     def record(self, decision: Decision) -> Record | None:
         """Return the first record of the server; None: it has no record, and boots its disk."""
-        if self.known is Known.NEW and decision.provision == 0:
-            return adopted(decision)
-        return Record(runs=self.runs) if self.known is not Known.UNKNOWN else None
+        if self.state is UnrecordedState.NEW and decision.provision == 0:
+            return make_adopted_record(decision)
+        return Record(runs=self.runs) if self.state is not UnrecordedState.UNKNOWN else None
 
 
-def newcomer(
+def classify_unrecorded_server(
     decision: Decision,
     *,
     records: Mapping[SystemUuid, Record],
-    seen: Collection[SystemUuid],
-    introduced: int | None,
-    carries: str | None = None,
-) -> Newcomer:
+    seen_machines: Collection[SystemUuid],
+    first_provision: int | None,
+    shared_mark: str | None = None,
+) -> UnrecordedServer:
     """Return what is known of the server of ``decision``, which has no record.
 
     ``seen`` are all machines that the ledger ever saw. ``introduced`` is the provision number with which the server
@@ -308,31 +315,33 @@ def newcomer(
     if (replaced := decision.replaces) is not None:
         before = records.get(replaced)
         if before is None:
-            return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
-        numbers = [each for each in (before.provision, last_given(before)) if each is not None]
+            return UnrecordedServer(
+                state=UnrecordedState.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded"
+            )
+        numbers = [each for each in (before.provision, highest_served_provision(before)) if each is not None]
         if not numbers:
             why = f"it replaces {replaced}, which was not provisioned yet"
-            return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
+            return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
         number = max(numbers)
         done = "provisioned" if before.provision == number else "given its boot"
         why = f"it replaces {replaced}, which was {done} with {number}"
         if decision.provision > number:
-            return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
-        return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")
-    if carries is not None:
-        unknown = f"it has {carries}: for a new motherboard, name the UUID of the old one in replaces"
-    elif decision.uuid in seen:
+            return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
+        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}: provision is not above that")
+    if shared_mark is not None:
+        unknown = f"it has {shared_mark}: for a new motherboard, name the UUID of the old one in replaces"
+    elif decision.uuid in seen_machines:
         unknown = "the ledger saw this machine before, and nothing is recorded of it"
-    elif introduced is None:
+    elif first_provision is None:
         unknown = "it stood in the accepted commit, and nothing is recorded of it"
-    elif introduced > NEW_UP_TO:
-        unknown = f"it came with provision {introduced}, so it may have been installed elsewhere"
+    elif first_provision > HIGHEST_NEW_PROVISION:
+        unknown = f"it came with provision {first_provision}, so it may have been installed elsewhere"
     else:
-        return Newcomer(known=Known.NEW, why=f"it came with provision {introduced}")
-    return Newcomer(known=Known.UNKNOWN, why=unknown)
+        return UnrecordedServer(state=UnrecordedState.NEW, why=f"it came with provision {first_provision}")
+    return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=unknown)
 
 
-def progress_of(record: Record | None, at: datetime) -> InstallProgress | None:
+def install_progress(record: Record | None, at: datetime) -> InstallProgress | None:
     """Return how far the installation of a server has come at an instant. None: no installation is under way.
 
     An attempt counts from its first fetch on, whatever the newest commit wants by now, until there is evidence of its
@@ -343,12 +352,14 @@ def progress_of(record: Record | None, at: datetime) -> InstallProgress | None:
         return None
     last = record.attempts[-1] if record.attempts else None
     if record.provision is not None:
-        last = overtaken_attempt(record)
+        last = unfinished_later_attempt(record)
     elif last is not None and record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
         last = None  # an operator recorded since then that the server is pending: `gitboot records set`
     if last is not None:
         return _progress_of_attempt(InstallState.INSTALLING, last, None)
-    served = [each for each in _served_installations(record) if each.until is not None and each.at <= at < each.until]
+    served = [
+        each for each in _find_served_installations(record) if each.until is not None and each.at <= at < each.until
+    ]
     return max(served, key=lambda each: each.at, default=None)
 
 
@@ -356,13 +367,13 @@ def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Diges
     """Return what names the boot of the disk that ends a served installation. None: no such boot is waited for."""
     if progress is None or progress.state is not InstallState.SERVED:
         return None
-    return token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))
+    return offer_token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))
 
 
-def _served_installations(record: Record) -> Iterator[InstallProgress]:
+def _find_served_installations(record: Record) -> Iterator[InstallProgress]:
     """Yield what was served without a report of its completion, and without a boot of the disk since."""
     last = record.attempts[-1] if record.attempts else None
-    if record.evidence in EVIDENCE_OF_A_BEGINNING and record.provisioned_at is not None:
+    if record.evidence in START_EVIDENCE and record.provisioned_at is not None:
         until = record.provisioned_at + SERVED_GRACE
         if last is None:
             yield InstallProgress(

@@ -24,16 +24,16 @@ REPEATED: Final = frozenset(
 
 
 @lru_cache(maxsize=4096)  # servers have most of them in common
-def name_of(argument: str) -> str:
+def argument_name(argument: str) -> str:
     """Return the name that an argument sets. The kernel takes ``-`` and ``_`` in names for the same."""
     return argument.partition("=")[0].replace("-", "_")
 
 
-_REPEATED_NAMES: Final = frozenset(name_of(name) for name in REPEATED)
+_REPEATED_NAMES: Final = frozenset(argument_name(name) for name in REPEATED)
 
 
 @lru_cache(maxsize=1024)  # likewise
-def merged(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     """Merge lists of arguments, of which later ones override earlier ones.
 
     ``name=value`` replaces an earlier one of its name, but for those that add up (`REPEATED`);
@@ -45,11 +45,13 @@ def merged(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
         if argument.startswith("-") and argument.strip("-"):
             removed = argument[1:]
             result = [
-                kept for kept in result if (kept != removed if "=" in removed else name_of(kept) != name_of(removed))
+                kept
+                for kept in result
+                if (kept != removed if "=" in removed else argument_name(kept) != argument_name(removed))
             ]
             continue
-        if name_of(argument) not in _REPEATED_NAMES:
-            result = [kept for kept in result if name_of(kept) != name_of(argument)]
+        if argument_name(argument) not in _REPEATED_NAMES:
+            result = [kept for kept in result if argument_name(kept) != argument_name(argument)]
         elif argument in result:
             result.remove(argument)
         result.append(argument)
@@ -59,14 +61,14 @@ def merged(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
 ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # by the resource that they are written in
 
 
-def argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
+def collect_argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
     if boot.direct:  # the image's own arguments are built into its uki or iso
-        return own_arguments(source)
+        return collect_own_arguments(source)
     image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
-    return (image, *own_arguments(source))
+    return (image, *collect_own_arguments(source))
 
 
-def own_arguments(source: BootSource) -> ArgumentLists:
+def collect_own_arguments(source: BootSource) -> ArgumentLists:
     """Return the arguments besides the image's own, in the order of rule R7.
 
     Under a maintenance they are the maintenance's: neither the policy's nor the server's apply (R2).
@@ -83,14 +85,18 @@ def own_arguments(source: BootSource) -> ArgumentLists:
     return tuple(lists)
 
 
-def with_user_data_arguments(merged: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
+def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
     """Add the arguments that lead a first boot to its user data, unless the author has set them."""
-    names = {name_of(argument) for argument in merged}
-    added = (argument for argument in user_data_formats.arguments(user_data) if name_of(argument) not in names)
-    return (*merged, *added)
+    names = {argument_name(argument) for argument in arguments}
+    added = (
+        argument
+        for argument in user_data_formats.user_data_arguments(user_data)
+        if argument_name(argument) not in names
+    )
+    return (*arguments, *added)
 
 
-def merged_vars(source: BootSource) -> dict[str, str | bool]:
+def merge_vars(source: BootSource) -> dict[str, str | bool]:
     """R7 for variables: policy chain from the root down, profile, server; by name."""
     merged = {
         **(source.pool.vars if source.pool else {}),

@@ -11,17 +11,17 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, Halt
+from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, StopScope
 from gitboot.resolve.install_attempts import (
-    due_boot,
+    attempt_token,
     is_covered,
     is_overwritten,
     is_provisioned,
     last_attempt,
-    overtaken_attempt,
-    provision_reason,
-    token_of,
-    wanted_key,
+    next_attempt_and_boot,
+    next_boot_key,
+    provision_key,
+    unfinished_later_attempt,
 )
 from gitboot.resolve.provisioning_record import (
     InstallStep,
@@ -38,10 +38,10 @@ from gitboot.resolve.server_decision import (
     PolicyDecision,
     UserDataFiles,
     WithheldBoot,
-    token,
+    offer_token,
 )
 from gitboot.resolve.server_plan import (
-    EVIDENCE_OF_A_BEGINNING,
+    START_EVIDENCE,
     BootOverride,
     BootPlan,
     Cause,
@@ -49,12 +49,12 @@ from gitboot.resolve.server_plan import (
 )
 
 
-def plan(
+def make_plan(
     decision: Decision,
     at: datetime,
     record: Record | None,
     *,
-    stop: Halt = Halt.NONE,
+    stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> BootPlan | None:
     """Return what a server boots at an instant, by its decision and its record (None: it has no record).
@@ -62,10 +62,10 @@ def plan(
     A boot that is made by any of the files that are ``absent`` is not offered, unless it was given already. None where
     there is no plan: parked, retired, or neither a policy nor an active maintenance.
     """
-    state = _state(decision, at, record, stop, absent)
+    state = _find_boot_state(decision, at, record, stop, absent)
     if state is None:
         return None
-    told, common, boot, data, offered = token_of(decision, record), decision.token, state.boot, state.data, 0
+    told, common, boot, data, offered = attempt_token(decision, record), decision.token, state.boot, state.data, 0
     if data is None and common is not None and state.user_data is not None:
         is_installed = state.maintenance is None and (state.key is not None or boot is None)
         data = told if is_installed else None
@@ -73,7 +73,7 @@ def plan(
         offered = max(record.offered, record.taken_back)  # since which it is another offer than before
     if boot is not None and data is not None and (folder := decision.data_folder(data)) is not None:
         # The system of a boot that is made once asks for its data at a path of its own, and reports by its own token.
-        boot = boot.with_data_in(folder, told_by=(common or "", told if told is not None else common or ""))
+        boot = boot.move_user_data(folder, token_change=(common or "", told if told is not None else common or ""))
     return BootPlan(
         server=decision.server,
         uuid=decision.uuid,
@@ -90,56 +90,58 @@ def plan(
         boot=boot,
         user_data=state.user_data,
         override=state.override,
-        next_transition=transition(decision, at, record, stop=stop, absent=absent),
+        next_transition=find_next_transition(decision, at, record, stop=stop, absent=absent),
         offered=offered,
         data=data,
         token=told if told != common else None,
-        medium=state.inserted.medium if state.inserted is not None else None,
-        reads_medium=state.inserted is not None and state.inserted.reads_medium,
+        medium=state.medium_boot.medium if state.medium_boot is not None else None,
+        reads_medium=state.medium_boot is not None and state.medium_boot.reads_medium,
         local_disk=decision.local_disk,
     )
 
 
-def without_left(decision: Decision, left: datetime | None) -> Decision:
+def drop_ended_windows(decision: Decision, latest_clock: datetime | None) -> Decision:
     """Return a decision without the windows that ended by ``left``, although the clock was set back since.
 
     A window that had ended by then opens no more; None: the clock was never ahead of what it says.
     """
-    if left is None:
+    if latest_clock is None:
         return decision
-    still = tuple(each for each in decision.maintenances if each.end is None or left < each.end)
+    still = tuple(each for each in decision.maintenances if each.end is None or latest_clock < each.end)
     return decision if still == decision.maintenances else replace(decision, maintenances=still)
 
 
-def transition(
+def find_next_transition(
     decision: Decision,
     at: datetime,
     record: Record | None,
     *,
-    stop: Halt = Halt.NONE,
+    stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> datetime | None:
     """Return the next instant after ``at`` at which the plan changes without a commit and without an observation."""
-    later = sorted({instant for instant in _instants(decision, record) if instant > at})
+    later = sorted({instant for instant in _list_transition_times(decision, record) if instant > at})
     if not later:
         return None
-    now = _state(decision, at, record, stop, absent)
-    return next((each for each in later if _state(decision, each, record, stop, absent) != now), None)
+    now = _find_boot_state(decision, at, record, stop, absent)
+    return next((each for each in later if _find_boot_state(decision, each, record, stop, absent) != now), None)
 
 
-def fallback(decision: Decision, planned: BootPlan, stop: Halt, absent: Collection[BootFile] = ()) -> BootPlan:
+def make_fallback_plan(
+    decision: Decision, withheld_plan: BootPlan, stop: StopScope, absent: Collection[BootFile] = ()
+) -> BootPlan:
     """Return what boots instead of ``planned`` if that is withheld, or if a maintenance does not apply.
 
     The policy's Always boot if that writes no disk, which needs no record, and lacks no file; else the local disk.
     While all boots from the network are stopped, it is the local disk in each case.
     """
-    is_stopped = stop is Halt.ALL
+    is_stopped = stop is StopScope.ALL
     boot = harmless_boot(decision.policy, absent) if not is_stopped else None
     return replace(
-        planned,
+        withheld_plan,
         phase=Phase.DISK if boot is None else Phase.NETWORK,
-        cause=Cause.ALL_STOPPED if is_stopped else Cause.INSTEAD,
-        maintenance=planned.maintenance if boot is None else None,
+        cause=Cause.ALL_STOPPED if is_stopped else Cause.SUBSTITUTE,
+        maintenance=withheld_plan.maintenance if boot is None else None,
         key=None,
         boot=boot,
         user_data=boot.user_data if boot is not None else None,
@@ -153,17 +155,17 @@ def fallback(decision: Decision, planned: BootPlan, stop: Halt, absent: Collecti
 
 def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
     """Return whether a maintenance's one boot was made. A window that starts after its window asks again."""
-    return is_made(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
+    return is_run_consumed(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
 
 
-def is_made(made: Run | None, run: int, start: datetime | None) -> bool:
+def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
     """Return whether a run whose window starts at ``start`` was made, by the last run of its maintenance."""
-    if made is None or made.run < run:
+    if last_run is None or last_run.run < run:
         return False
-    return made.end is None or start is None or start < made.end
+    return last_run.end is None or start is None or start < last_run.end
 
 
-def already_made(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
+def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
     """Return the runs that were made of maintenances that are not over, by maintenance."""
     if record is None:
         return {}
@@ -175,7 +177,7 @@ def already_made(decision: Decision, at: datetime, record: Record | None) -> dic
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _BootState:
     phase: Phase
     cause: Cause
     maintenance: str | None = None
@@ -184,11 +186,13 @@ class _State:
     override: BootOverride | None = None
     key: str | None = None
     data: Digest | None = None  # the token by which a system that is booted once asks for its data
-    inserted: Boot | None = None  # whose medium lies, or may still lie, in a virtual drive
-    begun: bool = field(default=False, compare=False)  # whether its boot was given already, and is only given again
+    medium_boot: Boot | None = None  # whose medium lies, or may still lie, in a virtual drive
+    is_served_again: bool = field(
+        default=False, compare=False
+    )  # whether its boot was given already, and is only given again
 
 
-def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
+def _list_transition_times(decision: Decision, record: Record | None) -> Iterator[datetime]:
     windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
     for window in windows:
         yield from (instant for instant in (window.start, window.end) if instant is not None)
@@ -207,58 +211,58 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
             yield from (made.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
 
 
-def _state(
-    decision: Decision, at: datetime, record: Record | None, stop: Halt, absent: Collection[BootFile]
-) -> _State | None:
+def _find_boot_state(
+    decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent: Collection[BootFile]
+) -> _BootState | None:
     """Return what a server boots at an instant, before its files are named. None: it has no plan."""
     policy = decision.policy
-    active = [maintenance for maintenance in decision.maintenances if maintenance.active(at)]
+    active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
     if active:  # R2: the highest priority; every tie was over when the commit was accepted
         highest = max(active, key=lambda maintenance: maintenance.priority)
-        state = _under_maintenance(decision.uuid, highest, at, record)
+        state = _maintenance_state(decision.uuid, highest, at, record)
     elif policy is not None:
-        state = _under_policy(policy, at, record)
+        state = _policy_state(policy, at, record)
     else:
         return None
     if (boot := state.boot) is None:
-        given = _may_still_run(decision, at, record, state)
-        return replace(state, inserted=_inserted(given)) if given is not None else state
-    if stop is Halt.ALL:
-        return _disk(policy, Cause.ALL_STOPPED)
-    if (decision.stopped or stop is Halt.WRITING) and boot.writes_disk:
-        return _instead(policy, Cause.STOPPED, absent)
+        given = _find_running_boot(decision, at, record, state)
+        return replace(state, medium_boot=_select_medium_boot(given)) if given is not None else state
+    if stop is StopScope.ALL:
+        return _disk_state(policy, Cause.ALL_STOPPED)
+    if (decision.stopped or stop is StopScope.WRITING) and boot.writes_disk:
+        return _substitute_state(policy, Cause.STOPPED, absent)
     if boot.writes_disk and _is_withheld(decision, state, at, record):
-        instead = _instead(policy, Cause.WITHHELD, absent)
-        if state.begun and instead.boot is None:  # the system that was booted still fetches its user data
+        instead = _substitute_state(policy, Cause.WITHHELD, absent)
+        if state.is_served_again and instead.boot is None:  # the system that was booted still fetches its user data
             return replace(instead, user_data=state.user_data, data=state.data)
         return instead
-    if not state.begun and boot.lacks(absent):
-        return _instead(policy, Cause.ABSENT, absent)
-    return replace(state, inserted=_inserted(boot))
+    if not state.is_served_again and boot.lacks(absent):
+        return _substitute_state(policy, Cause.FILE_MISSING, absent)
+    return replace(state, medium_boot=_select_medium_boot(boot))
 
 
-def _is_withheld(decision: Decision, state: _State, at: datetime, record: Record | None) -> bool:
+def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Record | None) -> bool:
     """Return whether a newer commit withholds the install boot of a state.
 
     An attempt that has begun, and not failed, gets its remaining boots, unless a newer commit takes its image back.
     """
-    found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.active(at)]
+    found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.is_active(at)]
     if not found or any(each.takes_image_back for each in found):
         return bool(found)
     policy, last = decision.policy, None
     if policy is not None and record is not None and policy.network_boot is not NetworkBoot.ALWAYS:
-        last = last_attempt(record, provision_reason(policy, record))
+        last = last_attempt(record, provision_key(policy, record))
     has_begun = state.maintenance is None and last is not None and last.failed is None
-    return not (state.begun or has_begun)
+    return not (state.is_served_again or has_begun)
 
 
-def _inserted(boot: Boot) -> Boot | None:
+def _select_medium_boot(boot: Boot) -> Boot | None:
     return boot if boot.medium is not None else None
 
 
-def _may_still_run(decision: Decision, at: datetime, record: Record | None, state: _State) -> Boot | None:
+def _find_running_boot(decision: Decision, at: datetime, record: Record | None, state: _BootState) -> Boot | None:
     """Return the one-time boot whose system may still read its medium, because its end was not seen."""
     if record is None:
         return None
@@ -267,28 +271,28 @@ def _may_still_run(decision: Decision, at: datetime, record: Record | None, stat
         given = next(each for each in decision.maintenances if each.name == state.maintenance)
         since = made.at if made is not None else None
         if state.cause is Cause.MAINTENANCE_OUTCOME:
-            since = _first_serve(record, run_reason(given, record))
+            since = _first_serve_time(record, run_key(given, record))
         return given.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
     policy, since = decision.policy, None
     if policy is None:
         return None
     match state.cause:
-        case Cause.PROVISIONED if record.evidence in EVIDENCE_OF_A_BEGINNING:
+        case Cause.PROVISIONED if record.evidence in START_EVIDENCE:
             since = record.provisioned_at
         case Cause.CONSUMED:
             since = record.consumed_at
         case Cause.OUTCOME:
-            since = _first_serve(record, wanted_key(policy, record))
+            since = _first_serve_time(record, next_boot_key(policy, record))
         case Cause.ATTEMPTED | Cause.STARTED:
-            last = last_attempt(record, provision_reason(policy, record))
+            last = last_attempt(record, provision_key(policy, record))
             since = last.boots[-1].at if last is not None else None
     return policy.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
 
 
-def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _State:
+def _substitute_state(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _BootState:
     if policy is not None and (boot := harmless_boot(policy, absent)) is not None:
-        return replace(_always(policy, boot), cause=cause, inserted=_inserted(boot))
-    return _disk(policy, cause)
+        return replace(_always_state(policy, boot), cause=cause, medium_boot=_select_medium_boot(boot))
+    return _disk_state(policy, cause)
 
 
 def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = ()) -> Boot | None:
@@ -298,60 +302,60 @@ def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = 
     return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot
 
 
-def _under_maintenance(
+def _maintenance_state(
     uuid: SystemUuid, maintenance: MaintenanceDecision, at: datetime, record: Record | None
-) -> _State:
+) -> _BootState:
     boot, name = maintenance.boot, maintenance.name
     if boot is None:
-        return _State(Phase.DISK, Cause.MAINTENANCE_DISK, name)
+        return _BootState(Phase.DISK, Cause.MAINTENANCE_DISK, name)
     made, data = False, None
     if maintenance.network_boot is NetworkBoot.ONCE:
         if record is None:
-            return _State(Phase.DISK, Cause.UNKNOWN, name)
-        data = token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
+            return _BootState(Phase.DISK, Cause.UNKNOWN, name)
+        data = offer_token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
         made = has_run(maintenance, record)
-        if made and not is_given_again(record.runs[name], at):
+        if made and not is_run_served_again(record.runs[name], at):
             asks_still = boot.user_data is not None and _is_within(record.runs[name].at, at, DATA_GRACE)
             cause = Cause.MAINTENANCE_DONE
             if boot.shows_its_start and record.runs[name].given is not None:
                 is_given = record.runs[name].started is None
-                cause = Cause.MAINTENANCE_GIVEN if is_given else Cause.MAINTENANCE_STARTED
+                cause = Cause.MAINTENANCE_SERVED if is_given else Cause.MAINTENANCE_STARTED
             if not asks_still:
-                return _State(Phase.DISK, cause, name)
-            return _State(Phase.DISK, cause, name, user_data=boot.user_data, data=data)
-    reason = run_reason(maintenance, record)
+                return _BootState(Phase.DISK, cause, name)
+            return _BootState(Phase.DISK, cause, name, user_data=boot.user_data, data=data)
+    reason = run_key(maintenance, record)
     is_once = maintenance.network_boot is NetworkBoot.ONCE
-    if is_once and not made and record is not None and (served_at := _first_serve(record, reason)) is not None:
+    if is_once and not made and record is not None and (served_at := _first_serve_time(record, reason)) is not None:
         if not _is_within(served_at, at, FETCH_GRACE):
             asks_still = boot.user_data is not None and _is_within(served_at, at, DATA_GRACE)
             user_data, data = (boot.user_data, data) if asks_still else (None, None)
-            return _State(Phase.DISK, Cause.MAINTENANCE_OUTCOME, name, user_data=user_data, data=data)
+            return _BootState(Phase.DISK, Cause.MAINTENANCE_OUTCOME, name, user_data=user_data, data=data)
         made = True
-    return _State(
+    return _BootState(
         Phase.MAINTENANCE,
         Cause.MAINTENANCE,
         name,
         boot,
         boot.user_data,
-        override=_override(boot, maintenance.network_boot, maintenance.override, reason) if not made else None,
+        override=_make_override(boot, maintenance.network_boot, maintenance.override, reason) if not made else None,
         key=reason if is_once else None,
         data=data if boot.user_data is not None else None,
-        begun=made,
+        is_served_again=made,
     )
 
 
-def _first_serve(record: Record, key: str) -> datetime | None:
+def _first_serve_time(record: Record, key: str) -> datetime | None:
     """Return when an endpoint was first about to serve the boot of a key, if no outcome of that is known."""
-    serve = record.unknown_serve(key)
+    serve = record.find_unknown_serve(key)
     return serve.seen.at if serve is not None else None
 
 
-def is_given_again(made: Run, at: datetime) -> bool:
+def is_run_served_again(last_run: Run, at: datetime) -> bool:
     """Return whether a maintenance's one boot is still served: for a minute, until its system asks for its data."""
-    return made.started is None and _is_within(made.at, at, FETCH_GRACE)
+    return last_run.started is None and _is_within(last_run.at, at, FETCH_GRACE)
 
 
-def run_reason(maintenance: MaintenanceDecision, record: Record | None) -> str:
+def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
     """Return the run that a maintenance wants, as the reason of an override.
 
     A run that is made again in a later window has a reason of its own: what was set for the first says nothing of it.
@@ -364,60 +368,64 @@ def run_reason(maintenance: MaintenanceDecision, record: Record | None) -> str:
     return f"{reason}/after/{format_instant(before.end)}"
 
 
-def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -> _State:
+def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -> _BootState:
     boot = policy.boot
     if boot is None:
-        return _disk(policy, Cause.DISK)
+        return _disk_state(policy, Cause.DISK)
     if policy.network_boot is NetworkBoot.NEVER:
-        return _disk(policy, Cause.NEVER)
+        return _disk_state(policy, Cause.NEVER)
     if policy.network_boot is NetworkBoot.ALWAYS:
-        return _always(policy, boot)
+        return _always_state(policy, boot)
     if record is None:
-        return _disk(policy, Cause.UNKNOWN)
+        return _disk_state(policy, Cause.UNKNOWN)
     if is_overwritten(record, policy.provision):
-        return _disk(policy, Cause.OVERWRITTEN)
-    key = wanted_key(policy, record)
-    given = _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key, begun=True)
+        return _disk_state(policy, Cause.OVERWRITTEN)
+    key = next_boot_key(policy, record)
+    given = _BootState(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key, is_served_again=True)
     if is_provisioned(policy, record):
         since, until = record.provisioned_at, record.grace_until
         if since is not None and until is not None and since <= at < until and record.image == boot.image:
-            if not record.attempts or overtaken_attempt(record) is not None:
+            if not record.attempts or unfinished_later_attempt(record) is not None:
                 return given
             return replace(given, key=record.attempts[-1].boot_key)  # the key that is wanted now may be a later one
-        asks_still = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _TAKEN_FOR_IT
+        asks_still = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _ADOPTED
         data = boot.user_data if asks_still else None
-        if data is not None and record.evidence not in EVIDENCE_OF_A_BEGINNING:
+        if data is not None and record.evidence not in START_EVIDENCE:
             data = data.without_secrets()
-        return _disk(policy, Cause.PROVISIONED if overtaken_attempt(record) is None else Cause.OVERTAKEN, data)
-    if (last := last_attempt(record, provision_reason(policy, record))) is not None:
-        if last.is_given_again(at):
+        return _disk_state(
+            policy,
+            Cause.PROVISIONED if unfinished_later_attempt(record) is None else Cause.LATER_INSTALL_UNFINISHED,
+            data,
+        )
+    if (last := last_attempt(record, provision_key(policy, record))) is not None:
+        if last.is_served_again(at):
             return replace(given, key=last.boot_key)
-        if due_boot(policy, record) is None:
+        if next_attempt_and_boot(policy, record) is None:
             data = boot.user_data if _is_within(last.boots[-1].at, at, DATA_GRACE) else None
             if data is not None and last.step is InstallStep.FAILED:
                 data = data.without_secrets()
-            return replace(_disk(policy, _CAUSES[last.step], data), key=key)
+            return replace(_disk_state(policy, _CAUSE_BY_STEP[last.step], data), key=key)
     if record.consumed_at is not None and is_covered(record.consumed_key, key):
         late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
-        return replace(_disk(policy, Cause.CONSUMED), key=key) if late else given
-    if (served_at := _first_serve(record, key)) is not None:
+        return replace(_disk_state(policy, Cause.CONSUMED), key=key) if late else given
+    if (served_at := _first_serve_time(record, key)) is not None:
         if _is_within(served_at, at, FETCH_GRACE):
             return given
         asks_still = _is_within(served_at, at, DATA_GRACE)
-        return replace(_disk(policy, Cause.OUTCOME, boot.user_data if asks_still else None), key=key)
-    if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != wanted_release(policy, record):
-        return _disk(policy, Cause.RUNS)
-    override = _override(boot, policy.network_boot, policy.override, key)
-    return _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, override, key)
+        return replace(_disk_state(policy, Cause.OUTCOME, boot.user_data if asks_still else None), key=key)
+    if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != release_key(policy, record):
+        return _disk_state(policy, Cause.WAITING_FOR_POWER_OFF)
+    override = _make_override(boot, policy.network_boot, policy.override, key)
+    return _BootState(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, override, key)
 
 
-def wanted_release(policy: PolicyDecision, record: Record) -> str:
+def release_key(policy: PolicyDecision, record: Record) -> str:
     """Return the key of the installation for which gitboot has to see the machine off."""
-    return f"{provision_reason(policy, record)}/{record.offered}"
+    return f"{provision_key(policy, record)}/{record.offered}"
 
 
-_TAKEN_FOR_IT: Final = "Adopted"  # it was installed before anybody looked: no installer asks for its data still
-_CAUSES: Final = {
+_ADOPTED: Final = "Adopted"  # it was installed before anybody looked: no installer asks for its data still
+_CAUSE_BY_STEP: Final = {
     InstallStep.ATTEMPTED: Cause.ATTEMPTED,
     InstallStep.STARTED: Cause.STARTED,
     InstallStep.FAILED: Cause.FAILED,
@@ -429,18 +437,18 @@ def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
     return since <= at < since + grace
 
 
-def _always(policy: PolicyDecision, boot: Boot) -> _State:
-    override = _override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
-    return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, boot.user_data, override)
+def _always_state(policy: PolicyDecision, boot: Boot) -> _BootState:
+    override = _make_override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
+    return _BootState(Phase.NETWORK, Cause.ALWAYS, None, boot, boot.user_data, override)
 
 
-def _disk(policy: PolicyDecision | None, cause: Cause, user_data: UserDataFiles | None = None) -> _State:
+def _disk_state(policy: PolicyDecision | None, cause: Cause, user_data: UserDataFiles | None = None) -> _BootState:
     override = None
     if policy is not None and policy.disk_boot is DiskBoot.HDD:
         override = BootOverride(
             enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
         )
-    return _State(Phase.DISK, cause, user_data=user_data, override=override)
+    return _BootState(Phase.DISK, cause, user_data=user_data, override=override)
 
 
 _TARGETS = {
@@ -450,7 +458,7 @@ _TARGETS = {
 }
 
 
-def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason: str) -> BootOverride | None:
+def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason: str) -> BootOverride | None:
     if mode is OverrideMode.NONE:
         return None
     file = boot.http_boot_file
@@ -463,7 +471,7 @@ def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason:
     )
 
 
-def carried(record: Record, decision: Decision) -> Record:
+def extend_moved_runs(record: Record, decision: Decision) -> Record:
     """Return the record after a commit moved the windows of runs. A run lasts as long as its window.
 
     So a window that was lengthened and then shortened from the front asks for no second run.

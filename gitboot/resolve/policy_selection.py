@@ -33,7 +33,7 @@ from gitboot.resolve.server_plan import Phase
 T = TypeVar("T")
 
 
-class Lost(NamedTuple):
+class LosingCandidate(NamedTuple):
     """A candidate that did not win, and by which rule."""
 
     candidate: str
@@ -41,12 +41,12 @@ class Lost(NamedTuple):
     why: str
 
 
-class Won(Struct, Generic[T], frozen=True):
+class Choice(Struct, Generic[T], frozen=True):
     """What a rule chose, why, and over whom."""
 
     winner: T
     why: str
-    lost: tuple[Lost, ...]
+    losing: tuple[LosingCandidate, ...]
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Pool(Struct, frozen=True, kw_only=True):
     vars: Mapping[str, str | bool]
 
 
-def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
+def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
     """Return every policy with what it inherits, and what is wrong with the inheritance."""
     found: dict[str, Pool] = {}
     problems: list[Problem] = []
@@ -78,36 +78,36 @@ def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
             chain.append(parent)
         if parent is not None:
             message, hint = f"BootPolicy/{name} is its own ancestor", "remove one of the inherits"
-            problems.append(repository.problem(Code.CYCLE, message, policy, "spec", "inherits", hint=hint))
+            problems.append(repository.build_problem(Code.CYCLE, message, policy, "spec", "inherits", hint=hint))
             continue
         chain.reverse()
         specs = [repository.policies[each].spec for each in chain]
-        missing = [field for field in ("profile", "network_boot") if _inherited(specs, field) is None]
+        missing = [field for field in ("profile", "network_boot") if _find_inherited(specs, field) is None]
         if not missing:
             found[name] = Pool(
                 name=name,
                 chain=tuple(chain),
-                priority=_inherited(specs, "priority") or 0,
-                profile=_inherited(specs, "profile"),
-                network_boot=_inherited(specs, "network_boot"),
-                reinstall=_inherited(specs, "reinstall") or ReinstallMode.NEVER,
-                override=_inherited(specs, "override"),
-                disk_boot=_inherited(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
-                power=_inherited(specs, "power") or PolicyPower.NONE,
-                wait_for=_inherited(specs, "wait_for") or PolicyWait.NONE,
+                priority=_find_inherited(specs, "priority") or 0,
+                profile=_find_inherited(specs, "profile"),
+                network_boot=_find_inherited(specs, "network_boot"),
+                reinstall=_find_inherited(specs, "reinstall") or ReinstallMode.NEVER,
+                override=_find_inherited(specs, "override"),
+                disk_boot=_find_inherited(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
+                power=_find_inherited(specs, "power") or PolicyPower.NONE,
+                wait_for=_find_inherited(specs, "wait_for") or PolicyWait.NONE,
                 kernel_arguments=tuple(spec.kernel_arguments for spec in specs),
                 node_labels={key: value for spec in specs for key, value in spec.node_labels.items()},
                 node_taints=tuple(taint for spec in specs for taint in spec.node_taints),
                 vars={key: value for spec in specs for key, value in spec.vars.items()},
             )
-        elif not any(_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
+        elif not any(_find_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
             what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
             message, hint = f"BootPolicy/{name} neither has nor inherits {what}", f"add {what}, or inherits"
-            problems.append(repository.problem(Code.NOT_INHERITED, message, policy, "spec", hint=hint))
+            problems.append(repository.build_problem(Code.NOT_INHERITED, message, policy, "spec", hint=hint))
     return found, problems
 
 
-def _inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
+def _find_inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
     return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
 
 
@@ -117,15 +117,15 @@ class Tie(NamedTuple):
     names: tuple[str, ...]
 
 
-def choose_policy(candidates: Sequence[Pool], named: Pool | None) -> Won[Pool] | Tie | None:
+def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choice[Pool] | Tie | None:
     """Rule R3 for one server: of the policies that select it, or the one that it names."""
-    if named is not None:
+    if named_policy is not None:
         lost = tuple(
-            Lost(f"BootPolicy/{pool.name}", "R3", "the server names its policy itself")
+            LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the server names its policy itself")
             for pool in candidates
-            if pool.name != named.name
+            if pool.name != named_policy.name
         )
-        return Won(named, "the server names it", lost)
+        return Choice(named_policy, "the server names it", lost)
     ancestors = {name for pool in candidates for name in pool.chain[:-1]}
     leaves = [pool for pool in candidates if pool.name not in ancestors]
     if not leaves:
@@ -141,64 +141,66 @@ def choose_policy(candidates: Sequence[Pool], named: Pool | None) -> Won[Pool] |
         for pool in candidates
         if pool is not winner
     }
-    lost = tuple(Lost(f"BootPolicy/{name}", "R3", why) for name, why in reasons.items())
-    return Won(winner, "it selects the server", lost)
+    lost = tuple(LosingCandidate(f"BootPolicy/{name}", "R3", why) for name, why in reasons.items())
+    return Choice(winner, "it selects the server", lost)
 
 
-def in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
+def is_in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
     """Return whether a server is among the first ``percent`` of a stream's servers. Raising it only adds servers."""
-    return joins_at(stream, uuid) <= percent
+    return joining_percentage(stream, uuid) <= percent
 
 
-def joins_at(stream: str, uuid: SystemUuid) -> int:
+def joining_percentage(stream: str, uuid: SystemUuid) -> int:
     """Return the lowest percentage, 1 to 100, at which a stream's rollout reaches a server."""
     place = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
     return (place * 100 >> 64) + 1
 
 
-class Named(NamedTuple):
+class NamedImage(NamedTuple):
     """An image, and where it is named."""
 
     image: str
-    said_by: Id
+    document: Id
     path: tuple[str | int, ...]
 
 
-def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]) -> Won[Named]:
+def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]) -> Choice[NamedImage]:
     """Rule R4 for one server under a policy whose profile boots from the network."""
-    candidates: list[tuple[Named, str]] = []
-    missed: list[Lost] = []
+    candidates: list[tuple[NamedImage, str]] = []
+    missed: list[LosingCandidate] = []
     name, spec = server.metadata.name, server.spec
     if spec.pin is not None:
-        pinned = Named(spec.pin.image, Id("Server", name), ("spec", "pin", "image"))
+        pinned = NamedImage(spec.pin.image, Id("Server", name), ("spec", "pin", "image"))
         candidates.append((pinned, "the server's pin names it"))
     if profile.spec.stream is not None:
         stream, key = streams[profile.spec.stream], Id("ImageStream", profile.spec.stream)
         for number, hold in enumerate(stream.spec.holds):
             if selects(hold.select, name, server.metadata.labels):
-                held = Named(hold.image, key, ("spec", "holds", number, "image"))
+                held = NamedImage(hold.image, key, ("spec", "holds", number, "image"))
                 candidates.append((held, "a hold of the stream selects the server"))
         rollout = stream.spec.rollout
         if rollout is not None:
-            rolled_out = Named(rollout.image, key, ("spec", "rollout", "image"))
+            rolled_out = NamedImage(rollout.image, key, ("spec", "rollout", "image"))
             if not selects(rollout.selector, name, server.metadata.labels):
-                missed.append(Lost(f"BootImage/{rollout.image}", "R4", "the rollout's selector leaves the server out"))
-            elif not in_rollout(key.name, server.uuid, rollout.percent):
+                missed.append(
+                    LosingCandidate(f"BootImage/{rollout.image}", "R4", "the rollout's selector leaves the server out")
+                )
+            elif not is_in_rollout(key.name, server.uuid, rollout.percent):
                 why = f"the rollout has not reached the server at {rollout.percent} %"
-                missed.append(Lost(f"BootImage/{rollout.image}", "R4", why))
+                missed.append(LosingCandidate(f"BootImage/{rollout.image}", "R4", why))
             else:
                 candidates.append((rolled_out, "the stream's rollout has reached the server"))
-        current = Named(stream.spec.current, key, ("spec", "current"))
+        current = NamedImage(stream.spec.current, key, ("spec", "current"))
         candidates.append((current, "it is the stream's current image"))
     if profile.spec.image is not None:
-        named = Named(profile.spec.image, Id("BootProfile", profile.metadata.name), ("spec", "image"))
+        named = NamedImage(profile.spec.image, Id("BootProfile", profile.metadata.name), ("spec", "image"))
         candidates.append((named, "the profile names it"))
     (winner, why), *others = candidates
-    lost = tuple(Lost(f"BootImage/{other.image}", "R4", f"{says}, but {why}") for other, says in others)
-    return Won(winner, why, (*missed, *lost))
+    lost = tuple(LosingCandidate(f"BootImage/{other.image}", "R4", f"{says}, but {why}") for other, says in others)
+    return Choice(winner, why, (*missed, *lost))
 
 
-def maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:
+def choose_maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:
     """Return the image under a maintenance: the profile's, or the current one of its stream."""
     if profile.spec.image is not None:
         return profile.spec.image
@@ -217,7 +219,7 @@ class OptOut(Struct, frozen=True, kw_only=True):
     path: tuple[str | int, ...]
 
 
-def opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
+def list_opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
     """Yield every pin and hold of a fleet."""
     for name, server in repository.servers.items():
         if (pin := server.spec.pin) is not None:
@@ -241,11 +243,11 @@ def opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
             )
 
 
-def overdue(repository: FleetRepository, at: datetime) -> Iterator[Problem]:
+def find_overdue_opt_outs(repository: FleetRepository, at: datetime) -> Iterator[Problem]:
     """Yield a warning for each pin and hold whose deadline is past at ``at``."""
-    for opt_out in opt_outs(repository):
+    for opt_out in list_opt_outs(repository):
         if opt_out.until is not None and opt_out.until <= at:
-            yield repository.problem(
+            yield repository.build_problem(
                 Code.OVERDUE,
                 f"{opt_out.what} to BootImage/{opt_out.image} was to end at {format_instant(opt_out.until)} "
                 f"({opt_out.reason})",
@@ -263,7 +265,7 @@ class MinimumVersion(NamedTuple):
     version: str
 
 
-def minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
+def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
     """Return the lowest version for the servers of each profile, if gitboot reports lower ones."""
     return {
         name: MinimumVersion(stream, skew.minimum_version)
@@ -322,7 +324,7 @@ class Unbootable(Exception):
         self.code, self.message, self.hint, self.resource, self.path = code, message, hint, resource, path
 
 
-class Selecting(Generic[T]):
+class SelectorIndex(Generic[T]):
     """What selects servers, in a given order."""
 
     def __init__(self, selecting: Iterable[tuple[T, Literal["All", "None"] | Selector]]) -> None:
@@ -342,16 +344,16 @@ class Selecting(Generic[T]):
         self._keys = tuple(sorted(keys))
         self._found: dict[tuple[str | None, ...], tuple[list[int], tuple[T, ...]]] = {}  # by labels
 
-    def of(self, server: Server) -> tuple[T, ...]:
+    def find(self, server: Server) -> tuple[T, ...]:
         """Return what selects a server, in the given order."""
         name, labels = server.metadata.name, server.metadata.labels
         seen = tuple([labels.get(key) for key in self._keys])
         if (found := self._found.get(seen)) is None:
             numbers = [number for number, select in self._by_labels if selects(select, name, labels)]
-            found = self._found[seen] = numbers, self._at(numbers)
+            found = self._found[seen] = numbers, self._pick(numbers)
         if (named := self._by_name.get(name)) is not None:
-            return self._at(sorted((*found[0], *named)))
+            return self._pick(sorted((*found[0], *named)))
         return found[1]
 
-    def _at(self, numbers: Iterable[int]) -> tuple[T, ...]:
+    def _pick(self, numbers: Iterable[int]) -> tuple[T, ...]:
         return tuple(self._selecting[number] for number in numbers)

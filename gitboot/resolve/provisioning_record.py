@@ -13,17 +13,17 @@ from zlib import crc32
 from msgspec import Struct
 
 from gitboot.errors import UsageError
-from gitboot.jsonio import LEFT_OUT, Digest, canonical, facts, format_instant, named
-from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
+from gitboot.jsonio import OMITTED, Digest, encode_canonical, format_instant, json_key, to_json_value
+from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, quote_value, text
 from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.resolve.server_decision import Decision
 
 T = TypeVar("T")
 
 
-def ahead(
-    published: Mapping[SystemUuid, Record],
-    known: Mapping[SystemUuid, Record],
+def find_newer_records(
+    published_records: Mapping[SystemUuid, Record],
+    ledger_records: Mapping[SystemUuid, Record],
     reasons: Callable[[SystemUuid], Collection[str | None]],
 ) -> list[SystemUuid]:
     """Return the servers of which a published tree has newer records than a ledger, which is an older copy.
@@ -32,49 +32,51 @@ def ahead(
     """
     return sorted(
         uuid
-        for uuid, record in published.items()
-        if (record.consumed_key is not None or record != known.get(uuid))  # of nearly all there is nothing to find
+        for uuid, record in published_records.items()
+        if (
+            record.consumed_key is not None or record != ledger_records.get(uuid)
+        )  # of nearly all there is nothing to find
         and (
-            (before := _progress(record)) > (now := _progress(known.get(uuid)))
+            (before := _progress_key(record)) > (now := _progress_key(ledger_records.get(uuid)))
             or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
-            or (before == now and _has_serve_unknown_to(known.get(uuid), record))
+            or (before == now and _has_new_serve(ledger_records.get(uuid), record))
         )
     )
 
 
-def _progress(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime]:
+def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime]:
     """Return the parts of a server's record that only grow."""
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
         return (False, 0, 0, beginning, beginning, beginning)
     ran = max((run.at for run in record.runs.values()), default=beginning)
-    seen = max((_last_instant(attempt) for attempt in record.attempts), default=beginning)
+    seen = max((_last_evidence_time(attempt) for attempt in record.attempts), default=beginning)
     return (True, record.offered, record.taken_back, record.provisioned_at or beginning, ran, seen)
 
 
-def _has_serve_unknown_to(known: Record | None, published: Record) -> bool:
+def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:
     """Return whether a published record has an intent that the ledger has neither read nor dropped as withheld."""
-    serves = known.unknown_serves if known is not None else ()
+    serves = ledger_record.unknown_serves if ledger_record is not None else ()
     intents = {each.intent for each in serves}
     given_back = max((each.seen.at for each in serves if not each.intent), default=None)
     return any(
         not each.is_withheld and each.intent not in intents and (given_back is None or given_back < each.seen.at)
-        for each in published.unknown_serves
+        for each in published_record.unknown_serves
     )
 
 
-def last_shown(record: Record) -> datetime | None:
+def find_last_seen(record: Record) -> datetime | None:
     """Return when a server was last seen, by its record."""
-    seen = [*(_last_instant(each) for each in record.attempts), *(run.at for run in record.runs.values())]
+    seen = [*(_last_evidence_time(each) for each in record.attempts), *(run.at for run in record.runs.values())]
     seen += [each.seen.at for each in record.unknown_serves if not each.is_withheld]
     return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
 
 
-def _last_instant(attempt: InstallAttempt) -> datetime:
+def _last_evidence_time(attempt: InstallAttempt) -> datetime:
     return attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
 
 
-def drift(decision: Decision, record: Record | None) -> dict[str, str]:
+def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
     """Return how a provisioned server differs from its plan, in words, by condition."""
     policy = decision.policy
     if record is None or record.provision is None or policy is None:
@@ -87,21 +89,21 @@ def drift(decision: Decision, record: Record | None) -> dict[str, str]:
     return found
 
 
-def shard_of(uuid: SystemUuid) -> str:
+def shard_name(uuid: SystemUuid) -> str:
     """In which of the files of a published tree its record is; UUIDs of one maker begin alike."""
     return f"{crc32(uuid.encode()) & 0xFF:02x}"
 
 
-def exported(records: Mapping[SystemUuid, Record]) -> bytes:
+def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
     """Return records as a file of ``ops/records``, which ``gitboot records begin FILE`` reads."""
     items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
-    return canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
+    return encode_canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 
 
-def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
+def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
     """Exported records; raise `UsageError` naming ``path`` where they are something else."""
     try:
-        return {parse_uuid(item["uuid"]): record_of(item) for item in json.loads(data)["items"]}
+        return {parse_uuid(item["uuid"]): parse_record(item) for item in json.loads(data)["items"]}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
         raise UsageError(f"{path}: not exported records ({reason}); take ops/records of a published tree") from None
@@ -109,114 +111,120 @@ def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
 
 def record_facts(record: Record) -> dict[str, Any]:
     """Return a record as JSON values."""
-    runs = {name: _without_absent_disk_boot(facts(run)) for name, run in record.runs.items()}
+    runs = {name: _drop_null_disk_boot(to_json_value(run)) for name, run in record.runs.items()}
     attempts = [attempt_facts(each) for each in record.attempts]
-    perhaps = {"unknownServes": facts(record.unknown_serves)} if record.unknown_serves else {}
-    return {**facts(record), "runs": runs, "attempts": attempts, **perhaps}
+    perhaps = {"unknownServes": to_json_value(record.unknown_serves)} if record.unknown_serves else {}
+    return {**to_json_value(record), "runs": runs, "attempts": attempts, **perhaps}
 
 
 def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
     """Return an attempt at an installation as JSON values: its fetches, and how far it came."""
-    return _without_absent_disk_boot({**facts(attempt), "step": attempt.step})
+    return _drop_null_disk_boot({**to_json_value(attempt), "step": attempt.step})
 
 
-def _without_absent_disk_boot(found: dict[str, Any]) -> dict[str, Any]:
+def _drop_null_disk_boot(fields: dict[str, Any]) -> dict[str, Any]:
     """Leave the field out if it is null: 2fefe59 does not write it."""
-    return {key: value for key, value in found.items() if key != "diskBoot" or value is not None}
+    return {key: value for key, value in fields.items() if key != "diskBoot" or value is not None}
 
 
-def last_word(record: Record) -> list[Any]:
+def last_provisioning_facts(record: Record) -> list[Any]:
     """Return the last provisioning of a server as a JSON value. An operator who changes the record has seen it."""
-    return [record.offered, record.provision, record.image, facts(record.provisioned_at)]
+    return [record.offered, record.provision, record.image, to_json_value(record.provisioned_at)]
 
 
 def run_facts(run: Run) -> dict[str, Any]:
     """Return what was seen of a maintenance's run, as JSON values."""
-    seen = {"given": facts(run.given), "started": facts(run.started), "diskBoot": facts(run.disk_boot)}
-    return _without_absent_disk_boot(seen)
+    seen = {
+        "given": to_json_value(run.given),
+        "started": to_json_value(run.started),
+        "diskBoot": to_json_value(run.disk_boot),
+    }
+    return _drop_null_disk_boot(seen)
 
 
-def record_of(item: Mapping[str, Any]) -> Record:
+def parse_record(item: Mapping[str, Any]) -> Record:
     """Return the record of JSON values. Raises ValueError, TypeError or KeyError if they are not a record."""
 
     def optional(parse: Callable[[Any], T], name: str) -> T | None:
         return parse(item[name]) if item[name] is not None else None
 
     return Record(
-        provision=optional(_number, "provision"),
+        provision=optional(_parse_number, "provision"),
         image=optional(text, "image"),
         pool=optional(text, "pool"),
         decision=optional(parse_digest, "decisionDigest"),
         evidence=optional(text, "evidence"),
-        provisioned_at=optional(_instant, "provisionedAt"),
-        grace_until=optional(_instant, "graceUntil"),
-        consumed_at=optional(_instant, "consumedAt"),
+        provisioned_at=optional(_parse_instant, "provisionedAt"),
+        grace_until=optional(_parse_instant, "graceUntil"),
+        consumed_at=optional(_parse_instant, "consumedAt"),
         consumed_key=optional(text, "consumedKey"),
-        runs={name: _run(made) for name, made in item["runs"].items()},
+        runs={name: _parse_run(made) for name, made in item["runs"].items()},
         overwritten_by=optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
-        offered=_number(item.get("offered", 0)),
-        answered=_number(item.get("answered", 0)),
-        taken_back=_number(item.get("takenBack", 0)),
-        attempts=tuple(map(attempt_of, item.get("attempts", ()))),
-        unknown_serves=unknown_serves_of(item.get("unknownServes", ())),
+        offered=_parse_number(item.get("offered", 0)),
+        answered=_parse_number(item.get("answered", 0)),
+        taken_back=_parse_number(item.get("takenBack", 0)),
+        attempts=tuple(map(parse_attempt, item.get("attempts", ()))),
+        unknown_serves=parse_unknown_serves(item.get("unknownServes", ())),
     )
 
 
-def unknown_serves_of(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe, ...]:
+def parse_unknown_serves(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe, ...]:
     """Return the intents that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
     return tuple(
-        UnknownServe(text(each["intent"]), text(each["key"]), _seen(each["seen"]), each["isWithheld"] is True)
+        UnknownServe(
+            text(each["intent"]), text(each["key"]), _parse_step_evidence(each["seen"]), each["isWithheld"] is True
+        )
         for each in items
     )
 
 
-def attempt_of(item: Mapping[str, Any]) -> InstallAttempt:
+def parse_attempt(item: Mapping[str, Any]) -> InstallAttempt:
     """Return the attempt of JSON values. Raises ValueError, TypeError or KeyError if they are not an attempt."""
-    started, failed, boots = item["started"], item["failed"], tuple(map(_seen, item["boots"]))
+    started, failed, boots = item["started"], item["failed"], tuple(map(_parse_step_evidence, item["boots"]))
     if not boots:
         raise ValueError("expected the boot that was given")
     return InstallAttempt(
         key=text(item["key"]),
-        number=_number(item["number"]),
+        number=_parse_number(item["number"]),
         boots=boots,
-        started=_seen(started) if started is not None else None,
-        started_boot=_number(item.get("startedBoot", len(boots) if started is not None else 0)),
-        failed=Failure(_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
-        disk_boot=_seen(item["diskBoot"]) if item.get("diskBoot") is not None else None,
+        started=_parse_step_evidence(started) if started is not None else None,
+        started_boot=_parse_number(item.get("startedBoot", len(boots) if started is not None else 0)),
+        failed=Failure(_parse_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
+        disk_boot=_parse_step_evidence(item["diskBoot"]) if item.get("diskBoot") is not None else None,
     )
 
 
-def _seen(item: Mapping[str, Any]) -> Seen:
-    return Seen(_instant(item["at"]), text(item["path"]), text(item["client"]))
+def _parse_step_evidence(item: Mapping[str, Any]) -> StepEvidence:
+    return StepEvidence(_parse_instant(item["at"]), text(item["path"]), text(item["client"]))
 
 
-def _run(made: Mapping[str, Any]) -> Run:
-    end = made.get("end")
+def _parse_run(item: Mapping[str, Any]) -> Run:
+    end = item.get("end")
     return Run(
-        _number(made["run"]),
-        _instant(made["at"]),
-        _instant(end) if end is not None else None,
-        **seen_of_run(made),
+        _parse_number(item["run"]),
+        _parse_instant(item["at"]),
+        _parse_instant(end) if end is not None else None,
+        **parse_run_evidence(item),
     )
 
 
-def seen_of_run(seen: Mapping[str, Any]) -> dict[str, Seen | None]:
+def parse_run_evidence(item: Mapping[str, Any]) -> dict[str, StepEvidence | None]:
     """Return what was seen of a run, from `run_facts`. Raises ValueError, TypeError or KeyError for other values."""
     names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
-    return {name: _seen(seen[key]) if seen.get(key) is not None else None for name, key in names.items()}
+    return {name: _parse_step_evidence(item[key]) if item.get(key) is not None else None for name, key in names.items()}
 
 
-def _number(value: object) -> int:
+def _parse_number(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:  # as the ledger has them
-        raise ValueError(f"expected a whole number from 0, found {shown(value)}")
+        raise ValueError(f"expected a whole number from 0, found {quote_value(value)}")
     return value
 
 
-def _instant(value: object) -> datetime:
+def _parse_instant(value: object) -> datetime:
     """Return an instant as `exported` writes it. Evidence has fractions of a second, which YAML has not."""
     at = datetime.fromisoformat(text(value))
     if at.tzinfo is None:
-        raise ValueError(f"expected an instant with an offset, found {shown(value)}")
+        raise ValueError(f"expected an instant with an offset, found {quote_value(value)}")
     return at.astimezone(UTC)
 
 
@@ -231,7 +239,7 @@ class InstallStep(StrEnum):
     PROVISIONED = "Provisioned"
 
 
-class Seen(NamedTuple):
+class StepEvidence(NamedTuple):
     """What a step is known by."""
 
     at: datetime
@@ -249,9 +257,9 @@ class Run(NamedTuple):
     run: int
     at: datetime
     end: datetime | None = None  # of the window in which it was made; None: it had none, or nobody knows
-    given: Seen | None = None  # what it is known by; None: it was said, or by a gitboot that did not note it
-    started: Seen | None = None  # by what the system that was booted has asked for
-    disk_boot: Seen | None = None  # the first boot of the disk that the machine fetched after it
+    given: StepEvidence | None = None  # what it is known by; None: it was said, or by a gitboot that did not note it
+    started: StepEvidence | None = None  # by what the system that was booted has asked for
+    disk_boot: StepEvidence | None = None  # the first boot of the disk that the machine fetched after it
 
 
 class UnknownServe(NamedTuple):
@@ -264,7 +272,7 @@ class UnknownServe(NamedTuple):
 
     intent: str  # the intent's id; "" if it was withheld, and both lines were read; "more" for all beyond a number
     key: str  # of the boot, as `boot_key` or a maintenance's run has it
-    seen: Seen  # the request
+    seen: StepEvidence  # the request
     is_withheld: bool = False
 
 
@@ -285,14 +293,14 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
     key: str  # the provision key
     number: int = 1
-    boots: tuple[Seen, ...]  # that were given: more than one where the installer boots several times
-    started: Seen | None = None
+    boots: tuple[StepEvidence, ...]  # that were given: more than one where the installer boots several times
+    started: StepEvidence | None = None
     started_boot: int = 0  # whose system has asked for its data last, counted from 1
     failed: Failure | None = None
-    disk_boot: Seen | None = None  # the first boot of the disk that the machine fetched after its completion
+    disk_boot: StepEvidence | None = None  # the first boot of the disk that the machine fetched after its completion
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the system of the boot that was given last has asked for its data."""
         return self.started is not None and self.started_boot == len(self.boots)
 
@@ -307,14 +315,14 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
         return InstallStep.ATTEMPTED if self.started is None else InstallStep.STARTED
 
     @property
-    def last_seen(self) -> Seen:
+    def last_seen(self) -> StepEvidence:
         """By what its step is known, or the last boot of an installer that boots several times."""
-        return self.started if self.started is not None and self.runs else self.boots[-1]
+        return self.started if self.started is not None and self.is_running else self.boots[-1]
 
-    def is_given_again(self, at: datetime) -> bool:
+    def is_served_again(self, at: datetime) -> bool:
         """Return whether the last boot is still served: to a second NIC, a loader's retry, or the next loader."""
         given = self.boots[-1].at
-        if self.failed is not None or self.runs:
+        if self.failed is not None or self.is_running:
             return False
         return given <= at < given + FETCH_GRACE
 
@@ -331,7 +339,7 @@ class Record:
     provision: int | None = None  # the number that was installed last; None: never provisioned
     image: str | None = None  # what it was provisioned with
     pool: str | None = None
-    decision: Digest | None = field(default=None, metadata=named("decisionDigest"))
+    decision: Digest | None = field(default=None, metadata=json_key("decisionDigest"))
     evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator
     provisioned_at: datetime | None = None  # or when it was said to be pending
     grace_until: datetime | None = None  # until when the boot that was made is still served
@@ -344,11 +352,11 @@ class Record:
     taken_back: int = 0  # by which what another client had fetched was offered anew; what was before still counts
     attempts: tuple[InstallAttempt, ...] = ()  # at the key that was wanted last, in their order
     # The key for which its machine was seen off; told to nobody: whoever goes by an export waits for that again.
-    released: str | None = field(default=None, metadata=LEFT_OUT)
+    released: str | None = field(default=None, metadata=OMITTED)
     overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
-    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=LEFT_OUT)  # `record_facts` has them
+    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # `record_facts` has them
 
-    def unknown_serve(self, key: str) -> UnknownServe | None:
+    def find_unknown_serve(self, key: str) -> UnknownServe | None:
         """Return the first intent to serve the boot of a key whose outcome is not known."""
         found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
         return min(found, key=lambda each: each.seen.at, default=None)

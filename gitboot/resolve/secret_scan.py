@@ -33,7 +33,7 @@ Find = Callable[[str], Iterable[SecretSpan]]
 class LeakRule(NamedTuple):
     """One kind of secret."""
 
-    what: str
+    kind: str
     severity: Severity
     words: tuple[str, ...]  # one of which stands in any text that has one, in lower case
     find: Find
@@ -54,7 +54,7 @@ _HARMLESS: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_FEW: Final = 8  # different characters: a token has more, a placeholder has fewer
+_MIN_DISTINCT_CHARACTERS: Final = 8  # different characters: a token has more, a placeholder has fewer
 # In the documentation of AWS, of kubeadm, and of JWT.
 _EXAMPLES: Final = ("EXAMPLE", "abcdef.0123456789abcdef", "eyJzdWIiOiIxMjM0NTY3ODkwIi")
 
@@ -63,7 +63,7 @@ def _is_harmless(value: str) -> bool:
     return _HARMLESS.fullmatch(value) is not None or any(example in value for example in _EXAMPLES)
 
 
-def _looks_made(value: str) -> bool:
+def _looks_generated(value: str) -> bool:
     """Return whether a value looks like a token, and not like a name or a word."""
     return len(value) >= 8 and any(each.isdigit() for each in value) and any(each.isalpha() for each in value)
 
@@ -75,7 +75,9 @@ _BLANKS: Final = r"[^\S\n]*+"  # within a line
 _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[^\s'"#,{}\[\];]++))"""
 
 
-def _values(pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool) -> Find:
+def _value_finder(
+    pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool
+) -> Find:
     """Return a function that finds what a pattern has in one of its groups, without harmless values."""
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -90,7 +92,7 @@ def _values(pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only
 _IN_VALUE: Final = ("double", "single", "plain")
 
 
-def _between(begins: str, end: str) -> Find:
+def _block_finder(begins: str, end: str) -> Find:
     """Return a function that finds everything from a pattern to ``end``, or to the end of the text."""
     compiled = re.compile(begins)
 
@@ -104,7 +106,7 @@ def _between(begins: str, end: str) -> Find:
     return find
 
 
-def _in_lines(word: str, pattern: str) -> Find:
+def _line_finder(word: str, pattern: str) -> Find:
     """Return a function that finds the first match of a pattern in each line that has a word."""
     compiled = re.compile(pattern)
 
@@ -122,7 +124,7 @@ def _in_lines(word: str, pattern: str) -> Find:
 # Rules that are more than a pattern
 
 
-def _password_lists(text: str) -> Iterator[SecretSpan]:
+def _find_password_lists(text: str) -> Iterator[SecretSpan]:
     """Yield each name:password in the lines after ``chpasswd:`` of cloud-init, at the line of ``chpasswd:``."""
     if "chpasswd:" not in text:
         return
@@ -143,7 +145,7 @@ _PASSWORD_LIST: Final = re.compile(rf"{_BLANKS}chpasswd:")
 _NAME_AND_PASSWORD: Final = re.compile(rf"{_BLANKS}(?:-{_BLANKS})?[a-z_][\w-]*+:(?P<v>\S++)")
 
 
-def _kickstart(text: str) -> Iterator[SecretSpan]:
+def _find_kickstart_passwords(text: str) -> Iterator[SecretSpan]:
     for found in _KICKSTART.finditer(text):
         command, *options = found[0].split()
         if command == "rootpw":
@@ -158,21 +160,21 @@ def _kickstart(text: str) -> Iterator[SecretSpan]:
 _KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTILINE)
 
 
-def _assignments(text: str) -> Iterator[SecretSpan]:
+def _find_assignments(text: str) -> Iterator[SecretSpan]:
     """Yield each NAME=value of a shell or an environment file whose name is that of a secret."""
     for found in _ASSIGNMENT.finditer(text):
         value = next(found[each] for each in _IN_VALUE if found[each] is not None)
-        if _SAYS_SECRET.search(found["name"]) and not _is_harmless(value):
+        if _SECRET_SUFFIX.search(found["name"]) and not _is_harmless(value):
             yield SecretSpan(found.start(), found.start("value"), found.end("value"))
 
 
 _ASSIGNMENT: Final = re.compile(
     rf"^{_BLANKS}(?:-{_BLANKS})?(?:export[^\S\n]++)?['\"]?(?P<name>[A-Z][A-Z0-9_]*+)=(?P<value>{_VALUE})", re.MULTILINE
 )
-_SAYS_SECRET: Final = re.compile(r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|API_?KEY|ACCESS_?KEY)$")
+_SECRET_SUFFIX: Final = re.compile(r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|API_?KEY|ACCESS_?KEY)$")
 
 
-def _registries(text: str) -> Iterator[SecretSpan]:
+def _find_registry_passwords(text: str) -> Iterator[SecretSpan]:
     """Yield each user:password in base64 of a ``.dockerconfigjson``."""
     for found in _REGISTRY.finditer(text):
         try:
@@ -187,17 +189,17 @@ _REGISTRY: Final = re.compile(r"\"auth\"\s*+:\s*+\"(?P<v>[A-Za-z0-9+/]{8,}+={0,2
 
 
 def _is_token(value: str) -> bool:
-    return len(set(value)) >= _FEW
+    return len(set(value)) >= _MIN_DISTINCT_CHARACTERS
 
 
 _BEFORE_KEY: Final = rf"(?:^{_BLANKS}(?:-{_BLANKS})?|[{{,]{_BLANKS})['\"]?"
 _KEY: Final = r"(?:{names})['\"]?\s*+:(?=\s*+{value})"
 
 
-def _keys(*names: str, only: Callable[[str], bool] = bool) -> Find:
+def _key_finder(*names: str, only: Callable[[str], bool] = bool) -> Find:
     """Return a function that finds the values of these keys in YAML or JSON, in block or flow style."""
     key = _KEY.format(names="|".join(names), value=_VALUE)
-    in_its_place = _values(_BEFORE_KEY + key, *_IN_VALUE, only=only)
+    in_its_place = _value_finder(_BEFORE_KEY + key, *_IN_VALUE, only=only)
 
     def find(text: str) -> Iterable[SecretSpan]:
         # To look for the names alone takes a tenth of the time, and most texts have none of them.
@@ -212,66 +214,66 @@ RULES: Final = (
         "a private key",
         Severity.ERROR,
         ("private key",),
-        _between(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----", "-----END"),
+        _block_finder(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----", "-----END"),
     ),
-    LeakRule("a private key", Severity.ERROR, ("putty-",), _between(r"PuTTY-User-Key-File-\d", "Private-MAC")),
+    LeakRule("a private key", Severity.ERROR, ("putty-",), _block_finder(r"PuTTY-User-Key-File-\d", "Private-MAC")),
     LeakRule(
         "a private key",
         Severity.ERROR,
         ("privatekey", "presharedkey"),
-        _values(rf"(?:PrivateKey|PresharedKey){_BLANKS}={_BLANKS}(?P<v>[A-Za-z0-9+/]{{43}}=)", "v"),
+        _value_finder(rf"(?:PrivateKey|PresharedKey){_BLANKS}={_BLANKS}(?P<v>[A-Za-z0-9+/]{{43}}=)", "v"),
     ),
-    LeakRule("a password", Severity.WARNING, ("passw",), _keys("plain_text_passwd", "password", "passwd")),
-    LeakRule("a password", Severity.WARNING, ("passphrase", "psk"), _keys("passphrase", "psk", "wpa-psk")),
+    LeakRule("a password", Severity.WARNING, ("passw",), _key_finder("plain_text_passwd", "password", "passwd")),
+    LeakRule("a password", Severity.WARNING, ("passphrase", "psk"), _key_finder("passphrase", "psk", "wpa-psk")),
     LeakRule(
         "a token",
         Severity.WARNING,
         ("token", "secret", "apikey", "api-key", "api_key"),
-        _keys(
+        _key_finder(
             *("token", "agent-token", "auth[_-]?token", "access[_-]?token", "client[_-]?secret"),
             *("secret[_-]?key", "api[_-]?key", "apikey"),
-            only=_looks_made,
+            only=_looks_generated,
         ),
     ),
-    LeakRule("a password", Severity.WARNING, ("chpasswd",), _password_lists),
-    LeakRule("a password", Severity.WARNING, ("rootpw", "user"), _kickstart, in_line=True),
+    LeakRule("a password", Severity.WARNING, ("chpasswd",), _find_password_lists),
+    LeakRule("a password", Severity.WARNING, ("rootpw", "user"), _find_kickstart_passwords, in_line=True),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("-password",),
-        _values(r"passwd/(?:root|user)-password(?:-again)?\s++password\s++(?P<v>\S++)", "v"),
+        _value_finder(r"passwd/(?:root|user)-password(?:-again)?\s++password\s++(?P<v>\S++)", "v"),
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("psk",),
-        _values(rf"^{_BLANKS}(?:wpa-)?psk(?:{_BLANKS}={_BLANKS}|[^\S\n]++){_VALUE}", *_IN_VALUE),
+        _value_finder(rf"^{_BLANKS}(?:wpa-)?psk(?:{_BLANKS}={_BLANKS}|[^\S\n]++){_VALUE}", *_IN_VALUE),
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("--pass", "--token", "--secret", "--api-key", "--auth"),
-        _values(rf"{_OPTIONS}(?:=|[^\S\n]++)(?!-){_VALUE}", *_IN_VALUE),
+        _value_finder(rf"{_OPTIONS}(?:=|[^\S\n]++)(?!-){_VALUE}", *_IN_VALUE),
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("curl",),
-        _in_lines("curl", r"\s(?:-u|--user)(?:=|\s{0,4})['\"]?[\w.@-]{1,64}+:(?P<v>[^\s'\"]{1,256}+)"),
+        _line_finder("curl", r"\s(?:-u|--user)(?:=|\s{0,4})['\"]?[\w.@-]{1,64}+:(?P<v>[^\s'\"]{1,256}+)"),
         in_line=True,
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("://",),
-        _values(r"://[^\s/:@'\"]{1,64}+:(?P<v>[^\s/@'\"]{1,256}+)@", "v"),
+        _value_finder(r"://[^\s/:@'\"]{1,64}+:(?P<v>[^\s/@'\"]{1,256}+)@", "v"),
         in_line=True,
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("authorization",),
-        _values(
+        _value_finder(
             r"(?i:authorization)['\"]?\s{0,4}+[:=]\s{0,4}+['\"]?(?i:basic|bearer|token)\s{1,4}+(?P<v>[\w.~+/=-]{8,}+)",
             "v",
         ),
@@ -280,23 +282,27 @@ RULES: Final = (
         "a weakly hashed password",
         Severity.WARNING,
         ("$apr1$", "$1$", "{sha}", "{ssha}"),
-        _values(rf"^{_BLANKS}(?:-{_BLANKS})?[\w.@-]{{1,64}}+:(?P<v>(?:\$apr1\$|\$1\$|\{{SHA\}}|\{{SSHA\}})\S++)", "v"),
+        _value_finder(
+            rf"^{_BLANKS}(?:-{_BLANKS})?[\w.@-]{{1,64}}+:(?P<v>(?:\$apr1\$|\$1\$|\{{SHA\}}|\{{SSHA\}})\S++)", "v"
+        ),
     ),
-    LeakRule("a password or token", Severity.WARNING, ("pass", "secret", "token", "key"), _assignments, in_line=True),
-    LeakRule("a registry's password", Severity.ERROR, ('"auth"',), _registries),
+    LeakRule(
+        "a password or token", Severity.WARNING, ("pass", "secret", "token", "key"), _find_assignments, in_line=True
+    ),
+    LeakRule("a registry's password", Severity.ERROR, ('"auth"',), _find_registry_passwords),
     LeakRule(
         "a kubeadm token",
         Severity.WARNING,
         ("kubeadm", "bootstrap", "token"),
-        _values(r"(?<![\w.-])(?P<v>[a-z0-9]{6}\.[a-z0-9]{16})(?![\w.-])", "v", only=_looks_made),
+        _value_finder(r"(?<![\w.-])(?P<v>[a-z0-9]{6}\.[a-z0-9]{16})(?![\w.-])", "v", only=_looks_generated),
         in_line=True,
     ),
-    LeakRule("a k3s token", Severity.ERROR, ("k10",), _values(r"\bK10[0-9a-f]{48,}+::\S++", flags=re.NOFLAG)),
+    LeakRule("a k3s token", Severity.ERROR, ("k10",), _value_finder(r"\bK10[0-9a-f]{48,}+::\S++", flags=re.NOFLAG)),
     LeakRule(
         "an AWS secret key",
         Severity.ERROR,
         ("secret",),
-        _values(
+        _value_finder(
             rf"(?i:aws.?secret.?access.?key)['\"]?{_BLANKS}[:=]{_BLANKS}['\"]?"
             r"(?P<v>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
             "v",
@@ -307,18 +313,22 @@ RULES: Final = (
         "an Azure storage key",
         Severity.ERROR,
         ("accountkey",),
-        _values(r"AccountKey=(?P<v>[A-Za-z0-9+/]{86}==)", "v"),
+        _value_finder(r"AccountKey=(?P<v>[A-Za-z0-9+/]{86}==)", "v"),
     ),
     LeakRule(
         "a JSON Web Token",
         Severity.ERROR,
         ("eyj",),
-        _values(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{20,}+", flags=re.NOFLAG),
+        _value_finder(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{20,}+", flags=re.NOFLAG),
         in_line=True,
     ),
     *(
         LeakRule(
-            each.what, Severity.ERROR, each.words, _values(each.pattern, flags=re.NOFLAG, only=_is_token), in_line=True
+            each.kind,
+            Severity.ERROR,
+            each.words,
+            _value_finder(each.pattern, flags=re.NOFLAG, only=_is_token),
+            in_line=True,
         )
         for each in TOKENS
     ),
@@ -328,8 +338,8 @@ RULES: Final = (
 class Leak(NamedTuple):
     """Something that looks like a secret, without it."""
 
-    what: str  # a private key, a password
-    where: str  # user data, line 7; kernel argument rd.luks.key
+    kind: str  # a private key, a password
+    location: str  # user data, line 7; kernel argument rd.luks.key
     severity: Severity
     is_argument: bool = False
 
@@ -337,16 +347,16 @@ class Leak(NamedTuple):
 class Secret(NamedTuple):
     """Where a text gives something away; lines are 1-based."""
 
-    what: str
+    kind: str
     line: int  # which says what it is
     first: int  # of the lines that must not be shown
     last: int
     severity: Severity
     digest: str  # of what is secret: the same stands elsewhere, however it is indented
-    allowed: str | None = None  # why its author lets it pass
+    allowance: str | None = None  # why its author lets it pass
 
 
-def leaks(boot: Boot, known: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
+def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
     """Yield what a boot's published files and arguments seem to give away: the first of each kind.
 
     ``known`` are digests of what was told where it comes from. ``own`` are digests that gitboot has made for the
@@ -354,21 +364,21 @@ def leaks(boot: Boot, known: frozenset[str] = frozenset(), own: Collection[str] 
     """
     others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
     for argument in boot.kernel_arguments:
-        if gives_away(_without_own(argument, others)) and gives_away(argument):
+        if is_secret_argument(_replace_own_values(argument, others)) and is_secret_argument(argument):
             name = argument.partition("=")[0]
             yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING, is_argument=True)
     texts = dict(boot.user_data.files) if boot.user_data is not None else {}
     for name, text in {**texts, **boot.entries}.items():
-        if not secrets(_without_own(text, others)):
+        if not find_secrets(_replace_own_values(text, others)):
             continue
         told: set[str] = set()
-        for secret in secrets(text):
-            if secret.allowed is None and secret.digest not in known and secret.what not in told:
-                told.add(secret.what)
-                yield Leak(secret.what, f"{name}, line {secret.line}", secret.severity)
+        for secret in find_secrets(text):
+            if secret.allowance is None and secret.digest not in known_digests and secret.kind not in told:
+                told.add(secret.kind)
+                yield Leak(secret.kind, f"{name}, line {secret.line}", secret.severity)
 
 
-def _without_own(text: str, others: Iterable[tuple[str, str]]) -> str:
+def _replace_own_values(text: str, others: Iterable[tuple[str, str]]) -> str:
     """Return a text with others in place of what is a server's own, so that its lines are those of other servers."""
     for own, other in others:
         text = text.replace(own, other)
@@ -381,39 +391,39 @@ _ANY_MAC: Final = "00-00-5e-00-53-1a"
 
 
 @lru_cache(maxsize=4096)  # servers have most of them in common
-def gives_away(argument: str) -> bool:
+def is_secret_argument(argument: str) -> bool:
     name, _, value = argument.partition("=")
-    return bool(secrets(f"password: '{value}'" if _SECRET_NAME.search(name) else argument))
+    return bool(find_secrets(f"password: '{value}'" if _SECRET_NAME.search(name) else argument))
 
 
 _SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|apikey)$", re.IGNORECASE)
 
 
 @lru_cache(maxsize=1024)
-def secrets_of_file(content: bytes) -> tuple[Secret, ...]:
+def find_secrets_in_file(content: bytes) -> tuple[Secret, ...]:
     """Return the secrets of a file of the commit, which gitboot scans once for all servers."""
-    return tuple(secrets(content.decode(errors="replace")))
+    return tuple(find_secrets(content.decode(errors="replace")))
 
 
-def secrets(text: str) -> list[Secret]:
+def find_secrets(text: str) -> list[Secret]:
     """Return everything that a text seems to give away, by its lines."""
     lines = _scan_lines(text)
-    found = [*_by_rules(text, lines), *_encoded_secrets(lines)]
+    found = [*_apply_rules(text, lines), *_find_encoded_secrets(lines)]
     if not found:
         return []
     by_number = _TextLines(text)
     placed: dict[Secret, None] = {}
     for rule, span, value in sorted(found, key=itemgetter(1)):
-        line, first, last = (by_number.of(each) for each in span)
+        line, first, last = (by_number.number_at(each) for each in span)
         digest = sha256(_SPACE.sub("", value).strip("'\"").encode(errors="replace")).hexdigest()
-        reasons = (by_number.allowance_in(each) for each in sorted({line, first}))
+        reasons = (by_number.allowance_at(each) for each in sorted({line, first}))
         allowed = next((why for why in reasons if why is not None), None)
-        placed[Secret(rule.what, line, first, last, rule.severity, digest, allowed)] = None
-    return sorted(placed, key=lambda secret: (secret.first, secret.line, secret.what))
+        placed[Secret(rule.kind, line, first, last, rule.severity, digest, allowed)] = None
+    return sorted(placed, key=lambda secret: (secret.first, secret.line, secret.kind))
 
 
 _SPACE: Final = re.compile(r"\s|\\n")
-_Found = tuple[LeakRule, SecretSpan, str]
+_Match = tuple[LeakRule, SecretSpan, str]
 
 
 class _LeakLine(NamedTuple):
@@ -421,20 +431,23 @@ class _LeakLine(NamedTuple):
 
     length: int
     rules: tuple[int, ...]  # that may find something in it with others, by their numbers
-    found: tuple[tuple[int, SecretSpan, str], ...]  # by the others
+    matches: tuple[tuple[int, SecretSpan, str], ...]  # by the others
     pieces: tuple[tuple[int, int, str], ...]  # of base64: (start, end, what it has)
     base64: str | None  # what it has, if it is nothing else
 
 
 def _scan_lines(text: str) -> list[_LeakLine]:
-    return [_line(line) if len(line) <= _LONG else _line.__wrapped__(line) for line in text.split("\n")]
+    return [
+        _scan_line(line) if len(line) <= _MAX_CACHED_LENGTH else _scan_line.__wrapped__(line)
+        for line in text.split("\n")
+    ]
 
 
-_LONG: Final = 4096  # characters; what is longer would fill the memory
+_MAX_CACHED_LENGTH: Final = 4096  # characters; what is longer would fill the memory
 
 
 @lru_cache(maxsize=8192)  # servers have most of their lines in common
-def _line(line: str) -> _LeakLine:
+def _scan_line(line: str) -> _LeakLine:
     lowered = line.lower()
     parts = (lowered[at : at + _PART + _OVERLAP] for at in range(0, len(lowered), _PART))
     numbers = sorted({number for part in parts for number in _rules_for(part)})
@@ -448,7 +461,7 @@ def _line(line: str) -> _LeakLine:
     return _LeakLine(
         length=len(line),
         rules=tuple(number for number in numbers if not RULES[number].in_line),
-        found=tuple(found),
+        matches=tuple(found),
         pieces=tuple([(found.start(), found.end(), found[0]) for found in _BASE64.finditer(line)]),
         base64=base64["v"] if base64 is not None else None,
     )
@@ -461,17 +474,19 @@ def _rules_for(part: str) -> frozenset[int]:
     found = _ANY_WORD.search(part)
     while found is not None:
         at = found.start()
-        numbers.update(*(_RULES_OF[word] for word in _BY_FIRST[part[at]] if part.startswith(word, at)))
+        numbers.update(*(_RULES_BY_WORD[word] for word in _WORDS_BY_FIRST[part[at]] if part.startswith(word, at)))
         found = _ANY_WORD.search(part, at + 1)
     return frozenset(numbers)
 
 
-def _by_rules(text: str, lines: list[_LeakLine]) -> list[_Found]:
+def _apply_rules(text: str, lines: list[_LeakLine]) -> list[_Match]:
     """Return what the rules find, in the order of the rules."""
     found, numbers, offset = [], set[int](), 0
     for line in lines:
-        if line.found:
-            found += [(number, SecretSpan(*(at + offset for at in span)), value) for number, span, value in line.found]
+        if line.matches:
+            found += [
+                (number, SecretSpan(*(at + offset for at in span)), value) for number, span, value in line.matches
+            ]
         if line.rules:
             numbers.update(line.rules)
         offset += line.length + 1
@@ -480,27 +495,27 @@ def _by_rules(text: str, lines: list[_LeakLine]) -> list[_Found]:
     return [(RULES[number], span, value) for number, span, value in sorted(found, key=itemgetter(0))]
 
 
-_RULES_OF: Final[defaultdict[str, list[int]]] = defaultdict(list)  # by word, their numbers
+_RULES_BY_WORD: Final[defaultdict[str, list[int]]] = defaultdict(list)  # by word, their numbers
 
 
 for _number, _rule in enumerate(RULES):
     for _word in _rule.words:
-        _RULES_OF[_word].append(_number)
+        _RULES_BY_WORD[_word].append(_number)
 
 
 _PART: Final = 64  # characters of a line that are looked at together
-_OVERLAP: Final = max(map(len, _RULES_OF)) - 1  # more characters, in which a word that begins in the part may end
-_BY_FIRST: Final[defaultdict[str, list[str]]] = defaultdict(list)  # words by their first character
+_OVERLAP: Final = max(map(len, _RULES_BY_WORD)) - 1  # more characters, in which a word that begins in the part may end
+_WORDS_BY_FIRST: Final[defaultdict[str, list[str]]] = defaultdict(list)  # words by their first character
 
 
-for _word in sorted(_RULES_OF):
-    _BY_FIRST[_word[0]].append(_word)
+for _word in sorted(_RULES_BY_WORD):
+    _WORDS_BY_FIRST[_word[0]].append(_word)
 
 
 _ANY_WORD: Final = re.compile(
     "|".join(
         rf"{re.escape(first)}(?:{'|'.join(re.escape(word[1:]) for word in words)})"
-        for first, words in _BY_FIRST.items()
+        for first, words in _WORDS_BY_FIRST.items()
     )
 )
 
@@ -511,7 +526,7 @@ _ALLOWED: Final = re.compile(r"gitboot:allow-secret[^\S\n]++(?P<why>[^\n]++)")
 _COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
 
 
-def allowance(line: str) -> str | None:
+def parse_allowance(line: str) -> str | None:
     """Return the reason that a line gives for a secret in it: ``gitboot:allow-secret REASON``; None: it gives none."""
     found = _ALLOWED.search(line)
     return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
@@ -528,12 +543,12 @@ class _TextLines:
         self._ends = list(accumulate(len(line) + 1 for line in self._lines))
         self._allowances: dict[int, str | None] = {}
 
-    def of(self, offset: int) -> int:
+    def number_at(self, offset: int) -> int:
         return min(bisect_right(self._ends, offset), len(self._lines) - 1) + 1
 
-    def allowance_in(self, line: int) -> str | None:
+    def allowance_at(self, line: int) -> str | None:
         if line not in self._allowances:
-            self._allowances[line] = allowance(self._lines[line - 1])
+            self._allowances[line] = parse_allowance(self._lines[line - 1])
         return self._allowances[line]
 
 
@@ -543,15 +558,15 @@ _BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A
 _BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
 
 
-def _encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Found]:
+def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
     """Yield what base64 hides, in one piece or in consecutive lines."""
     offset = 0
     for line in lines:
         for start, end, data in line.pieces:
-            for rule, value in _secrets_in_piece(data) if len(data) <= _LONG else _secrets_in_base64(data):
+            for rule, value in _secrets_in_piece(data) if len(data) <= _MAX_CACHED_LENGTH else _secrets_in_base64(data):
                 yield rule, SecretSpan(start + offset, start + offset, end + offset), value
         offset += line.length + 1
-    for start, end, data in _blocks(lines):
+    for start, end, data in _find_base64_blocks(lines):
         for rule, value in _secrets_in_base64(data):
             yield rule, SecretSpan(start, start, end), value
 
@@ -569,26 +584,26 @@ def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, st
     except (Error, UnicodeDecodeError):
         return  # it is no text
     lines = _scan_lines(decoded)
-    for rule, _, value in _by_rules(decoded, lines):
+    for rule, _, value in _apply_rules(decoded, lines):
         yield rule, value
     for line in lines if times > 1 else ():
         for _, _, again in line.pieces:
             yield from _secrets_in_base64(again, times - 1)
 
 
-def _blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
+def _find_base64_blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
     """Lines of base64 that follow each other."""
-    if not any(line.base64 is not None and len(line.base64) >= _WIDE for line in lines):
+    if not any(line.base64 is not None and len(line.base64) >= _MIN_BLOCK_WIDTH for line in lines):
         return
     held: list[str] = []
     begins = ends = offset = 0
     for line in (*lines, _NO_LINE):
         data = line.base64
-        if data is not None and (held or len(data) >= _WIDE):
+        if data is not None and (held or len(data) >= _MIN_BLOCK_WIDTH):
             begins = begins if held else offset
             held.append(data)
             ends = offset + line.length
-        if held and (data is None or len(data) < _WIDE):
+        if held and (data is None or len(data) < _MIN_BLOCK_WIDTH):
             if len(held) > 1:
                 yield begins, ends, "".join(held)
             held = []
@@ -596,4 +611,4 @@ def _blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
 
 
 _NO_LINE: Final = _LeakLine(0, (), (), (), None)
-_WIDE: Final = 40  # characters of each line but the last
+_MIN_BLOCK_WIDTH: Final = 40  # characters of each line but the last

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from gitboot.errors import InvalidRepository
-from gitboot.jsonio import LEFT_OUT, UNLESS_DEFAULT, Digest, digest, facts, named, written_by
+from gitboot.jsonio import OMITTED, UNLESS_DEFAULT, Digest, compute_digest, json_key, json_writer, to_json_value
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import (
     DiskBoot,
@@ -31,7 +31,7 @@ from gitboot.model.boot_policy import (
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Loader, Server
-from gitboot.problems import DatedProblem, Problem, Severity, holding
+from gitboot.problems import DatedProblem, Problem, Severity, find_problems_at
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class Decisions(Struct, frozen=True, kw_only=True):
 
     def problems_at(self, now: datetime) -> tuple[Problem, ...]:
         """Return every problem that holds at an instant, sorted."""
-        return tuple(sorted((*self.warnings, *holding(self.dated, now))))
+        return tuple(sorted((*self.warnings, *find_problems_at(self.dated, now))))
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -68,16 +68,16 @@ def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> N
         raise InvalidRepository(problems, fleet=fleet)
 
 
-INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+INSTALL_MODES: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
-def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
+def report_token(uuid: SystemUuid, provision: int, image: str) -> str:
     """Return the token by which an installer reports a server's provision number and image."""
-    return token(uuid, str(provision), image)
+    return offer_token(uuid, str(provision), image)
 
 
 @lru_cache(maxsize=256)  # to plan and render one server asks for the same few several times
-def token(*parts: str) -> Digest:
+def offer_token(*parts: str) -> Digest:
     """Return the digest that names an offer in paths, from the machine and the parts of its offer."""
     return Digest(sha256("\0".join(parts).encode()).hexdigest())
 
@@ -90,7 +90,7 @@ class BootFile:
     sha256: Digest
     size: int | None
     # whence a mirror takes it; None: it is not mirrored
-    source: str | None = field(default=None, compare=False, metadata=LEFT_OUT)
+    source: str | None = field(default=None, compare=False, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +109,7 @@ class BootFiles:
         return tuple(file for file in single if file is not None)
 
 
-def _digests(texts: Mapping[str, str]) -> dict[str, Digest]:
+def _digest_texts(texts: Mapping[str, str]) -> dict[str, Digest]:
     """Return the digest of each text instead of it, so that JSON does not have secrets."""
     return {name: Digest(sha256(text.encode()).hexdigest()) for name, text in texts.items()}
 
@@ -119,11 +119,11 @@ class UserDataFiles:
     """Rendered user data: one file, or the bundle that NoCloud wants side by side."""
 
     format: str  # as the profile says it: Ignition/3.4
-    files: Mapping[str, str] = field(metadata=LEFT_OUT)  # by name, sorted
-    digest: Digest = field(metadata=named("sha256"))  # of the file, or of the bundle's names and digests
+    files: Mapping[str, str] = field(metadata=OMITTED)  # by name, sorted
+    digest: Digest = field(metadata=json_key("sha256"))  # of the file, or of the bundle's names and digests
     url: str  # what the system is given: the file, or the bundle's folder with a slash at its end
     # what it may fetch besides: age's, as base64, by name
-    secrets: Mapping[str, str] = field(default_factory=dict, metadata=written_by(_digests, unless_default=True))
+    secrets: Mapping[str, str] = field(default_factory=dict, metadata=json_writer(_digest_texts, unless_default=True))
 
     @property
     def folder(self) -> str:
@@ -133,15 +133,15 @@ class UserDataFiles:
         return replace(self, secrets={}) if self.secrets else self
 
     def content_facts(self) -> dict[str, Any]:
-        return {name: value for name, value in facts(self).items() if name != "url"}
+        return {name: value for name, value in to_json_value(self).items() if name != "url"}
 
 
-def _texts(values: Iterable[object]) -> list[str]:
+def _write_texts(values: Iterable[object]) -> list[str]:
     return [str(each) for each in values]
 
 
-def _entry_digests(entries: Mapping[str, str]) -> dict[str, Digest]:
-    return {loader: digest(text) for loader, text in entries.items()}
+def _digest_entries(entries: Mapping[str, str]) -> dict[str, Digest]:
+    return {loader: compute_digest(text) for loader, text in entries.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,9 +159,9 @@ class Boot:
     kernel_arguments: tuple[str, ...]
     user_data: UserDataFiles | None
     node_labels: Mapping[str, str]
-    node_taints: tuple[Taint, ...] = field(metadata=written_by(_texts))
+    node_taints: tuple[Taint, ...] = field(metadata=json_writer(_write_texts))
     # by loader: the author's own entry instead of the built-in one
-    entries: Mapping[str, str] = field(metadata=written_by(_entry_digests))
+    entries: Mapping[str, str] = field(metadata=json_writer(_digest_entries))
     templates: Mapping[str, Digest]  # the template files that went into this boot
     # how many times its installer boots from the network before it is done
     boots: int = field(default=1, metadata=UNLESS_DEFAULT)
@@ -211,7 +211,7 @@ class Boot:
         texts = (*self.kernel_arguments, *self.entries.values(), *user_data)
         return any(mark in text for mark in _BY_IDENTITY for text in texts)
 
-    def with_data_in(self, folder: str, *, told_by: tuple[str, str]) -> Boot:
+    def move_user_data(self, folder: str, *, token_change: tuple[str, str]) -> Boot:
         """Return the boot of a system that finds its user data in another folder below the base URL.
 
         Its installer reports by the second of two tokens in place of the first.
@@ -220,7 +220,7 @@ class Boot:
         within = f"/{user_data.folder}/" if user_data is not None and not self.asks_by_uuid else None
 
         def moved(text: str) -> str:
-            return (text.replace(within, f"/{folder}/") if within is not None else text).replace(*told_by)
+            return (text.replace(within, f"/{folder}/") if within is not None else text).replace(*token_change)
 
         return replace(
             self,
@@ -241,7 +241,7 @@ class Boot:
         return getattr(self.files, self.http_boot) if self.http_boot is not None else None
 
     @property
-    def fetched(self) -> tuple[BootFile, ...]:
+    def fetched_files(self) -> tuple[BootFile, ...]:
         """The files that a machine fetches by it: what its method starts, and what any text that it is given names."""
         files, started = self.files, set[BootFile | None]()
         if self.direct:
@@ -253,7 +253,7 @@ class Boot:
         return tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
 
     def lacks(self, absent: Collection[BootFile]) -> bool:
-        return bool(absent) and any(each in absent for each in self.fetched)
+        return bool(absent) and any(each in absent for each in self.fetched_files)
 
 
 # What a URL has of user data that is found by UUID, or by a query: see `render.aliases`.
@@ -298,10 +298,10 @@ class MaintenanceDecision:
     # Site, or a label's key; None: of all that it selects
     max_unavailable_per: str | None = field(default=None, metadata=UNLESS_DEFAULT)
 
-    def active(self, at: datetime) -> bool:
+    def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)
 
-    def overlap(self, other: MaintenanceDecision) -> tuple[datetime | None, datetime | None] | None:
+    def find_overlap(self, other: MaintenanceDecision) -> tuple[datetime | None, datetime | None] | None:
         """Return the window [start, end) in which both are active; None: there is no such window."""
         start = max((each for each in (self.start, other.start) if each is not None), default=None)
         end = min((each for each in (self.end, other.end) if each is not None), default=None)
@@ -317,11 +317,11 @@ class WithheldBoot(NamedTuple):
     takes_image_back: bool  # whether the newer commit offers another image there, or none
     by: str  # the newer commit
 
-    def active(self, at: datetime) -> bool:
+    def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)
 
 
-class CopyTerms(NamedTuple):
+class CopySettings(NamedTuple):
     """What the boot files in OUTPUT and in its copies may serve without a record of the fetch."""
 
     one_time_boots: bool = False  # whether they serve one-time boots
@@ -337,13 +337,13 @@ class CopyTerms(NamedTuple):
         }
 
 
-STRICT_COPIES: Final = CopyTerms()  # what a Fleet that sets nothing means
+DEFAULT_COPY_SETTINGS: Final = CopySettings()  # what a Fleet that sets nothing means
 
 
 def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict[str, Any]]:
     """Return maintenances as JSON values, each with its window as one of them."""
     found = []
-    for each in map(facts, maintenances):
+    for each in map(to_json_value, maintenances):
         window = {bound: each.pop(bound) for bound in ("start", "end")}
         found.append({"name": each.pop("name"), "window": window, **each})
     return found
@@ -360,11 +360,11 @@ class Decision:
     firmware: Firmware
     lifecycle: Lifecycle
     restrict: bool  # whether a server that boots its disk gets 404 by each lookup
-    base_url: str = field(metadata=named("baseURL"))
+    base_url: str = field(metadata=json_key("baseURL"))
     provision: int  # the number wanted, whether a policy asks for it now or not
     policy: PolicyDecision | None
     # in the order of their names
-    maintenances: tuple[MaintenanceDecision, ...] = field(metadata=written_by(maintenances_facts))
+    maintenances: tuple[MaintenanceDecision, ...] = field(metadata=json_writer(maintenances_facts))
     # the number that Git says is provisioned; only where that is the evidence
     declared: int | None = field(default=None, metadata=UNLESS_DEFAULT)
     serial: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # that a loader may look it up by
@@ -376,20 +376,22 @@ class Decision:
     endpoint: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     # how loaders hand over to its disk: Exit, Sanboot, a path; None: as for most
     local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)
-    copies: CopyTerms = field(default=STRICT_COPIES, metadata=written_by(CopyTerms.facts, unless_default=True))
+    copies: CopySettings = field(
+        default=DEFAULT_COPY_SETTINGS, metadata=json_writer(CopySettings.facts, unless_default=True)
+    )
     # Install boots that newer commits do not offer. Not in the digest: the commit of this decision does not contain it.
-    withheld: tuple[WithheldBoot, ...] = field(default=(), metadata=LEFT_OUT)
+    withheld: tuple[WithheldBoot, ...] = field(default=(), metadata=OMITTED)
     # once it was asked for
-    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=LEFT_OUT)
+    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 
     @property
     def digest(self) -> Digest:
         """Of all that it says; another process that is given it has it with it."""
         if (known := self._digest) is None:
-            object.__setattr__(self, "_digest", known := digest(facts(self)))
+            object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known
 
-    def digested(self) -> Decision:
+    def with_digest(self) -> Decision:
         _ = self.digest
         return self
 
@@ -398,20 +400,20 @@ class Decision:
         found = (each.boot for each in (self.policy, *self.maintenances) if each is not None)
         return tuple(boot for boot in found if boot is not None)
 
-    def absent(self, withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
+    def find_withheld_files(self, is_withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
         """Return the files that machines fetch in its boots and that are withheld."""
-        return frozenset(file for boot in self.boots for file in boot.fetched if withheld(file))
+        return frozenset(file for boot in self.boots for file in boot.fetched_files if is_withheld(file))
 
     @property
     def token(self) -> Digest | None:
         """What is fetched, and reported, of the installation that is wanted names; None: nothing is installed once."""
         boot = self.installation
-        return Digest(provisioned_token(self.uuid, self.provision, boot.image)) if boot is not None else None
+        return Digest(report_token(self.uuid, self.provision, boot.image)) if boot is not None else None
 
     @property
     def installation(self) -> Boot | None:
         """The boot by which its policy wants something installed; None: nothing is installed once."""
-        return self.policy.boot if self.policy is not None and self.policy.network_boot in INSTALLING else None
+        return self.policy.boot if self.policy is not None and self.policy.network_boot in INSTALL_MODES else None
 
     def data_folder(self, token: Digest) -> str | None:
         """Return the folder, below the base URL, in which only the system of this offer looks for its user data."""
@@ -455,7 +457,7 @@ class Host(Struct, frozen=True, kw_only=True):
     loader: Loader | None = None  # that DHCP names; None: as for most machines
 
 
-def host(server: Server, site: str | None, loader: Loader | None) -> Host:
+def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
     """Return a server as the network knows it."""
     return Host(
         server=server.metadata.name,
@@ -473,12 +475,12 @@ def host(server: Server, site: str | None, loader: Loader | None) -> Host:
     )
 
 
-def idle(host: Host) -> tuple[MacAddress, ...]:
+def list_idle_macs(host: Host) -> tuple[MacAddress, ...]:
     """Return the interfaces that the machine may not boot from, which its decision does not list."""
     return tuple(nic.mac for nic in host.nics if not nic.boots)
 
 
-class Written(Struct, frozen=True, kw_only=True):
+class FieldSources(Struct, frozen=True, kw_only=True):
     """The documents that set the fields of a server. They follow from the commit alone, and decide nothing."""
 
     stream: str | None  # whose images its policy follows

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from gitboot.jsonio import LEFT_OUT, UNLESS_DEFAULT, Digest, digest, facts, format_instant, named
+from gitboot.jsonio import OMITTED, UNLESS_DEFAULT, Digest, compute_digest, format_instant, json_key, to_json_value
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.provisioning_record import InstallStep
@@ -56,7 +56,7 @@ _STEP_WORDS: Final = {
     InstallStep.FAILED: "installer failed",
 }
 # A server counts as provisioned by these before its installer has asked for its data; others prove its completion.
-EVIDENCE_OF_A_BEGINNING: Final = ("Fetched", "Consumed")
+START_EVIDENCE: Final = ("Fetched", "Consumed")
 
 
 class Phase(StrEnum):
@@ -70,23 +70,25 @@ class Cause(StrEnum):
 
     MAINTENANCE = "the maintenance is active"
     MAINTENANCE_DONE = "the maintenance's one boot was made"
-    MAINTENANCE_GIVEN = "the maintenance's one boot was given; nothing has shown that it started"
+    MAINTENANCE_SERVED = "the maintenance's one boot was given; nothing has shown that it started"
     MAINTENANCE_STARTED = "the maintenance's one boot was made, and has started"
     MAINTENANCE_OUTCOME = "the maintenance's one boot was perhaps served; its outcome is unknown"
     MAINTENANCE_DISK = "the maintenance boots the local disk"
     ALWAYS = "the policy always boots from the network"
     PENDING = "the server is to be provisioned"
     PROVISIONED = "the server is provisioned"
-    OVERTAKEN = "the server was provisioned, and another installation has begun since that nothing has shown the end of"
-    RUNS = "the server is to be provisioned once its BMC shows that it is off"
+    LATER_INSTALL_UNFINISHED = (
+        "the server was provisioned, and another installation has begun since that nothing has shown the end of"
+    )
+    WAITING_FOR_POWER_OFF = "the server is to be provisioned once its BMC shows that it is off"
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
     OVERWRITTEN = "a maintenance wrote the disks since the server was provisioned, and unknown never installs"
     STOPPED = "boots that write disks are stopped"
-    ABSENT = "a file that it would boot by is not there"
+    FILE_MISSING = "a file that it would boot by is not there"
     WITHHELD = "a newer commit that is not accepted yet does not offer this install boot"
     ALL_STOPPED = "all boots from the network are stopped"
-    UNHEARD = "its maintenance has no end, and nothing was heard of the instance for an hour"
-    INSTEAD = "in place of a boot that writes a disk"
+    INSTANCE_SILENT = "its maintenance has no end, and nothing was heard of the instance for an hour"
+    SUBSTITUTE = "in place of a boot that writes a disk"
     POLICIES_ALONE = "a copy applies a maintenance only if the endpoint answers that it has not ended"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
     OUTCOME = "its boot was perhaps served, and its outcome is unknown; an operator has to look"
@@ -98,7 +100,7 @@ class Cause(StrEnum):
 
 
 # What a server waits for that boots its disk meanwhile: its installer may be at work, and be heard.
-WAITING: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.OUTCOME, Cause.STARTED})
+WAITING_CAUSES: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.OUTCOME, Cause.STARTED})
 UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
@@ -138,7 +140,7 @@ class BootOverride:
     http_boot_uri: str | None
     reason: str  # what is set at most once
     # whether each reset that consumed it asks for another
-    set_again: bool = field(default=False, metadata=LEFT_OUT)
+    set_again: bool = field(default=False, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +152,7 @@ class BootPlan:
     macs: tuple[MacAddress, ...]
     architecture: Architecture
     firmware: Firmware
-    base_url: str = field(metadata=named("baseURL"))
+    base_url: str = field(metadata=json_key("baseURL"))
     restrict: bool
     phase: Phase
     cause: Cause
@@ -160,7 +162,7 @@ class BootPlan:
     boot: Boot | None  # what boots from the network in this phase; None: the local disk
     user_data: UserDataFiles | None  # what a system that was booted by it may ask for
     override: BootOverride | None
-    next_transition: datetime | None = field(metadata=LEFT_OUT)
+    next_transition: datetime | None = field(metadata=OMITTED)
     # in the ledger's sequence: what was given before that was given of another offer
     offered: int = field(default=0, metadata=UNLESS_DEFAULT)
     # the token by which the system that is booted, or was, asks for its user data
@@ -173,13 +175,13 @@ class BootPlan:
     reads_medium: bool = field(default=False, metadata=UNLESS_DEFAULT)
     local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # how loaders hand over to its disk
     # once it was asked for
-    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=LEFT_OUT)
+    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 
     @property
     def digest(self) -> Digest:
         """Of all that its files and override depend on."""
         if (known := self._digest) is None:
-            object.__setattr__(self, "_digest", known := digest(facts(self)))
+            object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known
 
     @property
@@ -194,7 +196,7 @@ class BootPlan:
         """What is given once by it, the same whatever a commit changes of how it boots; None: no key asks for it."""
         if self.key is None:
             return None
-        return Digest(digest({"uuid": self.uuid, "key": self.key, "offered": self.offered}))
+        return Digest(compute_digest({"uuid": self.uuid, "key": self.key, "offered": self.offered}))
 
     @property
     def data_medium(self) -> Digest | None:

@@ -25,17 +25,17 @@ from jinja2.utils import missing
 from gitboot.problems import Code
 from gitboot.quoting import (
     Unquotable,
-    command_line,
-    grub_arguments,
-    grub_word,
-    ipxe_arguments,
-    ipxe_word,
-    kernel_argument,
+    build_command_line,
+    quote_grub_arguments,
+    quote_grub_word,
+    quote_ipxe_arguments,
+    quote_ipxe_word,
+    quote_kernel_argument,
 )
-from gitboot.text import near
+from gitboot.text import find_similar
 
 
-def _secret(_: str) -> NoReturn:
+def _reject_secret(_: str) -> NoReturn:
     raise TemplateFault(
         Code.SECRET,
         "secret() would be published with the rest; name its file in userData.secrets, and let the machine fetch "
@@ -52,7 +52,7 @@ class TemplateFault(Exception):
         self.line = line  # 1-based, in the template
 
 
-FUNCTIONS: Final[dict[str, Any]] = {"range": range, "secret": _secret}
+FUNCTIONS: Final[dict[str, Any]] = {"range": range, "secret": _reject_secret}
 _METHODS: Final[dict[type, dict[str, Any]]] = {
     dict: {
         "get": dict.get,
@@ -97,19 +97,19 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            undefined=Missing,
+            undefined=MissingName,
             extensions=[TokenCount],
-            finalize=written,
+            finalize=finalize_value,
             keep_trailing_newline=True,
             optimized=False,  # nothing is computed while there is no budget
         )
         self.globals = dict(FUNCTIONS)
-        self.filters = FILTERS | METERS
+        self.filters = FILTERS | BUDGET_FILTERS
         self.tests = dict(TESTS)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        metered(template)
+        add_budget_checks(template)
         template.set_environment(self)
         return template
 
@@ -132,7 +132,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         except LookupError:
             pass
         if not isinstance(argument, str | int):
-            raise failed(f"{kind_of(argument)} is no key of {kind_of(obj)}")
+            raise make_failure(f"{describe_kind(argument)} is no key of {describe_kind(obj)}")
         name: Any = argument
         return self.undefined(obj=obj, name=name)
 
@@ -140,12 +140,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(function, Undefined):
             function._fail_with_undefined_error()
         if not isinstance(function, Macro | partial) and function not in FUNCTIONS.values():
-            raise failed(f"{kind_of(function)} cannot be called")
+            raise make_failure(f"{describe_kind(function)} cannot be called")
         budget: Budget = context.budget
-        budget.spend(CALL)
+        budget.spend(CALL_COST)
         budget.calls -= 1
         if budget.calls < 0:
-            raise out_of_bounds("its macros call each other too deeply")
+            raise make_limit_fault("its macros call each other too deeply")
         text_or_mapping = function.args if isinstance(function, partial) else ()
         budget.weigh([*text_or_mapping, *args])
         result = super().call(context, function, *args, **kwargs)
@@ -155,22 +155,22 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         budget: Budget = context.budget
         budget.weigh([left, right])
-        if operator == "+" and (_are(str, left, right) or _are(list, left, right)):
+        if operator == "+" and (_are_both(str, left, right) or _are_both(list, left, right)):
             return left + right
-        if operator == "**" or not _are(int | float, left, right):
-            raise failed(f"{operator} does not take {kind_of(left)} and {kind_of(right)}")
+        if operator == "**" or not _are_both(int | float, left, right):
+            raise make_failure(f"{operator} does not take {describe_kind(left)} and {describe_kind(right)}")
         result = self.binop_table[operator](left, right)
         if abs(result) > MAX_INTEGER:
-            raise out_of_bounds("a number is too large")
+            raise make_limit_fault("a number is too large")
         return result
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name not in FILTERS:
-            raise failed(unknown("filter", name, FILTERS))
+            raise make_failure(describe_unknown("filter", name, FILTERS))
         return super().call_filter(name, *args, **kwargs)
 
 
-def _are(kind: Any, left: object, right: object) -> bool:
+def _are_both(kind: Any, left: object, right: object) -> bool:
     """Return whether both values are of this kind. A boolean is no number here."""
     return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
 
@@ -183,48 +183,48 @@ class TokenCount(Extension):
         for count, token in enumerate(stream):
             open_brackets += _BRACKETS.get(token.type, 0)
             if count == MAX_TOKENS or open_brackets > MAX_BRACKETS:
-                raise out_of_bounds("it is too long or nested too deeply", token.lineno)
+                raise make_limit_fault("it is too long or nested too deeply", token.lineno)
             yield token
 
 
 _BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbracket": -1, "rbrace": -1}
 
 
-def metered(node: nodes.Node, depth: int = 0) -> nodes.Node:
+def add_budget_checks(node: nodes.Node, depth: int = 0) -> nodes.Node:
     """Return the node with a check of the budget wherever something can grow."""
     if depth > MAX_NESTING:
-        raise out_of_bounds("it is nested too deeply", node.lineno)
+        raise make_limit_fault("it is nested too deeply", node.lineno)
     for field, value in node.iter_fields():
         if isinstance(value, nodes.Node):
-            setattr(node, field, metered(value, depth + 1))
+            setattr(node, field, add_budget_checks(value, depth + 1))
         elif isinstance(value, list):
-            value[:] = [metered(each, depth + 1) if isinstance(each, nodes.Node) else each for each in value]
-    return _meter(node)
+            value[:] = [add_budget_checks(each, depth + 1) if isinstance(each, nodes.Node) else each for each in value]
+    return _add_budget_check(node)
 
 
-def _meter(node: nodes.Node) -> nodes.Node:
+def _add_budget_check(node: nodes.Node) -> nodes.Node:
     match node:
         case nodes.For(recursive=False):
-            node.iter = _asking("-steps", node.iter, _work([*node.body, *filter(None, [node.test])]))
+            node.iter = _apply_hidden_filter("-steps", node.iter, _count_work([*node.body, *filter(None, [node.test])]))
         case nodes.Macro() | nodes.CallBlock():
-            work = _work([*node.body, *node.defaults])
-            spending = _asking("-spent", nodes.Const(None, lineno=node.lineno), work)
+            work = _count_work([*node.body, *node.defaults])
+            spending = _apply_hidden_filter("-spent", nodes.Const(None, lineno=node.lineno), work)
             node.body.insert(0, nodes.ExprStmt(spending, lineno=node.lineno))
         case nodes.Concat():
-            return _asking("-joined", nodes.List(node.nodes, lineno=node.lineno))
+            return _apply_hidden_filter("-joined", nodes.List(node.nodes, lineno=node.lineno))
         case nodes.Compare(expr=expr) | nodes.Operand(expr=expr) if not isinstance(expr, nodes.Const):
-            node.expr = _asking("-weighed", expr)
+            node.expr = _apply_hidden_filter("-weighed", expr)
         case nodes.Dict() | nodes.Tuple(ctx="load") | nodes.Getitem(arg=nodes.Slice()):
-            return _asking("-weighed", node)
+            return _apply_hidden_filter("-weighed", node)
         case nodes.Const(value=int(value) | float(value)) if value > MAX_INTEGER:
-            raise out_of_bounds("a number is too large", node.lineno)
+            raise make_limit_fault("a number is too large", node.lineno)
         case nodes.Filter(name=name) if name not in FILTERS:
-            raise failed(unknown("filter", name, FILTERS), node.lineno)
+            raise make_failure(describe_unknown("filter", name, FILTERS), node.lineno)
         case nodes.Test(name=name) if name not in TESTS:
-            raise failed(unknown("test", name, TESTS), node.lineno)
+            raise make_failure(describe_unknown("test", name, TESTS), node.lineno)
         case nodes.Stmt() if not isinstance(node, _STATEMENTS):
             tag = _TAGS.get(type(node), type(node).__name__.lower())
-            raise failed(f"{tag} is not available: a template stands alone", node.lineno)
+            raise make_failure(f"{tag} is not available: a template stands alone", node.lineno)
     return node
 
 
@@ -239,12 +239,12 @@ _TAGS: Final = {
 }
 
 
-def _asking(hidden_filter: str, node: Any, *arguments: int) -> nodes.Filter:
+def _apply_hidden_filter(hidden_filter: str, node: Any, *arguments: int) -> nodes.Filter:
     constants = [nodes.Const(argument, lineno=node.lineno) for argument in arguments]
     return nodes.Filter(node, hidden_filter, constants, [], None, None, lineno=node.lineno)
 
 
-def _work(body: Iterable[nodes.Node]) -> int:
+def _count_work(body: Iterable[nodes.Node]) -> int:
     """Return the work of one turn of a loop or one call of a macro, without inner loops and macros."""
     work = 0
     for node in body:
@@ -253,36 +253,36 @@ def _work(body: Iterable[nodes.Node]) -> int:
             case nodes.TemplateData(data=text) | nodes.Const(value=str(text)):
                 work += len(text) // 16
             case nodes.For():
-                work += _work([node.iter, *node.else_])
+                work += _count_work([node.iter, *node.else_])
             case nodes.Macro():
                 pass
             case nodes.CallBlock():
-                work += _work([node.call])
+                work += _count_work([node.call])
             case _:
-                work += _work(node.iter_child_nodes())
+                work += _count_work(node.iter_child_nodes())
     return work
 
 
 @pass_context
-def _steps(context: BudgetedContext, value: object, work: int) -> Iterator[object]:
-    for element in elements_of(value):
+def _count_steps(context: BudgetedContext, value: object, work: int) -> Iterator[object]:
+    for element in get_elements(value):
         context.budget.step(work)
         yield element
 
 
 @pass_context
-def _spent(context: BudgetedContext, _: None, work: int) -> None:
+def _spend_work(context: BudgetedContext, _: None, work: int) -> None:
     context.budget.spend(work)
 
 
 @pass_context
-def _weighed(context: BudgetedContext, value: object) -> object:
+def _weigh_value(context: BudgetedContext, value: object) -> object:
     context.budget.weigh(value)
     return value
 
 
 @pass_context
-def joined(context: BudgetedContext, values: Sequence[object], separator: str = "") -> str:
+def join_texts(context: BudgetedContext, values: Sequence[object], separator: str = "") -> str:
     """Join the texts of values, and spend their length."""
     texts = [as_text(value) for value in values]
     context.budget.spend((sum(map(len, texts)) + len(separator) * len(texts)) // 16)
@@ -305,12 +305,12 @@ class Budget:
     def spend(self, work: int) -> None:
         self.work -= work
         if self.work < 0:
-            raise out_of_bounds("it does more than any boot file can need")
+            raise make_limit_fault("it does more than any boot file can need")
 
     def step(self, work: int) -> None:
         self.steps -= 1
         if self.steps < 0:
-            raise out_of_bounds(f"its loops take more than {MAX_STEPS:,} steps")
+            raise make_limit_fault(f"its loops take more than {MAX_STEPS:,} steps")
         self.spend(work)
 
     def weigh(self, value: object, depth: int = 0) -> None:
@@ -322,7 +322,7 @@ class Budget:
         elif isinstance(value, (list, tuple)):
             self.spend(1 + len(value))
             if depth == MAX_NESTING:
-                raise out_of_bounds("its lists are nested too deeply")
+                raise make_limit_fault("its lists are nested too deeply")
             for element in value:
                 self.weigh(element, depth + 1)
         elif isinstance(value, dict):
@@ -333,7 +333,7 @@ class Budget:
         elif isinstance(value, Undefined):
             str(value)
         else:
-            raise failed(f"{kind_of(value)} is not a value")
+            raise make_failure(f"{describe_kind(value)} is not a value")
 
 
 _NUMBERS: Final = frozenset({bool, int, float})
@@ -347,10 +347,10 @@ def as_text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float | Undefined):
         return str(value)
-    raise failed(f"{kind_of(value)} cannot stand in a text; join, tojson or default make one of it")
+    raise make_failure(f"{describe_kind(value)} cannot stand in a text; join, tojson or default make one of it")
 
 
-def elements_of(value: object) -> Sequence[object]:
+def get_elements(value: object) -> Sequence[object]:
     """Return the elements of a list or the keys of a mapping. A text has no elements."""
     match value:
         case list() | tuple() | range():
@@ -359,10 +359,10 @@ def elements_of(value: object) -> Sequence[object]:
             return list(value)
         case Undefined():
             str(value)
-    raise failed(f"{kind_of(value)} has no elements")
+    raise make_failure(f"{describe_kind(value)} has no elements")
 
 
-def kind_of(value: object) -> str:
+def describe_kind(value: object) -> str:
     if isinstance(value, Undefined):
         return str(value) or "nothing"
     return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), "a function")
@@ -384,40 +384,40 @@ _KINDS: Final[dict[type, str]] = {
 }
 
 
-def failed(message: str, line: int | None = None) -> TemplateFault:
+def make_failure(message: str, line: int | None = None) -> TemplateFault:
     return TemplateFault(Code.TEMPLATE_FAILED, message, line)
 
 
-def out_of_bounds(message: str, line: int | None = None) -> TemplateFault:
+def make_limit_fault(message: str, line: int | None = None) -> TemplateFault:
     return TemplateFault(Code.TEMPLATE_BOUNDS, message, line)
 
 
 # Under names that no template can write.
-METERS: Final[dict[str, Any]] = {
-    "-steps": _steps,
-    "-spent": _spent,
-    "-weighed": _weighed,
-    "-joined": joined,
+BUDGET_FILTERS: Final[dict[str, Any]] = {
+    "-steps": _count_steps,
+    "-spent": _spend_work,
+    "-weighed": _weigh_value,
+    "-joined": join_texts,
 }
 
 
 @pass_context
-def written(context: BudgetedContext, value: object) -> str:
+def finalize_value(context: BudgetedContext, value: object) -> str:
     """Return an expression's value as text for the output."""
     text = as_text(value)
     context.budget.spend(len(text) // 16)
     return text
 
 
-def _of_elements(name: str, *, environment: bool = False) -> Callable[..., Any]:
+def _list_filter(name: str, *, environment: bool = False) -> Callable[..., Any]:
     """Jinja2's own filter of lists; it wants the context or the environment first."""
     function = JINJA_FILTERS[name]
 
     def of_elements(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
         given = context.environment if environment else context
-        return list(function(given, elements_of(value), *args, **kwargs))
+        return list(function(given, get_elements(value), *args, **kwargs))
 
-    return priced_in_context(of_elements)
+    return with_cost_in_context(of_elements)
 
 
 def _default(value: object, default: object = "", boolean: bool = False) -> object:
@@ -425,13 +425,13 @@ def _default(value: object, default: object = "", boolean: bool = False) -> obje
 
 
 def _first(value: object) -> object:
-    elements = elements_of(value)
-    return elements[0] if elements else Missing("the list is empty, so it has no first element")
+    elements = get_elements(value)
+    return elements[0] if elements else MissingName("the list is empty, so it has no first element")
 
 
 def _last(value: object) -> object:
-    elements = elements_of(value)
-    return elements[-1] if elements else Missing("the list is empty, so it has no last element")
+    elements = get_elements(value)
+    return elements[-1] if elements else MissingName("the list is empty, so it has no last element")
 
 
 def _indent(context: BudgetedContext, text: str, width: int = 4, first: bool = False) -> str:
@@ -445,11 +445,11 @@ def _integer(value: object) -> int:
         return int(value)
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
         return int(value)
-    raise failed(f"{value!r:.60} is not a whole number")
+    raise make_failure(f"{value!r:.60} is not a whole number")
 
 
 def _join(context: BudgetedContext, value: object, separator: str = "") -> str:
-    return joined(context, elements_of(value), separator)
+    return join_texts(context, get_elements(value), separator)
 
 
 def _replace(context: BudgetedContext, text: str, old: str, new: str) -> str:
@@ -476,22 +476,22 @@ def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
     return ",".join(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints)
 
 
-def _quoted(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
+def _quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
     """Return a filter that quotes a value as a word, and a list of kernel arguments as the rest of a line."""
-    return priced(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
+    return with_cost(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
 
 
-def priced(function: Any) -> Callable[..., Any]:
+def with_cost(function: Any) -> Callable[..., Any]:
     """Return a filter or test that spends the weight of its values. ``function`` is linear in them."""
-    return priced_in_context(lambda _, *args, **kwargs: function(*args, **kwargs))
+    return with_cost_in_context(lambda _, *args, **kwargs: function(*args, **kwargs))
 
 
-def priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_cost_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter or test like `priced`, for a function that takes the context first."""
 
     @pass_context
     def spending(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:
-        context.budget.spend(CALL)
+        context.budget.spend(CALL_COST)
         for value in (*args, *kwargs.values()):
             context.budget.weigh(value)
         return function(context, *args, **kwargs)
@@ -499,7 +499,7 @@ def priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     return spending
 
 
-CALL: Final = 4  # of the work: a filter, test, macro or function takes longer than other expressions
+CALL_COST: Final = 4  # of the work: a filter, test, macro or function takes longer than other expressions
 
 
 class NotDefined(UndefinedError):
@@ -510,7 +510,7 @@ class NotDefined(UndefinedError):
         self.value, self.name = value, name
 
 
-class Missing(StrictUndefined):
+class MissingName(StrictUndefined):
     """What stands for a name that is not there: any use but a test or a default is a fault."""
 
     __slots__ = ()
@@ -521,64 +521,64 @@ class Missing(StrictUndefined):
 
 
 FILTERS: Final[dict[str, Any]] = {
-    "b64encode": priced(_base64),
-    "count": priced(len),
+    "b64encode": with_cost(_base64),
+    "count": with_cost(len),
     "d": _default,
-    "data_url": priced(_data_url),
+    "data_url": with_cost(_data_url),
     "default": _default,
-    "dictsort": priced(JINJA_FILTERS["dictsort"]),
-    "first": priced(_first),
-    "grub": _quoted(grub_word, grub_arguments),
-    "indent": priced_in_context(_indent),
-    "int": priced(_integer),
-    "ipxe": _quoted(ipxe_word, ipxe_arguments),
-    "items": priced(lambda mapping: list(mapping.items())),
-    "join": priced_in_context(_join),
-    "kernel": _quoted(kernel_argument, command_line),
-    "kubelet_labels": priced(_kubelet_labels),
-    "kubelet_taints": priced(_kubelet_taints),
-    "last": priced(_last),
-    "length": priced(len),
-    "list": priced(lambda value: list(elements_of(value))),
-    "lower": priced(lambda value: as_text(value).lower()),
-    "map": _of_elements("map"),
-    "reject": _of_elements("reject"),
-    "rejectattr": _of_elements("rejectattr"),
-    "replace": priced_in_context(_replace),
-    "select": _of_elements("select"),
-    "selectattr": _of_elements("selectattr"),
-    "sort": _of_elements("sort", environment=True),
-    "string": priced(lambda value: as_text(value)),
-    "tojson": priced(lambda value: json.dumps(value, sort_keys=True)),  # without a width, which could be any number
-    "trim": priced(lambda value: as_text(value).strip()),
-    "unique": _of_elements("unique", environment=True),
-    "upper": priced(lambda value: as_text(value).upper()),
+    "dictsort": with_cost(JINJA_FILTERS["dictsort"]),
+    "first": with_cost(_first),
+    "grub": _quoting_filter(quote_grub_word, quote_grub_arguments),
+    "indent": with_cost_in_context(_indent),
+    "int": with_cost(_integer),
+    "ipxe": _quoting_filter(quote_ipxe_word, quote_ipxe_arguments),
+    "items": with_cost(lambda mapping: list(mapping.items())),
+    "join": with_cost_in_context(_join),
+    "kernel": _quoting_filter(quote_kernel_argument, build_command_line),
+    "kubelet_labels": with_cost(_kubelet_labels),
+    "kubelet_taints": with_cost(_kubelet_taints),
+    "last": with_cost(_last),
+    "length": with_cost(len),
+    "list": with_cost(lambda value: list(get_elements(value))),
+    "lower": with_cost(lambda value: as_text(value).lower()),
+    "map": _list_filter("map"),
+    "reject": _list_filter("reject"),
+    "rejectattr": _list_filter("rejectattr"),
+    "replace": with_cost_in_context(_replace),
+    "select": _list_filter("select"),
+    "selectattr": _list_filter("selectattr"),
+    "sort": _list_filter("sort", environment=True),
+    "string": with_cost(lambda value: as_text(value)),
+    "tojson": with_cost(lambda value: json.dumps(value, sort_keys=True)),  # without a width, which could be any number
+    "trim": with_cost(lambda value: as_text(value).strip()),
+    "unique": _list_filter("unique", environment=True),
+    "upper": with_cost(lambda value: as_text(value).upper()),
 }
-_PRICED_TESTS: Final = (
+_TESTS_WITH_COST: Final = (
     "== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in "
     "boolean false integer mapping none number sequence string true"
 )
 TESTS: Final[dict[str, Any]] = {
     **{name: JINJA_TESTS[name] for name in ("defined", "undefined")},
-    **{name: priced(JINJA_TESTS[name]) for name in _PRICED_TESTS.split()},
+    **{name: with_cost(JINJA_TESTS[name]) for name in _TESTS_WITH_COST.split()},
 }
 MAX_TOKENS: Final = 10_000  # of a template; the text between two expressions is one
 MAX_BRACKETS: Final = 25  # in each other
 MAX_INTEGER: Final = 2**63 - 1
 
 
-def unknown(what: str, name: str, known: Mapping[str, object]) -> str:
-    return f"there is no {what} {name:.60}{suggested(name, known)}"
+def describe_unknown(kind: str, name: str, known_names: Mapping[str, object]) -> str:
+    return f"there is no {kind} {name:.60}{suggest_name(name, known_names)}"
 
 
-def suggested(name: object, known: object, path: str = "") -> str:
-    if not isinstance(known, dict) or not isinstance(name, str) or len(name) > 60:
+def suggest_name(name: object, known_names: object, path: str = "") -> str:
+    if not isinstance(known_names, dict) or not isinstance(name, str) or len(name) > 60:
         return ""
-    meant = near(name, (key for key in known if isinstance(key, str)))
-    return f": did you mean {(path + key_of(meant)).removeprefix('.')}?" if meant is not None else ""
+    meant = find_similar(name, (key for key in known_names if isinstance(key, str)))
+    return f": did you mean {(path + format_key(meant)).removeprefix('.')}?" if meant is not None else ""
 
 
-def key_of(key: object) -> str:
+def format_key(key: object) -> str:
     return f".{key:.60}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.60}]"
 
 
@@ -588,17 +588,17 @@ MAX_BYTES: Final = 1024 * 1024  # of a template, and of what it renders
 
 def render_template(source: str, context: Mapping[str, object]) -> str:
     """Return the rendered text of a template. Text without markup stays as it is. Raises `TemplateFault`."""
-    template = compiled(source)
+    template = compile_template(source)
     if isinstance(template, TemplateFault):
         raise TemplateFault(template.code, template.message, template.line)
-    return template if isinstance(template, str) else rendered(template, context)
+    return template if isinstance(template, str) else render_compiled(template, context)
 
 
-_COMPILED: Final = 1024  # sources that stay compiled: more than a fleet has
+_CACHE_SIZE: Final = 1024  # sources that stay compiled: more than a fleet has
 
 
-@lru_cache(maxsize=_COMPILED)
-def decoded(data: bytes) -> str:
+@lru_cache(maxsize=_CACHE_SIZE)
+def decode_template(data: bytes) -> str:
     """Return the source of a template file. Raises `TemplateFault`."""
     try:
         return data.decode("utf-8-sig")  # a byte order mark would be published in front of "#!ipxe"
@@ -607,50 +607,50 @@ def decoded(data: bytes) -> str:
         raise TemplateFault(Code.TEMPLATE_SYNTAX, "it is not UTF-8", line) from error
 
 
-@lru_cache(maxsize=_COMPILED)
-def compiled(source: str) -> Template | str | TemplateFault:
+@lru_cache(maxsize=_CACHE_SIZE)
+def compile_template(source: str) -> Template | str | TemplateFault:
     if len(source.encode()) > MAX_BYTES:
-        return out_of_bounds(f"it has more than {MAX_BYTES:,} bytes")
+        return make_limit_fault(f"it has more than {MAX_BYTES:,} bytes")
     if not re.search(r"\{[{%#]", source):
         return source
     try:
-        with _faults_of_syntax(), warnings.catch_warnings():
+        with _convert_syntax_errors(), warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # Python's compiler, of {{ 1[1:] }}: rendering says it
             return ENVIRONMENT.from_string(source)
     except TemplateFault as fault:
         return fault
 
 
-@lru_cache(maxsize=_COMPILED)
-def names_in(source: str) -> frozenset[str]:
+@lru_cache(maxsize=_CACHE_SIZE)
+def find_names(source: str) -> frozenset[str]:
     """Return the names that a template takes from its context."""
-    with _faults_of_syntax():
+    with _convert_syntax_errors():
         return frozenset(find_undeclared_variables(ENVIRONMENT.parse(source)))
 
 
-def rendered(template: Template, context: Mapping[str, object]) -> str:
+def render_compiled(template: Template, context: Mapping[str, object]) -> str:
     names = {**FUNCTIONS, **context}
     try:
         text = "".join(template.root_render_func(BudgetedContext(ENVIRONMENT, names, None, template.blocks)))
         if len(text.encode()) > MAX_BYTES:
-            raise out_of_bounds(f"it renders more than {MAX_BYTES:,} bytes")
+            raise make_limit_fault(f"it renders more than {MAX_BYTES:,} bytes")
     except FAILURES as failure:
-        fault = fault_of(failure, names)
-        fault.line = fault.line or line_of(failure, template)
+        fault = to_fault(failure, names)
+        fault.line = fault.line or find_line(failure, template)
         raise fault from failure
     return text
 
 
 @contextmanager
-def _faults_of_syntax() -> Iterator[None]:
+def _convert_syntax_errors() -> Iterator[None]:
     try:
         yield
     except TemplateSyntaxError as error:
         raise TemplateFault(Code.TEMPLATE_SYNTAX, str(error.message), error.lineno) from error
     except (RecursionError, SyntaxError, MemoryError) as error:  # of Jinja2's parser, of Python's
-        raise out_of_bounds("it is nested too deeply") from error
+        raise make_limit_fault("it is nested too deeply") from error
     except ValueError as error:  # Python reads no integer of more than 4,300 digits
-        raise out_of_bounds("a number is too large") from error
+        raise make_limit_fault("a number is too large") from error
 
 
 FAILURES: Final = (
@@ -659,22 +659,22 @@ FAILURES: Final = (
 )
 
 
-def fault_of(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
+def to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
     match failure:
         case TemplateFault():
             return failure
         case NotDefined():
-            return failed(_not_defined(failure, names))
+            return make_failure(_describe_undefined(failure, names))
         case Unquotable():
             return TemplateFault(Code.UNQUOTABLE, failure.message)
         case UnicodeEncodeError():
-            return failed("half of a surrogate pair is no character")
+            return make_failure("half of a surrogate pair is no character")
         case _:
             too_large = isinstance(failure, RecursionError | MemoryError | OverflowError)
-            return out_of_bounds("a value is too large") if too_large else failed(str(failure))
+            return make_limit_fault("a value is too large") if too_large else make_failure(str(failure))
 
 
-def line_of(failure: BaseException, template: Template) -> int | None:
+def find_line(failure: BaseException, template: Template) -> int | None:
     """Return the line of a template in which an exception was raised."""
     line = None
     traceback = failure.__traceback__
@@ -685,28 +685,28 @@ def line_of(failure: BaseException, template: Template) -> int | None:
     return line
 
 
-def _not_defined(failure: NotDefined, names: Mapping[str, object]) -> str:
+def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str:
     """Return what is missing where, and what may have been meant."""
     value, name = failure.value, failure.name
     if name is None:
         return str(failure)
     if value is missing:
         variables = names.get("vars")
-        suggestion = suggested(name, names) or suggested(name, variables, "vars")
+        suggestion = suggest_name(name, names) or suggest_name(name, variables, "vars")
         return f"{name!s:.60} is not defined{suggestion}"
-    if isinstance(value, dict | list) and (path := _path(value, names)):
-        return f"{path}{key_of(name)} is not defined{suggested(name, value, path)}"
+    if isinstance(value, dict | list) and (path := _find_path(value, names)):
+        return f"{path}{format_key(name)} is not defined{suggest_name(name, value, path)}"
     as_filter = f": use the filter, | {name}" if name in FILTERS else ""
-    return f"{kind_of(value)} has no {name!s:.60}{as_filter}"
+    return f"{describe_kind(value)} has no {name!s:.60}{as_filter}"
 
 
-def _path(wanted: object, value: object, path: str = "") -> str | None:
+def _find_path(target: object, value: object, path: str = "") -> str | None:
     """Return how a template writes a value of its context, such as server.labels; None: it cannot."""
-    if value is wanted:
+    if value is target:
         return path.removeprefix(".")
     items: Iterable[tuple[object, object]] = ()
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
         items = enumerate(value)
-    return next(filter(None, (_path(wanted, each, path + key_of(key)) for key, each in items)), None)
+    return next(filter(None, (_find_path(target, each, path + format_key(key)) for key, each in items)), None)

@@ -9,9 +9,9 @@ from hashlib import sha256
 from typing import Final
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from gitboot.jsonio import Digest, digest
+from gitboot.jsonio import Digest, compute_digest
 from gitboot.model.boot_image import UserDataFormat
-from gitboot.model.scalars import Malformed, shown
+from gitboot.model.scalars import Malformed, quote_value
 from gitboot.problems import Code
 from gitboot.resolve.server_decision import UserDataFiles
 
@@ -59,57 +59,57 @@ _VOLUMES: Final = {
 }
 
 
-def family(format: str) -> UserDataFormat:
+def parse_family(format: str) -> UserDataFormat:
     return UserDataFormat(format.partition("/")[0])
 
 
-def arguments(user_data: UserDataFiles) -> tuple[str, ...]:
+def user_data_arguments(user_data: UserDataFiles) -> tuple[str, ...]:
     """Return the kernel arguments that lead a first boot to its user data."""
-    return tuple(argument.format(url=user_data.url) for argument in _ARGUMENTS[family(user_data.format)])
+    return tuple(argument.format(url=user_data.url) for argument in _ARGUMENTS[parse_family(user_data.format)])
 
 
-def volume(format: str) -> tuple[str, str] | None:
+def find_volume(format: str) -> tuple[str, str] | None:
     """Return the label of the volume on which systems look for a format, and the folder there; None: on none."""
-    return _VOLUMES.get(family(format))
+    return _VOLUMES.get(parse_family(format))
 
 
-def meta_data(instance: Mapping[str, str]) -> str:
+def format_meta_data(instance: Mapping[str, str]) -> str:
     """NoCloud's word on who a system is."""
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(instance.items()))
 
 
-def bundled(
+def bundle_files(
     format: str, text: str, beside: Mapping[str, str], *, instance: Mapping[str, str], base_url: str
 ) -> UserDataFiles:
     """Rendered text as the files to publish; NoCloud wants meta-data beside user-data, and takes what else there is."""
-    name = _FILE_NAME[family(format)]
+    name = _FILE_NAME[parse_family(format)]
     if name != "user-data":
         content = Digest(sha256(text.encode()).hexdigest())
         return UserDataFiles(format=format, files={name: text}, digest=content, url=f"{base_url}/o/{content}/{name}")
-    files = dict(sorted({"meta-data": meta_data(instance), "user-data": text, **beside}.items()))
-    bundle = digest({name: sha256(content.encode()).hexdigest() for name, content in files.items()})
+    files = dict(sorted({"meta-data": format_meta_data(instance), "user-data": text, **beside}.items()))
+    bundle = compute_digest({name: sha256(content.encode()).hexdigest() for name, content in files.items()})
     return UserDataFiles(format=format, files=files, digest=bundle, url=f"{base_url}/o/{bundle}/")
 
 
-def understood(format: str, at_most: str) -> bool:
+def is_understood(format: str, supported: str) -> bool:
     """Return whether an image that takes ``at_most`` takes user data of ``format``."""
-    if at_most == "None" or family(format) is not family(at_most):
+    if supported == "None" or parse_family(format) is not parse_family(supported):
         return False
-    return _minor(format) <= _minor(at_most)
+    return _parse_minor(format) <= _parse_minor(supported)
 
 
-def _minor(format: str) -> int:
+def _parse_minor(format: str) -> int:
     return int(format.partition("/3.")[2] or 0)
 
 
 def check(format: str, text: str) -> None:
     """Raise `Malformed` where rendered user data is not what ``format`` says."""
-    _CHECKS[family(format)](format, text)
+    _CHECKS[parse_family(format)](format, text)
 
 
 def check_beside(format: str, name: str, text: str) -> None:
     """Raise `Malformed` where a file beside user data of ``format`` is not what NoCloud takes by this name."""
-    if _FILE_NAME[family(format)] != "user-data":
+    if _FILE_NAME[parse_family(format)] != "user-data":
         raise Malformed(Code.BESIDE_USER_DATA, f"{name} is NoCloud's, and {format} has none", "leave it out")
     if name == "network-config":
         if not _NETWORK_CONFIG.search(text):
@@ -121,7 +121,7 @@ def check_beside(format: str, name: str, text: str) -> None:
     elif text.strip() and not text.startswith(_CLOUD_INIT_STARTS):
         raise Malformed(
             Code.BESIDE_USER_DATA,
-            f"the rendered vendor-data begins with {shown(text.partition(chr(10))[0])}, which cloud-init ignores",
+            f"the rendered vendor-data begins with {quote_value(text.partition(chr(10))[0])}, which cloud-init ignores",
             "begin its first line with #cloud-config, #! or ## template: jinja",
         )
 
@@ -130,7 +130,7 @@ def check_beside(format: str, name: str, text: str) -> None:
 _NETWORK_CONFIG: Final = re.compile(r"^(?:network:\s*\n\s+)?version:\s*[12]\s*(?:#.*)?$", re.MULTILINE)
 
 
-def _malformed(message: str, hint: str, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
+def _make_error(message: str, hint: str, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
     return Malformed(code, message, hint)
 
 
@@ -138,26 +138,26 @@ def _check_ignition(format: str, text: str) -> None:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _malformed(
+        raise _make_error(
             f"the rendered Ignition document is not JSON: {error}",
             "Ignition is JSON; convert a Butane file with `butane` before it is committed",
         ) from None
     section = config.get("ignition") if isinstance(config, dict) else None
     version = section.get("version") if isinstance(section, dict) else None
     if not isinstance(version, str):
-        raise _malformed(
+        raise _make_error(
             "the rendered Ignition document names no ignition.version",
-            f'begin it with {{"ignition": {{"version": "3.{_minor(format)}.0"}}',
+            f'begin it with {{"ignition": {{"version": "3.{_parse_minor(format)}.0"}}',
         )
     if version.startswith(("1", "2")):
-        raise _malformed(
-            f"the rendered Ignition document is of specification {shown(version)}, which images of Ignition 3 refuse",
+        raise _make_error(
+            f"the rendered Ignition document is of specification {quote_value(version)}, which images of Ignition 3 refuse",
             "convert it once with ign-converter and commit the result",
         )
-    if not re.fullmatch(rf"3\.{_minor(format)}\.0", version):
-        raise _malformed(
-            f"the rendered Ignition document is of version {shown(version)}, the profile says {format}",
-            f"write ignition.version 3.{_minor(format)}.0, or correct the profile's userData.format",
+    if not re.fullmatch(rf"3\.{_parse_minor(format)}\.0", version):
+        raise _make_error(
+            f"the rendered Ignition document is of version {quote_value(version)}, the profile says {format}",
+            f"write ignition.version 3.{_parse_minor(format)}.0, or correct the profile's userData.format",
         )
 
 
@@ -172,15 +172,15 @@ _CLOUD_INIT_STARTS: Final = (
 
 def _check_cloud_init(format: str, text: str) -> None:
     if not text.startswith(_CLOUD_INIT_STARTS):
-        raise _malformed(
-            f"the rendered user data begins with {shown(text.partition(chr(10))[0])}, which cloud-init ignores",
+        raise _make_error(
+            f"the rendered user data begins with {quote_value(text.partition(chr(10))[0])}, which cloud-init ignores",
             "begin its first line with #cloud-config, #! or ## template: jinja",
         )
 
 
 def _check_autoinstall(format: str, text: str) -> None:
     if not text.startswith("#cloud-config") or not re.search(r"^autoinstall:", text, re.MULTILINE):
-        raise _malformed(
+        raise _make_error(
             "the rendered user data is no autoinstall configuration",
             "begin it with #cloud-config and hold everything below one key, autoinstall:",
         )
@@ -196,19 +196,19 @@ def _check_kickstart(format: str, text: str) -> None:
         if stripped.startswith("%"):
             section = stripped != "%end" and not stripped.startswith(("%include", "%ksappend"))
         elif not section and not _KICKSTART_COMMAND.match(stripped):
-            raise _malformed(
-                f"line {number} of the rendered kickstart is no command: {shown(stripped)}",
+            raise _make_error(
+                f"line {number} of the rendered kickstart is no command: {quote_value(stripped)}",
                 "correct the template",
             )
     if section:
-        raise _malformed("the rendered kickstart leaves a section open", "close it with %end")
+        raise _make_error("the rendered kickstart leaves a section open", "close it with %end")
 
 
 def _check_preseed(format: str, text: str) -> None:
     for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#") and len(line.split()) < 3:
-            raise _malformed(
-                f"line {number} of the rendered preseed is no answer: {shown(line.strip())}",
+            raise _make_error(
+                f"line {number} of the rendered preseed is no answer: {quote_value(line.strip())}",
                 "write OWNER QUESTION TYPE VALUE: d-i clock-setup/utc boolean true",
             )
 
@@ -221,13 +221,13 @@ _TALOS_TYPE: Final = re.compile(r"^\s+type:\s*[\"']?(?:controlplane|worker|init)
 
 def _check_talos(format: str, text: str) -> None:
     if text.startswith(_CLOUD_INIT_STARTS) or not _TALOS_DOCUMENT.search(text):
-        raise _malformed(
+        raise _make_error(
             "the rendered text is no configuration of Talos: it has no `version: v1alpha1`",
             "commit what `talosctl gen config` or `talosctl machineconfig patch` writes",
             Code.TALOS_DOCUMENT,
         )
     if _TALOS_MACHINE.search(text) and not _TALOS_TYPE.search(text):
-        raise _malformed(
+        raise _make_error(
             "the rendered Talos configuration says no machine.type",
             "write type: controlplane or type: worker below machine:",
             Code.TALOS_DOCUMENT,
@@ -242,33 +242,35 @@ def _check_autoyast(format: str, text: str) -> None:
     roots: list[str] = []
     parser = ParserCreate(namespace_separator=" ")
     parser.StartElementHandler = lambda name, _: roots.append(name) if not roots else None
-    parser.EntityDeclHandler = _refuse_entity
+    parser.EntityDeclHandler = _reject_entity
     try:
         parser.Parse(text.encode(), True)
     except ExpatError as error:
-        raise _malformed(
+        raise _make_error(
             f"the rendered AutoYaST profile is not well-formed XML: {error}",
             "correct the template",
             Code.AUTOYAST_DOCUMENT,
         ) from None
     if roots[:1] != [f"{_YAST} profile"]:
-        raise _malformed(
-            f"the rendered XML begins with <{shown(roots[0].rpartition(' ')[2])}>, not with an AutoYaST profile",
+        raise _make_error(
+            f"the rendered XML begins with <{quote_value(roots[0].rpartition(' ')[2])}>, not with an AutoYaST profile",
             f'begin it with <profile xmlns="{_YAST}">',
             Code.AUTOYAST_DOCUMENT,
         )
 
 
-def _refuse_entity(name: str, *_: object) -> None:
-    raise _malformed(
-        f"the rendered AutoYaST profile declares an entity, {shown(name)}", "write its text", Code.AUTOYAST_DOCUMENT
+def _reject_entity(name: str, *_: object) -> None:
+    raise _make_error(
+        f"the rendered AutoYaST profile declares an entity, {quote_value(name)}",
+        "write its text",
+        Code.AUTOYAST_DOCUMENT,
     )
 
 
 def _check_combustion(format: str, text: str) -> None:
     if not text.startswith("#!"):
-        raise _malformed(
-            f"the rendered Combustion script begins with {shown(text.partition(chr(10))[0])}, which is not run",
+        raise _make_error(
+            f"the rendered Combustion script begins with {quote_value(text.partition(chr(10))[0])}, which is not run",
             "begin it with #!/bin/bash, and with `# combustion: network` where it needs the network",
             Code.COMBUSTION_SCRIPT,
         )

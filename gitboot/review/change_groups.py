@@ -10,17 +10,17 @@ from typing import Any, Final
 from msgspec import Struct
 
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.jsonio import Digest, facts
+from gitboot.jsonio import Digest, to_json_value
 from gitboot.model.server import Architecture
-from gitboot.resolve.policy_selection import Pool, pools
+from gitboot.resolve.policy_selection import Pool, build_pools
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
-from gitboot.review.decision_changes import BecomesUnknown, Changes, ServerChange
-from gitboot.review.document_changes import DocumentChange, Fate, FieldChange, SharedChange, changed_fields
+from gitboot.review.decision_changes import Changes, ServerChange, UnknownReason
+from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, SharedChange, compare_fields
 from gitboot.review.reinstalls import Reinstall
-from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, decision_to_show
+from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
 from gitboot.review.risks import Effect, Risk
 
-_OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
+_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
 RENDERED_LINES: Final = 50_000  # of all rendered diffs; no one reads more
 
 
@@ -28,13 +28,13 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
     """A document or file that a group of servers changes by."""
 
     id: Id
-    fate: Fate
+    fate: ChangeKind
     number: int  # how many documents; more than one: each server's own
     fields: tuple[FieldChange, ...]
     place: tuple[str, int, int] | None  # in the new commit: path, line, column
 
     @property
-    def at(self) -> str:
+    def place_prefix(self) -> str:
         """What leads to its place; of several documents to that of the first."""
         return ", the first at" if self.number > 1 else " at"
 
@@ -60,7 +60,7 @@ class Group(Struct, frozen=True, kw_only=True):
     risks: tuple[Risk, ...]  # the worst first
     effects: tuple[Effect, ...]
     reinstalls: tuple[Reinstall, ...]  # of all of them
-    unknown: tuple[BecomesUnknown, ...]  # likewise
+    unknown: tuple[UnknownReason, ...]  # likewise
     fields: tuple[FieldChange, ...]  # of the decision of the first server: some are each server's own
     rendered: tuple[RenderedDiff, ...] | None  # of the first server; None: not rendered, too many lines
     own: tuple[str, ...] = ()  # what of each server's own stands in the rendered lines that come and go
@@ -75,7 +75,7 @@ Commit = tuple[Decisions, FleetRepository]
 _Key = tuple[object, Digest]  # what is equal in a group: causes, risks, effects and fields; the rendered difference
 
 
-def groups(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -> tuple[Group, ...]:
+def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: CauseFinder) -> tuple[Group, ...]:
     """Every server that changes, in one group each: the most dangerous groups first, then the largest.
 
     No group hides a server behind another: see `RenderedChanges.key`.
@@ -84,41 +84,41 @@ def groups(changes: Changes, old: Commit | None, new: Commit, causes: Causes) ->
     alike: dict[_Key, list[ServerChange]] = {}
     found_causes: dict[_Key, tuple[Id, ...]] = {}
     for change in changes.servers:
-        ids = causes.of(change)
+        ids = causes.find_causes(change)
         # Equal for servers that change by the same causes in the same way, but for their own names and addresses.
         kinds = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
-        fields = tuple(map(_told, _fields(change.old, change.new)))
-        key = (kinds, change.risks, change.effects, fields), rendering.key(change)
+        fields = tuple(map(_field_key, _find_changed_fields(change.old, change.new)))
+        key = (kinds, change.risks, change.effects, fields), rendering.make_key(change)
         alike.setdefault(key, []).append(change)
         found_causes.setdefault(key, ids)
     order = list(Risk)
 
     def urgency(key: _Key) -> tuple[list[int], int, str]:
         members = alike[key]
-        return [order.index(risk) for risk in _worst_first(members[0])], -len(members), members[0].name
+        return [order.index(risk) for risk in _sort_risks(members[0])], -len(members), members[0].name
 
     found: list[Group] = []
     largest: dict[object, Group] = {}  # by what but the rendered difference is equal
     lines = 0
     for each in sorted(alike, key=urgency):
         render = rendering if lines < RENDERED_LINES else None
-        group = _group(alike[each], found_causes[each], changes, new, render, largest.get(each[0]))
+        group = _make_group(alike[each], found_causes[each], changes, new, render, largest.get(each[0]))
         largest.setdefault(each[0], group)
         lines += sum(len(diff.lines) for diff in group.rendered or ())
         found.append(group)
     return tuple(found)
 
 
-def change_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
+def describe_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
     """Causes of what no server alone boots, with what changed in them and where it stands."""
-    return tuple(_cause(key, Fate.EDITED, 1, changes.documents, new) for key in ids)
+    return tuple(_make_cause(key, ChangeKind.EDITED, 1, changes.documents, new) for key in ids)
 
 
-def _worst_first(change: ServerChange) -> tuple[Risk, ...]:
+def _sort_risks(change: ServerChange) -> tuple[Risk, ...]:
     return tuple(sorted(change.risks, key=list(Risk).index))
 
 
-def _group(
+def _make_group(
     members: list[ServerChange],
     ids: tuple[Id, ...],
     changes: Changes,
@@ -129,18 +129,18 @@ def _group(
     first = members[0]
     rendered, own, outlier = None, tuple[str, ...](), None
     if rendering is not None:
-        rendered = () if first.new is None else rendering.shown(first)
-        own = rendering.own(first, rendered)
+        rendered = () if first.new is None else rendering.render_diffs(first)
+        own = rendering.list_own_values(first, rendered)
         if larger is not None and larger.rendered is not None:
             than = larger.servers[0]
-            these = Counter(rendering.replaced(first, rendered))
-            those = Counter(rendering.replaced(than, larger.rendered))
+            these = Counter(rendering.mask_lines(first, rendered))
+            those = Counter(rendering.mask_lines(than, larger.rendered))
             more, less = tuple((these - those).elements()), tuple((those - these).elements())
             outlier = Outlier(than=than.name, lines=more, missing=less)
     return Group(
-        causes=tuple(_cause(key, first.fate, len(members), changes.documents, new[1]) for key in ids),
+        causes=tuple(_make_cause(key, first.fate, len(members), changes.documents, new[1]) for key in ids),
         servers=tuple(members),
-        risks=_worst_first(first),
+        risks=_sort_risks(first),
         effects=first.effects,
         reinstalls=tuple(dict.fromkeys(each for member in members for each in member.reinstalls)),
         unknown=tuple(dict.fromkeys(each for member in members for each in member.unknown)),
@@ -151,8 +151,8 @@ def _group(
     )
 
 
-def _cause(
-    key: Id, of_servers: Fate, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
+def _make_cause(
+    key: Id, of_servers: ChangeKind, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
 ) -> ChangeCause:
     """Return a cause and its place. A Server is its own cause, so there are as many documents as ``members``."""
     change = documents.get(key)
@@ -163,7 +163,7 @@ def _cause(
     if key.kind == "file":
         found = (key.name, 1, 1) if key.name in new.files else None
     elif key in new.origins:
-        path, place = new.place(key, *(fields[0].path if fields else ("metadata", "name")))
+        path, place = new.find_place(key, *(fields[0].path if fields else ("metadata", "name")))
         found = path, place.line, place.column
     fate = of_servers if is_own or change is None else change.fate
     return ChangeCause(id=key, fate=fate, number=members if is_own else 1, fields=fields, place=found)
@@ -172,41 +172,41 @@ def _cause(
 # What makes changes alike
 
 
-def _told(field: FieldChange) -> str:
+def _field_key(field: FieldChange) -> str:
     old, new = field.old, field.new
     if isinstance(old, list) and isinstance(new, list) and sorted(map(str, old)) != sorted(map(str, new)):
         old, new = [each for each in old if each not in new], [each for each in new if each not in old]
     return f"{field.path}: {json.dumps(old, sort_keys=True)} {json.dumps(new, sort_keys=True)}"
 
 
-_DIGESTED: Final = frozenset({"files", "userData", "entries", "templates"})  # that it is another says enough
+_DIGEST_FIELDS: Final = frozenset({"files", "userData", "entries", "templates"})  # that it is another says enough
 
 
-def _fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]:
-    before, after = (_facts(each) for each in (old, new))
+def _find_changed_fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]:
+    before, after = (_comparable_facts(each) for each in (old, new))
     if before is None or after is None:
         whole = after or before or {}
-        yield FieldChange(("policy",), _gist(before), _gist(after))
+        yield FieldChange(("policy",), _summarize_policy(before), _summarize_policy(after))
         yield FieldChange(("maintenances",), None, sorted(whole["maintenances"]))
         return
     seen = set()
-    for field in changed_fields(before, after):
-        collapsed = _collapsed(field)
+    for field in compare_fields(before, after):
+        collapsed = _collapse_field(field)
         if collapsed.path not in seen:
             seen.add(collapsed.path)
             yield collapsed
 
 
-def _collapsed(field: FieldChange) -> FieldChange:
+def _collapse_field(field: FieldChange) -> FieldChange:
     if field.path[0] == "maintenances" and len(field.path) == 2:
-        return FieldChange(field.path, _maintenance(field.old), _maintenance(field.new))
+        return FieldChange(field.path, _summarize_maintenance(field.old), _summarize_maintenance(field.new))
     for depth, step in enumerate(field.path):
-        if step in _DIGESTED and field.path[-1] != "format":
-            return FieldChange(field.path[: depth + 1], _some(field.old), _some(field.new))
+        if step in _DIGEST_FIELDS and field.path[-1] != "format":
+            return FieldChange(field.path[: depth + 1], _mask_value(field.old), _mask_value(field.new))
     return field
 
 
-def _maintenance(facts: Mapping[str, Any] | None) -> str | None:
+def _summarize_maintenance(facts: Mapping[str, Any] | None) -> str | None:
     if facts is None:
         return None
     image = facts["boot"]["image"] if facts["boot"] else "local disk"
@@ -214,11 +214,11 @@ def _maintenance(facts: Mapping[str, Any] | None) -> str | None:
     return f"{image}, {facts['networkBoot']}, run {facts['run']}, [{start}, {end})"
 
 
-def _some(value: Any) -> str | None:
+def _mask_value(value: Any) -> str | None:
     return "(some)" if value is not None else None
 
 
-def _gist(facts: Mapping[str, Any] | None) -> str | None:
+def _summarize_policy(facts: Mapping[str, Any] | None) -> str | None:
     policy = facts["policy"] if facts else None
     if not policy:
         return None
@@ -226,34 +226,34 @@ def _gist(facts: Mapping[str, Any] | None) -> str | None:
     return f"{policy['policy']}, {policy['networkBoot']}, {image}"
 
 
-def _facts(decision: Decision | None) -> Mapping[str, Any] | None:
+def _comparable_facts(decision: Decision | None) -> Mapping[str, Any] | None:
     """A decision's facts with maintenances by name, and the server's own names and addresses as such."""
     if decision is None:
         return None
     digests = [(boot.user_data.digest, "DIGEST") for boot in decision.boots if boot.user_data is not None]
     macs = [(spelt, "MAC") for mac in decision.macs for spelt in (mac, mac.replace("-", ":"))]
     replacements = (*digests, (decision.uuid, "UUID"), *macs, (decision.server, "SERVER"))
-    fields = facts(decision)
+    fields = to_json_value(decision)
     fields["maintenances"] = {each["name"]: each for each in fields["maintenances"]}
-    own = {name: fields.pop(name, None) for name in _OWN}
-    return {**_general(fields, replacements), **own}
+    own = {name: fields.pop(name, None) for name in _IDENTITY_FIELDS}
+    return {**_replace_own_values(fields, replacements), **own}
 
 
-def _general(value: Any, replacements: tuple[tuple[str, str], ...]) -> Any:
+def _replace_own_values(value: Any, replacements: tuple[tuple[str, str], ...]) -> Any:
     if isinstance(value, str):
         for own, general in replacements:
             value = value.replace(own, general)
         return value
     if isinstance(value, Mapping):
-        return {key: _general(each, replacements) for key, each in value.items()}
-    return [_general(each, replacements) for each in value] if isinstance(value, list) else value
+        return {key: _replace_own_values(each, replacements) for key, each in value.items()}
+    return [_replace_own_values(each, replacements) for each in value] if isinstance(value, list) else value
 
 
 def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
     if change.old is None or change.new is None:
-        yield next(_fields(change.old, change.new))  # the policy
+        yield next(_find_changed_fields(change.old, change.new))  # the policy
         return
-    found = list(_fields(decision_to_show(change.old), decision_to_show(change.new)))
+    found = list(_find_changed_fields(hide_decision_secrets(change.old), hide_decision_secrets(change.new)))
     images = {field.path[:-1] for field in found if field.path[-1] == "image"}
     for field in found:
         if field.path[-1] in ("files", "version") and field.path[:-1] in images:
@@ -263,7 +263,9 @@ def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
         yield field
 
 
-_UNSEEN = frozenset({"annotations", "bmc"})  # of a Server: no decision looks at them, but a template may
+_FIELDS_WITHOUT_DECISION = frozenset(
+    {"annotations", "bmc"}
+)  # of a Server: no decision looks at them, but a template may
 
 
 class _Part(Struct, frozen=True):
@@ -273,63 +275,63 @@ class _Part(Struct, frozen=True):
     value: object  # to see whether it is another
 
 
-class Causes:
+class CauseFinder:
     """Finds causes by what a boot is composed of; what servers have in common is looked up once."""
 
     def __init__(self, changes: Changes, old: FleetRepository | None, new: FleetRepository) -> None:
         self._documents = changes.documents
         self._old, self._new = old, new
-        self._pools: list[Mapping[str, Pool]] = [pools(each)[0] if each else {} for each in (old, new)]
+        self._pools: list[Mapping[str, Pool]] = [build_pools(each)[0] if each else {} for each in (old, new)]
 
-    def of(self, change: ServerChange) -> tuple[Id, ...]:
+    def find_causes(self, change: ServerChange) -> tuple[Id, ...]:
         """The documents and files, by kind and name; a server's own is the document of its (new) name."""
         both = [each for each in (change.old, change.new) if each is not None]
         own = set[Id]()
-        for key in self._changed(*(Id("Server", each.server) for each in both)):
+        for key in self._filter_changed(*(Id("Server", each.server) for each in both)):
             fields = self._documents[key].fields
-            if not fields or any(not _UNSEEN & set(field.path[:2]) for field in fields):
+            if not fields or any(not _FIELDS_WITHOUT_DECISION & set(field.path[:2]) for field in fields):
                 own.add(Id("Server", change.name))
         if len(both) < 2:
-            return tuple(sorted(own or self._of_parts(change)))
+            return tuple(sorted(own or self._find_part_causes(change)))
         elsewhere = {(each.base_url, each.restrict, each.local_disk, each.stopped, each.copies) for each in both}
-        found = own | set(self._of_parts(change))
+        found = own | set(self._find_part_causes(change))
         if len(elsewhere) > 1 or Risk.OUTPUTS in change.risks:
-            found |= self._of_kind("Fleet")
-        return tuple(sorted(found or self._of_kind("Fleet")))
+            found |= self._list_documents("Fleet")
+        return tuple(sorted(found or self._list_documents("Fleet")))
 
-    def of_unknown(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
+    def find_unknown_causes(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
         """The same for what unknown machines boot, before and after."""
-        found = {key for key in self._of_kind("Fleet") if self._has(key, "unknownServers", "baseURL")}
+        found = {key for key in self._list_documents("Fleet") if self._has_field(key, "unknownServers", "baseURL")}
         for side, by_architecture in enumerate(boots):
             repository = (self._old, self._new)[side]
             images = {boot.image for each in boots for boot in (each or {}).values()}
             for boot in (by_architecture or {}).values():
                 part = _Part(Id("BootProfile", boot.profile), boot.profile, boot, boot)
                 if repository is not None:
-                    found |= set(self._of_part(side, part, other_image=len(images) > 1))
+                    found |= set(self._find_causes_of_part(side, part, other_image=len(images) > 1))
         return tuple(sorted(found))
 
-    def of_shared(self, shared: SharedChange) -> tuple[Id, ...]:
+    def find_shared_causes(self, change: SharedChange) -> tuple[Id, ...]:
         """The same for what is published for all machines."""
         fields = ("outputs", "provisioning", "baseURL", "sites")
-        fleet = (key for key in self._of_kind("Fleet") if self._has(key, *fields))
-        hosts = shared.new.get("hosts")
+        fleet = (key for key in self._list_documents("Fleet") if self._has_field(key, *fields))
+        hosts = change.new.get("hosts")
         named = (Id("Server", name) for name in hosts) if isinstance(hosts, Mapping) else ()
-        return (*fleet, *self._changed(*named))
+        return (*fleet, *self._filter_changed(*named))
 
-    def _has(self, key: Id, *names: str) -> bool:
+    def _has_field(self, key: Id, *names: str) -> bool:
         return any(set(names) & set(field.path[1:2]) for field in self._documents[key].fields)
 
-    def _changed(self, *keys: Id) -> Iterator[Id]:
+    def _filter_changed(self, *keys: Id) -> Iterator[Id]:
         return (key for key in keys if key in self._documents)
 
-    def _of_kind(self, kind: str) -> set[Id]:
+    def _list_documents(self, kind: str) -> set[Id]:
         return {key for key in self._documents if key.kind == kind}
 
-    def _of_parts(self, change: ServerChange) -> Iterator[Id]:
+    def _find_part_causes(self, change: ServerChange) -> Iterator[Id]:
         before, after = (
             {part.key.kind if part.key.kind == "BootPolicy" else part.key.name: part for part in found}
-            for found in (self._parts(0, change.old), self._parts(1, change.new))
+            for found in (self._list_parts(0, change.old), self._list_parts(1, change.new))
         )
         for key in before.keys() | after.keys():
             was, is_now = before.get(key), after.get(key)
@@ -340,9 +342,9 @@ class Causes:
             other_image = len(images) > 1 or not (was and is_now)
             for side, part in enumerate((was, is_now)):
                 if part is not None:
-                    yield from self._of_part(side, part, other_image=other_image)
+                    yield from self._find_causes_of_part(side, part, other_image=other_image)
 
-    def _parts(self, side: int, decision: Decision | None) -> Iterator[_Part]:
+    def _list_parts(self, side: int, decision: Decision | None) -> Iterator[_Part]:
         repository = (self._old, self._new)[side]
         if decision is None or repository is None:
             return
@@ -354,18 +356,18 @@ class Causes:
             profile = repository.maintenances[each.name].spec.profile
             yield _Part(Id("Maintenance", each.name), profile, each.boot, each)
 
-    def _of_part(self, side: int, part: _Part, *, other_image: bool) -> Iterator[Id]:
+    def _find_causes_of_part(self, side: int, part: _Part, *, other_image: bool) -> Iterator[Id]:
         repository = (self._old, self._new)[side]
         assert repository is not None  # noqa: S101 - it has this part
         chain: Iterable[Id] = (part.key,)
         if part.key.kind == "BootPolicy":  # with all that it inherits from
             chain = (Id("BootPolicy", name) for name in self._pools[side][part.key.name].chain)
-        yield from self._changed(*chain, Id("BootProfile", part.profile))
+        yield from self._filter_changed(*chain, Id("BootProfile", part.profile))
         stream = repository.profiles[part.profile].spec.stream
         if stream is not None and other_image:
-            yield from self._changed(Id("ImageStream", stream))
+            yield from self._filter_changed(Id("ImageStream", stream))
         if part.boot is not None:
-            for key in self._changed(Id("BootImage", part.boot.image)):
-                if self._documents[key].fate is Fate.EDITED:  # one that is new does nothing until it is named
+            for key in self._filter_changed(Id("BootImage", part.boot.image)):
+                if self._documents[key].fate is ChangeKind.EDITED:  # one that is new does nothing until it is named
                     yield key
-            yield from self._changed(*(Id("file", path) for path in part.boot.templates))
+            yield from self._filter_changed(*(Id("file", path) for path in part.boot.templates))

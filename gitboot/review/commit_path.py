@@ -11,20 +11,30 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec import Struct, structs
 
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.review.decision_changes import Side, compare
-from gitboot.review.guards import NOBODY, AckLine, Acknowledged, Limits, Unheeded, Verdict, ack_lines, judge, trailers
+from gitboot.review.decision_changes import Side, compare_decisions
+from gitboot.review.guards import (
+    NO_ACKNOWLEDGEMENTS,
+    AckLine,
+    Acknowledgements,
+    IgnoredLine,
+    Limits,
+    Verdict,
+    format_ack_lines,
+    judge,
+    parse_ack_lines,
+)
 
 U = TypeVar("U", bound=str)  # a UUID
 MAX_STEPS: Final = 200  # more are judged as one
-Judged = Callable[[int, int], Verdict]  # what changes from one position to another, with nothing acknowledged
-Arrived = Callable[[int, int], None]  # takes from where a position is reached, and the position
+JudgeStep = Callable[[int, int], Verdict]  # what changes from one position to another, with nothing acknowledged
+OnArrival = Callable[[int, int], None]  # takes from where a position is reached, and the position
 
 
 def _ignore(old: int, new: int) -> None:
     """Do nothing about a position that is reached."""
 
 
-class Leg(Struct, frozen=True, kw_only=True):
+class PathCommit(Struct, frozen=True, kw_only=True):
     """One commit of the first-parent line since the accepted one."""
 
     revision: str
@@ -32,7 +42,7 @@ class Leg(Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]  # of it, and of all commits that it brought in
 
 
-class Hop(Struct, frozen=True, kw_only=True):
+class PathStep(Struct, frozen=True, kw_only=True):
     """From one position to another: 0 is the accepted commit, n the n-th leg."""
 
     old: int
@@ -40,30 +50,30 @@ class Hop(Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
-class Way(Struct, frozen=True, kw_only=True):
+class CommitPath(Struct, frozen=True, kw_only=True):
     """How far the newest commit can be accepted."""
 
-    hops: tuple[Hop, ...]  # that no guard holds, one after the other
-    held: Hop | None  # from where they end to the newest commit; None: they lead to it
-    steps: tuple[Hop, ...]  # that trip and that nobody acknowledged: each can be by its own digest
-    unheeded: tuple[Unheeded, ...]
-    used: frozenset[str] = frozenset()  # the ids of the signed lines that count for the hops
+    accepted_steps: tuple[PathStep, ...]  # that no guard holds, one after the other
+    held_step: PathStep | None  # from where they end to the newest commit; None: they lead to it
+    unacknowledged_steps: tuple[PathStep, ...]  # that trip and that nobody acknowledged: each can be by its own digest
+    ignored_lines: tuple[IgnoredLine, ...]
+    used_line_ids: frozenset[str] = frozenset()  # the ids of the signed lines that count for the hops
     waits: bool = False  # whether the next hop waits, although no guard holds it
 
     @property
     def reached(self) -> int:
         """The position of the newest commit that can be accepted."""
-        return self.hops[-1].new if self.hops else 0
+        return self.accepted_steps[-1].new if self.accepted_steps else 0
 
 
-def way(
-    legs: Sequence[Leg],
-    judged: Judged,
-    approved: Acknowledged = NOBODY,
+def find_commit_path(
+    commits: Sequence[PathCommit],
+    judge_step: JudgeStep,
+    approvals: Acknowledgements = NO_ACKNOWLEDGEMENTS,
     need: ReinstallsNeed | None = None,
-    met: Container[str] = frozenset(),
-    arrived: Arrived = _ignore,
-) -> Way:
+    counted_before: Container[str] = frozenset(),
+    on_arrival: OnArrival = _ignore,
+) -> CommitPath:
     """The way to the last of ``legs``, which is valid, by first-parent steps, in their order, none skipped.
 
     A step to a commit is judged from the last one that could be accepted, so what somebody took back need not be
@@ -78,20 +88,20 @@ def way(
 
     If a hop waits that no guard holds, nothing beyond it is reached. So the order of steps does not depend on the wait.
     """
-    if len(legs) > MAX_STEPS:
-        messages = tuple(message for leg in legs for message in leg.messages)
-        legs = (
-            *(structs.replace(leg, valid=False, messages=()) for leg in legs[:-1]),
-            structs.replace(legs[-1], messages=messages),
+    if len(commits) > MAX_STEPS:
+        messages = tuple(message for leg in commits for message in leg.messages)
+        commits = (
+            *(structs.replace(leg, valid=False, messages=()) for leg in commits[:-1]),
+            structs.replace(commits[-1], messages=messages),
         )
-    search = _Search(legs, judged, approved, need, met, arrived)
-    for new, leg in enumerate(legs, 1):
+    search = _Search(commits, judge_step, approvals, need, counted_before, on_arrival)
+    for new, leg in enumerate(commits, 1):
         if leg.valid and not search.waits:
             search.arrive(new)
-    return search.found(len(legs))
+    return search.finish(len(commits))
 
 
-class _Line(Struct, frozen=True):
+class _AckPosition(Struct, frozen=True):
     """An acknowledgement, and the position of the first commit that has it, with whichever signature."""
 
     at: int
@@ -99,13 +109,13 @@ class _Line(Struct, frozen=True):
     is_repeated: bool = False  # whether its own commit lies behind that one
 
     @property
-    def key(self) -> _Line | str:
+    def key(self) -> _AckPosition | str:
         """What counts once on a way."""
         return self.ack.id if self.ack.content else self
 
 
-class _Path(Struct, frozen=True):
-    hops: tuple[Hop, ...] = ()
+class _PartialPath(Struct, frozen=True):
+    steps: tuple[PathStep, ...] = ()
     used: frozenset[_Used] = frozenset()
 
 
@@ -113,98 +123,120 @@ class _Path(Struct, frozen=True):
 class _Search:
     """The positions that can be reached, while the legs are gone along."""
 
-    legs: Sequence[Leg]
-    judged: Judged
-    approved: Acknowledged
+    commits: Sequence[PathCommit]
+    judge_step: JudgeStep
+    approvals: Acknowledgements
     need: ReinstallsNeed | None
-    met: Container[str]
-    arrived: Arrived
-    paths: dict[int, _Path] = field(default_factory=lambda: {0: _Path()})
-    matched: set[_Line | str] = field(default_factory=set)  # whose digest is one of a hop up to their commit
-    heeded: set[_Line] = field(default_factory=set)  # whose digest is one of any hop
+    counted_before: Container[str]
+    on_arrival: OnArrival
+    paths: dict[int, _PartialPath] = field(default_factory=lambda: {0: _PartialPath()})
+    matched_lines: set[_AckPosition | str] = field(
+        default_factory=set
+    )  # whose digest is one of a hop up to their commit
+    effective_lines: set[_AckPosition] = field(default_factory=set)  # whose digest is one of any hop
     waits: bool = False  # whether a hop waits that no guard holds
-    lines: tuple[_Line, ...] = field(init=False)
-    faulty: tuple[Unheeded, ...] = field(init=False)
+    lines: tuple[_AckPosition, ...] = field(init=False)
+    malformed_lines: tuple[IgnoredLine, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        legs = tuple(enumerate(self.legs, 1))
+        legs = tuple(enumerate(self.commits, 1))
         first = {each.content: at for at, leg in reversed(legs) for each in leg.messages}
-        found = [(at, each) for at, leg in legs for each in ack_lines(leg.messages, self.need, self.met)]
+        found = [
+            (at, each) for at, leg in legs for each in parse_ack_lines(leg.messages, self.need, self.counted_before)
+        ]
         self.lines = tuple(
-            _Line(first[each.content], each, first[each.content] < at) if each.content else _Line(at, each)
+            _AckPosition(first[each.content], each, first[each.content] < at)
+            if each.content
+            else _AckPosition(at, each)
             for at, each in found
             if isinstance(each, AckLine)
         )
-        self.faulty = tuple(each for _, each in found if isinstance(each, Unheeded))
+        self.malformed_lines = tuple(each for _, each in found if isinstance(each, IgnoredLine))
 
     def arrive(self, new: int) -> None:
         """Look for a way to a position: from the latest position, or from where something could acknowledge that."""
         latest, *others = sorted(self.paths, reverse=True)
-        acknowledged = (old for old in others if self.approved or any(line.at > old for line in self.lines))
+        acknowledged = (old for old in others if self.approvals or any(line.at > old for line in self.lines))
         for old in (latest, *acknowledged):
             path = self.paths[old]
-            hop, used = self._acknowledged(Hop(old=old, new=new, verdict=self.judged(old, new)), path)
+            hop, used = self._acknowledge(PathStep(old=old, new=new, verdict=self.judge_step(old, new)), path)
             if not hop.verdict.held and (old == latest or hop.verdict.trips):
                 self.waits = hop.verdict.waits
                 if self.waits:
                     return
-                self.paths[new] = _Path((*path.hops, hop), path.used | used)
-                self.arrived(old, new)
+                self.paths[new] = _PartialPath((*path.steps, hop), path.used | used)
+                self.on_arrival(old, new)
                 return
 
-    def _acknowledged(self, hop: Hop, path: _Path) -> tuple[Hop, frozenset[_Used]]:
+    def _acknowledge(self, hop: PathStep, path: _PartialPath) -> tuple[PathStep, frozenset[_Used]]:
         same = [line for line in self.lines if line.ack.digest == hop.verdict.digest and line.at > hop.old]
-        self.heeded.update(same)
+        self.effective_lines.update(same)
         counting = [
-            line for line in same if line.key not in path.used and (line.at >= hop.new or line.key not in self.matched)
+            line
+            for line in same
+            if line.key not in path.used and (line.at >= hop.new or line.key not in self.matched_lines)
         ]
-        self.matched.update(line.key for line in same if line.at >= hop.new)
+        self.matched_lines.update(line.key for line in same if line.at >= hop.new)
         given: dict[str, _Given] = {
-            each[1]: each for each in self.approved.keys() - path.used if each[0] == hop.verdict.digest
+            each[1]: each for each in self.approvals.keys() - path.used if each[0] == hop.verdict.digest
         }
         for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
             given[line.ack.guard] = line  # in the end the one that follows next
-        by = {guard: each.ack.by if isinstance(each, _Line) else self.approved[each] for guard, each in given.items()}
+        by = {
+            guard: each.ack.by if isinstance(each, _AckPosition) else self.approvals[each]
+            for guard, each in given.items()
+        }
         trips = tuple(
             structs.replace(trip, acknowledged=trip.guard.value in given, by=by.get(trip.guard.value, ""))
             for trip in hop.verdict.trips
         )
         counted = (given[trip.guard.value] for trip in trips if trip.acknowledged)
-        used = frozenset(each.key if isinstance(each, _Line) else each for each in counted)
+        used = frozenset(each.key if isinstance(each, _AckPosition) else each for each in counted)
         return structs.replace(hop, verdict=structs.replace(hop.verdict, trips=trips)), used
 
-    def found(self, newest: int) -> Way:
+    def finish(self, newest: int) -> CommitPath:
         reached = max(self.paths)
         path, held = self.paths[reached], None
         if reached < newest:
-            held, _ = self._acknowledged(Hop(old=reached, new=newest, verdict=self.judged(reached, newest)), path)
+            held, _ = self._acknowledge(
+                PathStep(old=reached, new=newest, verdict=self.judge_step(reached, newest)), path
+            )
         stale = (
-            Unheeded(
+            IgnoredLine(
                 commit=line.ack.commit,
                 line=line.ack.text,
                 why=AckLine.USED if line.is_repeated else AckLine.STALE,
             )
             for line in self.lines
-            if line not in self.heeded
+            if line not in self.effective_lines
         )
-        steps = tuple(self._steps(reached, newest)) if held is not None else ()
+        steps = tuple(self._find_held_steps(reached, newest)) if held is not None else ()
         used = frozenset(each for each in path.used if isinstance(each, str))
-        return Way(hops=path.hops, held=held, steps=steps, unheeded=(*self.faulty, *stale), used=used, waits=self.waits)
+        return CommitPath(
+            accepted_steps=path.steps,
+            held_step=held,
+            unacknowledged_steps=steps,
+            ignored_lines=(*self.malformed_lines, *stale),
+            used_line_ids=used,
+            waits=self.waits,
+        )
 
-    def _steps(self, reached: int, newest: int) -> Iterator[Hop]:
+    def _find_held_steps(self, position: int, newest: int) -> Iterator[PathStep]:
         """Each single step behind the last position reached that somebody has to acknowledge."""
-        valid = [reached, *(at for at in range(reached + 1, newest + 1) if self.legs[at - 1].valid)]
+        valid = [position, *(at for at in range(position + 1, newest + 1) if self.commits[at - 1].valid)]
         for old, new in pairwise(valid):
-            hop, _ = self._acknowledged(Hop(old=old, new=new, verdict=self.judged(old, new)), self.paths[reached])
+            hop, _ = self._acknowledge(
+                PathStep(old=old, new=new, verdict=self.judge_step(old, new)), self.paths[position]
+            )
             if hop.verdict.held:
                 yield hop
 
 
-_Used = _Line | str | tuple[str, str]  # each of which counts once on a way
-_Given = _Line | tuple[str, str]  # a line, or what was acknowledged without one
+_Used = _AckPosition | str | tuple[str, str]  # each of which counts once on a way
+_Given = _AckPosition | tuple[str, str]  # a line, or what was acknowledged without one
 
 
-def introduced(known: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
+def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
     """With which provision number each UUID came that is not ``known``: that of the first commit that has it.
 
     ``commits`` are the (UUID, provision number) of each valid first-parent commit since the accepted one, in order.
@@ -212,12 +244,12 @@ def introduced(known: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) 
     found = dict[U, int]()
     for servers in commits:
         for uuid, provision in servers:
-            if uuid not in known:
+            if uuid not in known_uuids:
                 found.setdefault(uuid, provision)
     return found
 
 
-class Between(NamedTuple):
+class CommitBetween(NamedTuple):
     """One commit of the first-parent line from BASE to HEAD."""
 
     revision: str
@@ -232,15 +264,15 @@ class HeldStep(Struct, frozen=True, kw_only=True):
     lines: tuple[str, ...]
 
 
-def judged_by_steps(
+def judge_by_steps(
     verdict: Verdict,
     base: Side,
     head: Side,
-    line: Sequence[Between],
+    line: Sequence[CommitBetween],
     limits: Limits,
     need: ReinstallsNeed | None,
-    met: Container[str],
-) -> tuple[Verdict, tuple[HeldStep, ...], tuple[Unheeded, ...]]:
+    counted_before: Container[str],
+) -> tuple[Verdict, tuple[HeldStep, ...], tuple[IgnoredLine, ...]]:
     """A verdict over several commits as an instance comes to it: each is judged by itself.
 
     With what holds of each of them, and the lines that count for nothing.
@@ -252,33 +284,37 @@ def judged_by_steps(
             return base
         return head if position == len(line) else line[position - 1].side()
 
-    def judged(old: int, new: int) -> Verdict:
+    def judge_step(old: int, new: int) -> Verdict:
         before, after = side(old), side(new)
         assert after.decisions is not None  # noqa: S101 - it is valid
         assert after.repository is not None  # noqa: S101
-        changes = compare(before.decisions, after.decisions, before.repository, after.repository)
-        return judge(changes.extent, tightened(limits, before, after))
+        changes = compare_decisions(before.decisions, after.decisions, before.repository, after.repository)
+        return judge(changes.extent, tighten_limits(limits, before, after))
 
     legs = [
-        Leg(revision=each.revision, valid=side(at).decisions is not None, messages=each.messages)
+        PathCommit(revision=each.revision, valid=side(at).decisions is not None, messages=each.messages)
         for at, each in enumerate(line, 1)
     ]
-    found = way(legs, judged, need=need, met=met)
-    if found.held is None:
-        trips = tuple(trip for hop in found.hops for trip in hop.verdict.trips)  # each of which is acknowledged
-        return structs.replace(verdict, trips=trips), (), found.unheeded
+    found = find_commit_path(legs, judge_step, need=need, counted_before=counted_before)
+    if found.held_step is None:
+        trips = tuple(
+            trip for hop in found.accepted_steps for trip in hop.verdict.trips
+        )  # each of which is acknowledged
+        return structs.replace(verdict, trips=trips), (), found.ignored_lines
     # What the commits change together may be harmless where one of them is not: an instance may look in between.
-    holding = verdict if verdict.held else found.held.verdict
+    holding = verdict if verdict.held else found.held_step.verdict
     steps = (
-        HeldStep(commit=line[hop.new - 1].revision, lines=tuple(text for _, text in trailers(hop.verdict, need)))
-        for hop in found.steps
+        HeldStep(
+            commit=line[hop.new - 1].revision, lines=tuple(text for _, text in format_ack_lines(hop.verdict, need))
+        )
+        for hop in found.unacknowledged_steps
     )
-    return holding, tuple(steps), found.unheeded
+    return holding, tuple(steps), found.ignored_lines
 
 
-def tightened(limits: Limits, *sides: Side) -> Limits:
+def tighten_limits(limits: Limits, *sides: Side) -> Limits:
     """Limits as the fleets of these commits have them."""
     for side in sides:
         if side.repository is not None:
-            limits = limits.tightened_by(side.repository.fleet.spec.guards)
+            limits = limits.tighten(side.repository.fleet.spec.guards)
     return limits

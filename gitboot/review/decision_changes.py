@@ -11,50 +11,60 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
+from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, list_machines
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.jsonio import Digest, digest, facts
+from gitboot.jsonio import Digest, compute_digest, to_json_value
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Site
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.problems import Problem
-from gitboot.resolve.fleet_decisions import sites
-from gitboot.resolve.install_attempts import NEW_UP_TO
+from gitboot.resolve.fleet_decisions import build_site_index
+from gitboot.resolve.install_attempts import HIGHEST_NEW_PROVISION
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.document_changes import (
     AccessChange,
+    ChangeKind,
     DocumentChange,
-    Fate,
     ImageChange,
     SharedChange,
-    access_changes,
-    booted,
-    changed_documents,
     changes_all_files,
     changes_ledger,
-    image_changes,
+    compare_access,
+    compare_documents,
+    compare_shared,
+    compare_unknown,
+    find_image_changes,
     is_mutated,
-    shared_change,
-    unknown_change,
+    list_images,
 )
-from gitboot.review.guards import Area, Extent, Label, Pair, Touched, areas_of, digest_of, labels_of, reached_at
-from gitboot.review.harmless_changes import is_less
+from gitboot.review.guards import (
+    Area,
+    Extent,
+    Label,
+    Pair,
+    Touched,
+    build_areas,
+    digest_bmc_access,
+    digest_pairs,
+    list_labels,
+)
+from gitboot.review.harmless_changes import is_harmless
 from gitboot.review.reinstalls import (
-    Described,
+    DescribedServer,
     DiskClaims,
     GainedIdentity,
     Reinstall,
-    Why,
-    claims_of,
-    gained,
-    installing,
-    lost,
-    may_be_installed,
-    of_others,
-    reinstalls,
+    ReinstallReason,
+    find_gained_identities,
+    find_identity_reinstalls,
+    find_lost_identities,
+    find_reinstalls,
+    list_claims,
+    list_install_identities,
+    may_be_already_installed,
 )
-from gitboot.review.risks import Effect, Risk, effects, risks
+from gitboot.review.risks import Effect, Risk, find_effects, find_risks
 
 
 class ServerChange(Struct, frozen=True, kw_only=True):
@@ -65,7 +75,7 @@ class ServerChange(Struct, frozen=True, kw_only=True):
     risks: frozenset[Risk]
     reinstalls: tuple[Reinstall, ...]  # why it can ask for a boot that writes disks
     effects: tuple[Effect, ...]
-    unknown: tuple[BecomesUnknown, ...] = ()  # why it becomes unknown whether it is provisioned
+    unknown: tuple[UnknownReason, ...] = ()  # why it becomes unknown whether it is provisioned
 
     @property
     def name(self) -> str:
@@ -85,10 +95,10 @@ class ServerChange(Struct, frozen=True, kw_only=True):
         return both == [False, True]
 
     @property
-    def fate(self) -> Fate:
+    def fate(self) -> ChangeKind:
         if self.old is None or self.new is None:
-            return Fate.ADDED if self.old is None else Fate.REMOVED
-        return Fate.EDITED
+            return ChangeKind.ADDED if self.old is None else ChangeKind.REMOVED
+        return ChangeKind.EDITED
 
     @property
     def pair(self) -> tuple[Digest | None, Digest | None]:
@@ -99,7 +109,7 @@ class BmcChange(Struct, frozen=True, kw_only=True):
     """A server whose BMC is another, new, or trusted otherwise: by it credentials go where they did not go before."""
 
     server: str
-    comes: bool  # whether the server itself is new
+    is_new_server: bool  # whether the server itself is new
     old: BmcAccess | None
     new: BmcAccess | None
 
@@ -119,12 +129,12 @@ class Changes:
     areas: tuple[Area, ...]  # the whole fleet first
     documents: Mapping[Id, DocumentChange]
     bmcs: tuple[BmcChange, ...]  # servers whose BMC is another or new, or is trusted otherwise
-    besides: tuple[Pair, ...]  # what is in no decision, and yet not what was looked at if it is another
+    other_pairs: tuple[Pair, ...]  # what is in no decision, and yet not what was looked at if it is another
     access: tuple[AccessChange, ...]  # settings of who may fetch
     disk_claims: tuple[str, ...]  # images that claim for the first time to write no disk, by name
     unknown_claims: tuple[str, ...]  # new servers that boot what claims to write no disk, and none did before
-    lost: tuple[LostIdentity, ...]  # identities that machines had, sorted
-    gained: tuple[GainedIdentity, ...]  # identities by which machines newly get install boots, sorted
+    lost_identities: tuple[LostIdentity, ...]  # identities that machines had, sorted
+    gained_identities: tuple[GainedIdentity, ...]  # identities by which machines newly get install boots, sorted
     digest: Digest = field(init=False)  # of all that changes: an acknowledgement is bound to it
 
     def __post_init__(self) -> None:
@@ -133,26 +143,29 @@ class Changes:
         pairs += (("shared", *self.shared.pair),) if self.shared else ()
         looked_at = [each for each in self.images if each.mutated or each.name in self.disk_claims]
         pairs += (("image", *image.pair) for image in looked_at)  # no decision need follow from it
-        pairs += (("access", digest([each.field, each.old]), digest([each.field, each.new])) for each in self.access)
-        pairs += self.besides
+        pairs += (
+            ("access", compute_digest([each.field, each.old]), compute_digest([each.field, each.new]))
+            for each in self.access
+        )
+        pairs += self.other_pairs
         # The decisions of two servers do not show all identities that one has from the other.
         pairs += (
-            (each.why, digest([each.old, each.new]), digest([change.name, each.new]))
+            (each.why, compute_digest([each.old, each.new]), compute_digest([change.name, each.new]))
             for change in self.servers
             for each in change.reinstalls
-            if each.why in _BESIDE_DECISIONS
+            if each.why in _IDENTITY_REASONS
         )
-        object.__setattr__(self, "digest", digest_of(pairs))
+        object.__setattr__(self, "digest", digest_pairs(pairs))
 
     @property
-    def nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no decision changes, and so no published byte."""
         return not (self.servers or self.unknown or self.shared or self.access)
 
     @property
     def moved_bmcs(self) -> tuple[str, ...]:
         """The servers that were there and are reached, or trusted, at another BMC."""
-        return tuple(each.server for each in self.bmcs if not each.comes)
+        return tuple(each.server for each in self.bmcs if not each.is_new_server)
 
     @property
     def extent(self) -> Extent:
@@ -162,9 +175,9 @@ class Changes:
             first=self.first,
             before=self.before,
             after=self.after,
-            installs=len(self.of(Risk.INSTALL)),
-            reinstalls=len(self.of(Risk.REINSTALL)),
-            resets=len(self.of(Risk.RESET)),
+            installs=len(self.with_risk(Risk.INSTALL)),
+            reinstalls=len(self.with_risk(Risk.REINSTALL)),
+            resets=len(self.with_risk(Risk.RESET)),
             unknown=self.unknown is not None,
             mutated_images=sum(image.mutated for image in self.images),
             disk_claims=len(self.disk_claims),
@@ -174,72 +187,74 @@ class Changes:
             unknown_claims=self.unknown_claims,
             by_policy=tuple(
                 each.new.server
-                for each in self.of(Risk.REINSTALL)
-                if each.old is not None and each.new is not None and may_be_installed(each.reinstalls)
+                for each in self.with_risk(Risk.REINSTALL)
+                if each.old is not None and each.new is not None and may_be_already_installed(each.reinstalls)
             ),
-            lost=self.lost,
-            gained=self.gained,
-            reinstalled=tuple(each.name for each in self.of(Risk.REINSTALL)) if self.gained else (),
+            lost_identities=self.lost_identities,
+            gained_identities=self.gained_identities,
+            reinstalled_servers=tuple(each.name for each in self.with_risk(Risk.REINSTALL))
+            if self.gained_identities
+            else (),
         )
 
-    def of(self, risk: Risk) -> tuple[ServerChange, ...]:
+    def with_risk(self, risk: Risk) -> tuple[ServerChange, ...]:
         """The servers whose change is of a class."""
         return tuple(change for change in self.servers if risk in change.risks)
 
-    def having(self, fate: Fate) -> tuple[ServerChange, ...]:
+    def with_fate(self, fate: ChangeKind) -> tuple[ServerChange, ...]:
         return tuple(change for change in self.servers if change.fate is fate)
 
 
-def compare(
+def compare_decisions(
     old: Decisions | None,
     new: Decisions,
     old_repository: FleetRepository | None,
     new_repository: FleetRepository,
     touched: Touched | None = None,
-    offered: Callable[[], frozenset[Digest]] | None = None,
+    get_offered_claims: Callable[[], frozenset[Digest]] | None = None,
 ) -> Changes:
     """Return what ``new`` changes. Without ``old``, it is the first commit, and all of it is new.
 
     ``touched`` is what can differ. None: everything. ``offered`` returns `claims_of` all decisions of ``old``. None:
     they are computed when needed.
     """
-    shared = shared_change(old, new, old_repository, new_repository, touched.servers if touched else None)
-    documents = changed_documents(old_repository, new_repository, touched.documents if touched else None)
+    shared = compare_shared(old, new, old_repository, new_repository, touched.servers if touched else None)
+    documents = compare_documents(old_repository, new_repository, touched.documents if touched else None)
     if touched is None or (shared is not None and changes_all_files(shared)):
         servers_before = old_repository.servers if old_repository is not None else {}
-        sizes = Counter(label for each in servers_before.values() for label in labels_of(each))
+        sizes = Counter(label for each in servers_before.values() for label in list_labels(each))
         both = frozenset(servers_before.keys() | new_repository.servers.keys())
         touched = Touched(servers=both, documents=frozenset(), sizes=sizes)
-    before = machines(old_repository, touched.servers) if old_repository else {}
-    after = machines(new_repository, touched.servers)
-    if old is not None and offered is None:
-        offered = partial(_offered, old)
-    claims = DiskClaims(documents, offered, old_repository, new_repository)
+    before = list_machines(old_repository, touched.servers) if old_repository else {}
+    after = list_machines(new_repository, touched.servers)
+    if old is not None and get_offered_claims is None:
+        get_offered_claims = partial(_collect_claims, old)
+    claims = DiskClaims(documents, get_offered_claims, old_repository, new_repository)
     mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
-    pairs = matched(before, after)
+    pairs = match_servers(before, after)
     whose_before, whose = (
-        _acted_for(old_repository, (was for was, _ in pairs)),
-        _acted_for(new_repository, (now for _, now in pairs)),
+        _find_instance_sites(old_repository, (was for was, _ in pairs)),
+        _find_instance_sites(new_repository, (now for _, now in pairs)),
     )
     was_described, is_described = (
-        _described(old, old_repository, before.values()),
-        _described(new, new_repository, after.values()),
+        _describe_servers(old, old_repository, before.values()),
+        _describe_servers(new, new_repository, after.values()),
     )
-    owners = {mark: name for name, each in was_described.items() for mark in each.identities()}
+    owners = {mark: name for name, each in was_described.items() for mark in each.list_identities()}
     servers, gains, losses = [], list[GainedIdentity](), list[LostIdentity]()
     for was, is_now in pairs:
         before_it, after_it = was_described.get(was or ""), is_described.get(is_now or "")
-        others = of_others(installing(after_it), owners, was)
+        others = find_identity_reinstalls(list_install_identities(after_it), owners, was)
         if old is not None and after_it is not None:
-            gains += gained(before_it, after_it, others)
+            gains += find_gained_identities(before_it, after_it, others)
         if before_it is not None:
-            losses += lost(before_it, after_it)
+            losses += find_lost_identities(before_it, after_it)
         old_decision = before_it.decision if before_it is not None else None
         new_decision = after_it.decision if after_it is not None else None
         site_before, site = whose_before.get(was or ""), whose.get(is_now or "")
         is_moved = site_before is not None and site is not None and site_before.ledger != site.ledger
         moved_to = site.name if site is not None and is_moved else None
-        change = _server_change(old_decision, new_decision, mutated, shared, others, moved_to, claims)
+        change = _compare_server(old_decision, new_decision, mutated, shared, others, moved_to, claims)
         if change is not None:
             servers.append(change)
     by_name = {machine.name: machine.bmc for machine in after.values()}
@@ -253,78 +268,85 @@ def compare(
         unchanged=untouched + len(pairs) - len(servers),
         before=untouched + len(before),
         after=len(new_repository.servers),
-        unknown=unknown_change(old, new),
+        unknown=compare_unknown(old, new),
         shared=shared,
-        images=tuple(image_changes(documents, (old, new), (old_repository, new_repository), touched.servers)),
-        areas=_areas(pairs, servers, old_repository, new_repository, touched.sizes),
+        images=tuple(find_image_changes(documents, (old, new), (old_repository, new_repository), touched.servers)),
+        areas=_count_areas(pairs, servers, old_repository, new_repository, touched.sizes),
         documents=documents,
-        bmcs=tuple(BmcChange(server=now, comes=was is None, old=old, new=new) for was, old, now, new in reached),
-        access=access_changes(old_repository.fleet.spec, new_repository.fleet.spec) if old_repository else (),
+        bmcs=tuple(
+            BmcChange(server=now, is_new_server=was is None, old=old, new=new) for was, old, now, new in reached
+        ),
+        access=compare_access(old_repository.fleet.spec, new_repository.fleet.spec) if old_repository else (),
         disk_claims=tuple(sorted(claims.images)),
         unknown_claims=tuple(
             sorted(each.new.server for each in servers if each.old is None and each.new and claims.is_unknown(each.new))
         ),
-        lost=tuple(sorted(losses)),
-        gained=tuple(sorted(gains, key=lambda each: (*each.mark, each.server))),
-        besides=tuple(("bmc", reached_at(was, before), reached_at(now, after)) for was, before, now, after in reached),
+        lost_identities=tuple(sorted(losses)),
+        gained_identities=tuple(sorted(gains, key=lambda each: (*each.mark, each.server))),
+        other_pairs=tuple(
+            ("bmc", digest_bmc_access(was, before), digest_bmc_access(now, after))
+            for was, before, now, after in reached
+        ),
     )
 
 
-def _offered(decisions: Decisions) -> frozenset[Digest]:
-    return frozenset(claim for each in decisions.servers.values() for claim in claims_of(each))
+def _collect_claims(decisions: Decisions) -> frozenset[Digest]:
+    return frozenset(claim for each in decisions.servers.values() for claim in list_claims(each))
 
 
-def _acted_for(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:
+def _find_instance_sites(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:
     """The site of each of these servers that is at one with an instance of its own."""
     if repository is None or all(site.ledger is None for site in repository.fleet.spec.sites):
         return {}
-    selection = sites(repository)
-    found = {name: selection.of(repository.servers[name]) for name in names if name is not None}
+    selection = build_site_index(repository)
+    found = {name: selection.find(repository.servers[name]) for name in names if name is not None}
     return {name: selected[0] for name, selected in found.items() if selected and selected[0].ledger is not None}
 
 
-def _server_change(
+def _compare_server(
     old: Decision | None,
     new: Decision | None,
-    mutated: set[str],
-    shared: SharedChange | None,
+    mutated_images: set[str],
+    shared_change: SharedChange | None,
     others: tuple[Reinstall, ...],
-    moved_to: str | None,
+    new_site: str | None,
     claims: DiskClaims,
 ) -> ServerChange | None:
     both = (old, new) if old is not None and new is not None else None
     same = both is not None and both[0].digest == both[1].digest
-    all_files = shared is not None and changes_all_files(shared)
+    all_files = shared_change is not None and changes_all_files(shared_change)
     if same and not all_files and not others:  # addresses, for example, are no part of a decision
         return None
-    asked = reinstalls(*both) if both is not None and not same else ()
+    asked = find_reinstalls(*both) if both is not None and not same else ()
     asked += others
-    asked += claims.newly_made(old, new) if new is not None and not same else ()
-    found = risks(old, new, asked) if not same or others else frozenset()
+    asked += claims.find_new_claims(old, new) if new is not None and not same else ()
+    found = find_risks(old, new, asked) if not same or others else frozenset()
     if both is not None and all_files:
         found |= {Risk.OUTPUTS}
-    elif both is not None and not asked and Risk.RESET not in found and is_less(*both):
-        found |= {Risk.LESS}
-    if not same and mutated & {*booted(old), *booted(new)}:
+    elif both is not None and not asked and Risk.RESET not in found and is_harmless(*both):
+        found |= {Risk.HARMLESS}
+    if not same and mutated_images & {*list_images(old), *list_images(new)}:
         found |= {Risk.MUTATED_IMAGE}
-    unknown = becomes_unknown(old, new, moved_to) if not same else ()
+    unknown = find_unknown_reasons(old, new, new_site) if not same else ()
     if unknown:
         found |= {Risk.BECOMES_UNKNOWN}
     return ServerChange(
-        old=old, new=new, risks=found, reinstalls=asked, effects=effects(old, new, found, asked), unknown=unknown
+        old=old, new=new, risks=found, reinstalls=asked, effects=find_effects(old, new, found, asked), unknown=unknown
     )
 
 
-_BESIDE_DECISIONS: Final = frozenset({Why.ADDRESS, Why.UUID, Why.NAME, Why.NID, Why.SERIAL})  # identities
+_IDENTITY_REASONS: Final = frozenset(
+    {ReinstallReason.ADDRESS, ReinstallReason.UUID, ReinstallReason.NAME, ReinstallReason.NID, ReinstallReason.SERIAL}
+)  # identities
 
 
-def _described(
+def _describe_servers(
     decisions: Decisions | None, repository: FleetRepository | None, machines: Iterable[Machine]
-) -> dict[str, Described]:
+) -> dict[str, DescribedServer]:
     if decisions is None or repository is None:
         return {}
     return {
-        each.name: Described(
+        each.name: DescribedServer(
             decisions.servers[each.name],
             each,
             decisions.networks[each.name],
@@ -338,7 +360,7 @@ def _described(
 # Groups of servers
 
 
-def _areas(
+def _count_areas(
     pairs: Iterable[tuple[str | None, str | None]],
     servers: Iterable[ServerChange],
     old: FleetRepository | None,
@@ -349,15 +371,15 @@ def _areas(
     counts: dict[Label | None, dict[str, int]] = {None: {"size": len(old.servers) if old is not None else 0}}
     counts.update((label, {"size": size}) for label, size in sizes.items())
 
-    def count(what: str, labels: Iterable[Label | None]) -> None:
+    def count(field_name: str, labels: Iterable[Label | None]) -> None:
         for label in labels:
             group = counts.setdefault(label, {})
-            group[what] = group.get(what, 0) + 1
+            group[field_name] = group.get(field_name, 0) + 1
 
     def labels(repository: FleetRepository | None, server: str | None) -> set[Label]:
         if repository is None or server is None:
             return set()
-        return set(labels_of(repository.servers[server]))
+        return set(list_labels(repository.servers[server]))
 
     changed = {change.new.server for change in servers if change.new is not None}
     for was, is_now in pairs:
@@ -367,18 +389,18 @@ def _areas(
         before = change.old.server if change.old else None
         after = change.new.server if change.new else None
         touched = {None, *labels(old, before), *labels(new, after)}
-        what = "less" if Risk.LESS in change.risks else "changed"
-        if change.fate is Fate.ADDED:
+        what = "less" if Risk.HARMLESS in change.risks else "changed"
+        if change.fate is ChangeKind.ADDED:
             what = "added"
-        elif change.fate is Fate.REMOVED or change.retired:
+        elif change.fate is ChangeKind.REMOVED or change.retired:
             what = "removed"
         count(what, touched)
         if change.reinstalls:
             count("reinstalled", touched)
-    return areas_of(counts)
+    return build_areas(counts)
 
 
-class Since(StrEnum):
+class UnknownCause(StrEnum):
     """Since when nothing is known of a server."""
 
     CAME = "came"  # with a provision number that it may have been installed with elsewhere
@@ -389,16 +411,16 @@ class Since(StrEnum):
     OVERWRITTEN = "overwritten"  # a maintenance writes its disks
 
 
-class BecomesUnknown(NamedTuple):
+class UnknownReason(NamedTuple):
     """One way in which it becomes unknown whether a server is provisioned."""
 
-    since: Since
-    what: str  # the provision number, the UUID before, the site that it comes to, or the maintenance
+    cause: UnknownCause
+    detail: str  # the provision number, the UUID before, the site that it comes to, or the maintenance
 
 
-def becomes_unknown(
-    old: Decision | None, new: Decision | None, moved_to: str | None = None
-) -> tuple[BecomesUnknown, ...]:
+def find_unknown_reasons(
+    old: Decision | None, new: Decision | None, new_site: str | None = None
+) -> tuple[UnknownReason, ...]:
     """Return every way in which a server becomes unknown, as far as two decisions show it.
 
     A raised provision number is pending whatever was before. ``moved_to`` is a site with an instance of its own, to
@@ -406,28 +428,28 @@ def becomes_unknown(
     """
     if new is None:
         return ()
-    found = [BecomesUnknown(Since.MOVED, moved_to)] if moved_to is not None else []
+    found = [UnknownReason(UnknownCause.MOVED, new_site)] if new_site is not None else []
     if old is None and new.replaces is not None:
-        found.append(BecomesUnknown(Since.REPLACES, new.replaces))
-    elif old is None and new.provision > NEW_UP_TO:
-        found.append(BecomesUnknown(Since.CAME, str(new.provision)))
+        found.append(UnknownReason(UnknownCause.REPLACES, new.replaces))
+    elif old is None and new.provision > HIGHEST_NEW_PROVISION:
+        found.append(UnknownReason(UnknownCause.CAME, str(new.provision)))
     elif old is not None and old.uuid != new.uuid and new.replaces != old.uuid:
-        found.append(BecomesUnknown(Since.BOARD, old.uuid))
+        found.append(UnknownReason(UnknownCause.BOARD, old.uuid))
     elif old is not None and old.uuid != new.uuid and new.provision <= old.provision:
-        found.append(BecomesUnknown(Since.NOT_RAISED, str(new.provision)))
+        found.append(UnknownReason(UnknownCause.NOT_RAISED, str(new.provision)))
     if new.stopped or (new.policy is not None and new.policy.network_boot is NetworkBoot.ALWAYS):
         return tuple(found)  # nothing is written, or nothing is asked of records
     before = {each.name: each for each in old.maintenances} if old is not None else {}
     for each in new.maintenances:
         if each.boot is not None and each.boot.writes_disk and before.get(each.name) != each:
-            found.append(BecomesUnknown(Since.OVERWRITTEN, each.name))
+            found.append(UnknownReason(UnknownCause.OVERWRITTEN, each.name))
     return tuple(found)
 
 
 MatchingPair = tuple[str | None, str | None]  # a server's name before and after; None: it was not there
 
 
-def matched(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[MatchingPair]:
+def match_servers(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[MatchingPair]:
     """Every server of both commits once, in the order of its name (its new one, where it has one).
 
     A UUID says most, then what a document says that it replaces. What is left is matched by the marks that a new
@@ -440,9 +462,9 @@ def matched(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]
         if machine.replaces is not None and machine.replaces in gone:
             pairs.append((gone.pop(machine.replaces).name, come.pop(uuid).name))
     for kind in ("name", "MAC", "serial", "BMC"):
-        whose = {mark: uuid for uuid, machine in gone.items() for mark in _marks(machine, kind)}
+        whose = {mark: uuid for uuid, machine in gone.items() for mark in _list_marks(machine, kind)}
         for uuid, machine in list(come.items()):
-            before = next((whose[mark] for mark in _marks(machine, kind) if mark in whose), None)
+            before = next((whose[mark] for mark in _list_marks(machine, kind) if mark in whose), None)
             if before in gone:
                 pairs.append((gone.pop(before).name, come.pop(uuid).name))
     found: list[MatchingPair] = [*pairs, *((machine.name, None) for machine in gone.values())]
@@ -450,8 +472,8 @@ def matched(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]
     return sorted(found, key=lambda pair: (pair[1] or pair[0] or "", pair[0] or ""))
 
 
-def _marks(machine: Machine, kind: str) -> Iterator[str]:
-    return (value for what, value in machine.marks() if what == kind)
+def _list_marks(machine: Machine, kind: str) -> Iterator[str]:
+    return (value for what, value in machine.list_keys() if what == kind)
 
 
 class EffectKind(StrEnum):
@@ -476,7 +498,7 @@ class ServerEffect(Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...]
 
 
-def all_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
+def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
     """What differs between two commits' decisions, by the servers' UUIDs: a renamed server is the same one."""
     before, after = ({decision.uuid: decision for decision in side.values()} for side in (old, new))
     found = {}
@@ -486,18 +508,18 @@ def all_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dic
         if was is not None and is_now is not None and was.digest == is_now.digest:
             continue
         kind = EffectKind.ADDED if was is None else EffectKind.REMOVED if is_now is None else EffectKind.CHANGED
-        changes = _changes("", facts(was) or {}, facts(is_now) or {})
+        changes = _find_changes("", to_json_value(was) or {}, to_json_value(is_now) or {})
         found[uuid] = ServerEffect(server=last.server, kind=kind, changes=tuple(changes))
     return found
 
 
-def _changes(path: str, old: Any, new: Any) -> Iterator[Change]:
+def _find_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
     """The fields that differ, in the order of their names; what is there on one side only comes whole."""
     if _are_named(old) or _are_named(new):  # so that one that is added moves none of the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            yield from _changes(f"{path}.{key}" if path else key, old.get(key), new.get(key))
+            yield from _find_changes(f"{path}.{key}" if path else key, old.get(key), new.get(key))
     elif old != new:
         yield Change(field=path, old=old, new=new)
 

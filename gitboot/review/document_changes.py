@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, structs
 
 from gitboot.fleet.resources import FleetRepository, Id, Resource
-from gitboot.jsonio import Digest, digest, facts
-from gitboot.model.fields import written
+from gitboot.jsonio import Digest, compute_digest, to_json_value
+from gitboot.model.fields import to_yaml_value
 from gitboot.model.fleet import FleetSpec, OneTimeBoots, Output
 from gitboot.resolve.server_decision import Decision, Decisions, Host
 
@@ -24,10 +24,10 @@ class SharedChange(Struct, frozen=True, kw_only=True):
 
     @property
     def pair(self) -> tuple[Digest | None, Digest | None]:
-        return digest(self.old) if self.old is not None else None, digest(self.new)
+        return compute_digest(self.old) if self.old is not None else None, compute_digest(self.new)
 
 
-def shared_change(
+def compare_shared(
     old: Decisions | None,
     new: Decisions,
     old_repository: FleetRepository | None,
@@ -35,30 +35,32 @@ def shared_change(
     touched: frozenset[str] | None = None,
 ) -> SharedChange | None:
     """What all machines have in common; None: it is the same. Only ``touched`` servers can differ, where given."""
-    return _change(_shared(old, old_repository, new, touched), _shared(new, new_repository, old, touched))
+    return _make_change(
+        _shared_facts(old, old_repository, new, touched), _shared_facts(new, new_repository, old, touched)
+    )
 
 
-def unknown_change(old: Decisions | None, new: Decisions) -> SharedChange | None:
+def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | None:
     """What unknown machines boot; None: the same."""
-    return _change(_unknown(old), _unknown(new))
+    return _make_change(_unknown_facts(old), _unknown_facts(new))
 
 
-def changes_all_files(shared: SharedChange) -> bool:
+def changes_all_files(change: SharedChange) -> bool:
     """Whether each server has other files by it; its base URL is part of its decision."""
     deciding = ("outputs", "evidence")
-    return shared.old is not None and any(shared.old[name] != shared.new[name] for name in deciding)
+    return change.old is not None and any(change.old[name] != change.new[name] for name in deciding)
 
 
-def changes_ledger(shared: SharedChange) -> bool:
+def changes_ledger(change: SharedChange) -> bool:
     """Whether one instance was named that is to act, for all or for a site, and is no more."""
-    if shared.old is None:
+    if change.old is None:
         return False
-    by_site, now_by_site = (each.get("ledgers", {}) for each in (shared.old, shared.new))
-    is_other = shared.old["ledger"] is not None and shared.old["ledger"] != shared.new["ledger"]
+    by_site, now_by_site = (each.get("ledgers", {}) for each in (change.old, change.new))
+    is_other = change.old["ledger"] is not None and change.old["ledger"] != change.new["ledger"]
     return is_other or any(now_by_site.get(site) != ledger for site, ledger in by_site.items())
 
 
-def _shared(
+def _shared_facts(
     decisions: Decisions | None,
     repository: FleetRepository | None,
     other: Decisions | None,
@@ -77,39 +79,41 @@ def _shared(
         **({"clients": list(map(str, spec.provisioning.clients))} if spec.provisioning.clients else {}),
         "ledger": spec.provisioning.ledger,  # of the instance that makes them
         **({"ledgers": ledgers} if ledgers else {}),  # of a site's own instance
-        **(_network(decisions, other, touched) if other is not None and decisions.outputs & _OF_HOSTS else {}),
+        **(
+            _network_facts(decisions, other, touched) if other is not None and decisions.outputs & _HOST_OUTPUTS else {}
+        ),
     }
 
 
-_OF_HOSTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELINUX})  # made of more than decisions
+_HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELINUX})  # made of more than decisions
 
 
-def _network(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
+def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
     """What DHCP reads: of the servers in both commits only those that differ, so that a rebase changes nothing."""
     hosts, others = decisions.networks, other.networks
     both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
-    facts = {server: _interfaces(hosts[server]) for server in both}
+    facts = {server: _interface_facts(hosts[server]) for server in both}
     return {
-        "hosts": {server: facts[server] for server in both if facts[server] != _interfaces(others[server])},
+        "hosts": {server: facts[server] for server in both if facts[server] != _interface_facts(others[server])},
         "sites": dict(decisions.sites),
     }
 
 
-def _interfaces(host: Host) -> dict[str, object]:
+def _interface_facts(host: Host) -> dict[str, object]:
     return {"site": host.site, "interfaces": [structs.asdict(nic) for nic in host.nics]}
 
 
-def _unknown(decisions: Decisions | None) -> dict[str, object] | None:
+def _unknown_facts(decisions: Decisions | None) -> dict[str, object] | None:
     if decisions is None:
         return None
     boots = decisions.unknown
     return {
         "notFound": decisions.unknown_not_found,
-        "boots": facts(dict(sorted(boots.items()))) if boots is not None else None,
+        "boots": to_json_value(dict(sorted(boots.items()))) if boots is not None else None,
     }
 
 
-def _change(old: dict[str, object] | None, new: dict[str, object] | None) -> SharedChange | None:
+def _make_change(old: dict[str, object] | None, new: dict[str, object] | None) -> SharedChange | None:
     return SharedChange(old=old, new=new) if old != new and new is not None else None
 
 
@@ -117,21 +121,21 @@ class ImageChange(Struct, frozen=True, kw_only=True):
     """A BootImage that was added, removed or edited."""
 
     name: str
-    fate: Fate
+    fate: ChangeKind
     in_use: int  # servers of either commit that can boot it; unknown machines count as one
     pair: tuple[Digest | None, Digest | None]  # of what it is, before and after
 
     @property
     def mutated(self) -> bool:
-        return self.fate is Fate.EDITED and self.in_use > 0
+        return self.fate is ChangeKind.EDITED and self.in_use > 0
 
 
 def is_mutated(change: DocumentChange) -> bool:
     """Whether what an image is was edited, not only what it is called by labels."""
-    return change.fate is Fate.EDITED and any(field.path[0] == "spec" for field in change.fields)
+    return change.fate is ChangeKind.EDITED and any(field.path[0] == "spec" for field in change.fields)
 
 
-def image_changes(
+def find_image_changes(
     documents: Mapping[Id, DocumentChange],
     both: tuple[Decisions | None, Decisions],
     repositories: tuple[FleetRepository | None, FleetRepository],
@@ -144,24 +148,26 @@ def image_changes(
     uses: dict[str, set[str]] = {}
     for decisions in filter(None, both):
         for name in touched:
-            for image in booted(decisions.servers.get(name)):
+            for image in list_images(decisions.servers.get(name)):
                 uses.setdefault(image, set()).add(name)
         for boot in (decisions.unknown or {}).values():
             uses.setdefault(boot.image, set()).add("")
     for change in changed:
-        if change.fate is not Fate.EDITED or is_mutated(change):
+        if change.fate is not ChangeKind.EDITED or is_mutated(change):
             name = change.id.name
             old, new = (each.images.get(name) if each is not None else None for each in repositories)
-            pair = tuple(digest(written(each)["spec"]) if each is not None else None for each in (old, new))
+            pair = tuple(
+                compute_digest(to_yaml_value(each)["spec"]) if each is not None else None for each in (old, new)
+            )
             yield ImageChange(name=name, fate=change.fate, in_use=len(uses.get(name, ())), pair=(pair[0], pair[1]))
 
 
-def booted(decision: Decision | None) -> Iterator[str]:
+def list_images(decision: Decision | None) -> Iterator[str]:
     """Return the images that a server can boot from the network."""
     return (boot.image for boot in (decision.boots if decision is not None else ()))
 
 
-class Fate(StrEnum):
+class ChangeKind(StrEnum):
     """What became of something."""
 
     ADDED = "added"
@@ -173,29 +179,29 @@ class DocumentChange(Struct, frozen=True, kw_only=True):
     """A document, or a file that documents name (kind "file"), which is not what it was."""
 
     id: Id
-    fate: Fate
+    fate: ChangeKind
     fields: tuple[FieldChange, ...]  # of one that was edited
 
 
-def changed_documents(
+def compare_documents(
     old: FleetRepository | None, new: FleetRepository, touched: frozenset[Id] | None = None
 ) -> dict[Id, DocumentChange]:
     """Every document and file that differs, or of the ``touched`` ones, by kind and name."""
-    before, after = _resources(old, touched) if old else {}, _resources(new, touched)
+    before, after = _collect_resources(old, touched) if old else {}, _collect_resources(new, touched)
     found = {}
     for key in sorted(before.keys() | after.keys()):
         was, is_now = before.get(key), after.get(key)
         if was is is_now or was == is_now:
             continue
-        fate = Fate.ADDED if was is None else Fate.REMOVED if is_now is None else Fate.EDITED
+        fate = ChangeKind.ADDED if was is None else ChangeKind.REMOVED if is_now is None else ChangeKind.EDITED
         fields: tuple[FieldChange, ...] = ()
         if was is not None and is_now is not None and not isinstance(was, bytes) and not isinstance(is_now, bytes):
-            fields = tuple(changed_fields(written(was), written(is_now)))
+            fields = tuple(compare_fields(to_yaml_value(was), to_yaml_value(is_now)))
         found[key] = DocumentChange(id=key, fate=fate, fields=fields)
     return found
 
 
-def _resources(repository: FleetRepository, touched: frozenset[Id] | None) -> dict[Id, Resource | bytes]:
+def _collect_resources(repository: FleetRepository, touched: frozenset[Id] | None) -> dict[Id, Resource | bytes]:
     fleet = repository.fleet
     named: tuple[tuple[str, Mapping[str, Resource | bytes]], ...] = (
         ("Fleet", {fleet.metadata.name: fleet}),
@@ -224,19 +230,19 @@ class FieldChange(NamedTuple):
     new: Any
 
     @property
-    def dotted(self) -> str:
+    def dotted_path(self) -> str:
         """The path as people write it: spec.holds[0].image."""
         steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)
         return "".join(steps).removeprefix(".")
 
 
-def changed_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]:
+def compare_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]:
     """The deepest fields that differ, in the order of their names; lists of another length as a whole."""
     if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted(old.keys() | new.keys()):
-            yield from changed_fields(old.get(key), new.get(key), (*path, key))
+            yield from compare_fields(old.get(key), new.get(key), (*path, key))
     elif (
         isinstance(old, list)
         and isinstance(new, list)
@@ -244,7 +250,7 @@ def changed_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]
         and all(isinstance(each, Mapping) for each in (*old, *new))
     ):
         for number, (before, after) in enumerate(zip(old, new, strict=True)):
-            yield from changed_fields(before, after, (*path, number))
+            yield from compare_fields(before, after, (*path, number))
     else:
         yield FieldChange(path, old, new)
 
@@ -261,7 +267,7 @@ class AccessChange(NamedTuple):
     widens: bool  # whether somebody may fetch who could not, or a fetch counts that did not
 
 
-def access_changes(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
+def compare_access(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
     """Return each setting of who may fetch that differs between two Fleets, by its field."""
     clients, new_clients = (sorted(map(str, each.provisioning.clients)) for each in (old, new))
     monitors, new_monitors = (sorted(map(str, each.provisioning.monitors)) for each in (old, new))
@@ -283,10 +289,10 @@ def access_changes(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
 
 
 def _covers(networks: list[str], others: list[str]) -> bool:
-    return _collapsed([*networks, *others]) == _collapsed(networks)
+    return _collapse_networks([*networks, *others]) == _collapse_networks(networks)
 
 
-def _collapsed(networks: list[str]) -> list[IPv4Network | IPv6Network]:
+def _collapse_networks(networks: list[str]) -> list[IPv4Network | IPv6Network]:
     found = list(map(ip_network, networks))
     ipv4 = collapse_addresses([each for each in found if isinstance(each, IPv4Network)])
     ipv6 = collapse_addresses([each for each in found if isinstance(each, IPv6Network)])

@@ -12,19 +12,19 @@ from typing import ClassVar, Final
 
 from msgspec import Struct, structs
 
-from gitboot.fleet.identities import BmcAccess, LostIdentity, machine
+from gitboot.fleet.identities import BmcAccess, LostIdentity, build_machine
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.jsonio import Digest, digest
+from gitboot.jsonio import Digest, compute_digest
 from gitboot.model.fleet import Guards
 from gitboot.model.server import Server
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.review.document_changes import changes_ledger, shared_change, unknown_change
+from gitboot.review.document_changes import changes_ledger, compare_shared, compare_unknown
 from gitboot.review.reinstalls import GainedIdentity, Inheritance
-from gitboot.review.risks import Risk, risks
+from gitboot.review.risks import Risk, find_risks
 from gitboot.text import did_you_mean
 
-SMALL: Final = 10  # servers: in smaller groups a percentage says nothing
+MIN_SIZE_FOR_PERCENT: Final = 10  # servers: in smaller groups a percentage says nothing
 
 
 class Guard(StrEnum):
@@ -68,7 +68,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     allow_rewind: bool = False
     allow_takeover: bool = False
 
-    def tightened_by(self, guards: Guards) -> Limits:
+    def tighten(self, guards: Guards) -> Limits:
         """These limits, or where the Fleet has a lower one that one: a repository loosens nothing."""
         given = {each.name: getattr(guards, each.name) for each in fields(guards)}
         return structs.replace(
@@ -110,18 +110,18 @@ class Verdict(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
 
 
-Acknowledged = Mapping[tuple[str, str], str]  # (digest, guard) -> who says so
-NOBODY: Final[Acknowledged] = MappingProxyType({})
+Acknowledgements = Mapping[tuple[str, str], str]  # (digest, guard) -> who says so
+NO_ACKNOWLEDGEMENTS: Final[Acknowledgements] = MappingProxyType({})
 
 
 def judge(
     extent: Extent,
     limits: Limits,
-    acknowledged: Acknowledged = NOBODY,
+    acknowledgements: Acknowledgements = NO_ACKNOWLEDGEMENTS,
     *,
     pending: int | None = None,
     returning: int = 0,
-    inherited: Sequence[Inheritance] = (),
+    inheritances: Sequence[Inheritance] = (),
     rewound: bool = False,
     takeover: bool | None = None,
     bmcs: int = 0,
@@ -138,7 +138,7 @@ def judge(
     - ``takeover`` means that some instance ceases to act for the fleet by the commit. None: the commit alone decides.
     - ``bmcs`` is how many servers it lets an instance send credentials for to BMCs that never got them.
     """
-    inheriting = {each.server for each in inherited} - {*extent.reinstalled}
+    inheriting = {each.server for each in inheritances} - {*extent.reinstalled_servers}
     numbers = (
         (Guard.ALLOW_REWIND, "commits taken back", int(rewound and not limits.allow_rewind), 0),
         (
@@ -156,7 +156,7 @@ def judge(
             extent.reinstalls + returning + len(inheriting),
             limits.max_reinstalls,
         ),
-        *(() if extent.first else _numbers_of_change(extent, limits)),
+        *(() if extent.first else _list_change_numbers(extent, limits)),
     )
     found = [
         Trip(guard=guard, what=what, number=number, limit=limit)
@@ -166,20 +166,22 @@ def judge(
     if extent.after == 0 and extent.before and not limits.allow_empty:
         found.append(Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1))
     if not extent.first:
-        found += (trip for area in extent.areas for trip in _trips_of_area(area, limits))
+        found += (trip for area in extent.areas for trip in _find_area_trips(area, limits))
     order = list(Guard)
     trips = (
         structs.replace(
-            trip, acknowledged=(key := (extent.digest, trip.guard.value)) in acknowledged, by=acknowledged.get(key, "")
+            trip,
+            acknowledged=(key := (extent.digest, trip.guard.value)) in acknowledgements,
+            by=acknowledgements.get(key, ""),
         )
         for trip in sorted(found, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
     )
     return Verdict(
-        digest=extent.digest, limits=limits, trips=tuple(trips), areas=extent.areas, inherited=tuple(inherited)
+        digest=extent.digest, limits=limits, trips=tuple(trips), areas=extent.areas, inherited=tuple(inheritances)
     )
 
 
-def _numbers_of_change(extent: Extent, limits: Limits) -> tuple[tuple[Guard, str, int, int], ...]:
+def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, str, int, int], ...]:
     may_boot = "servers that may boot an image that claims for the first time to write no disk"
     return (
         (
@@ -201,12 +203,12 @@ def _numbers_of_change(extent: Extent, limits: Limits) -> tuple[tuple[Guard, str
     )
 
 
-def _trips_of_area(area: Area, limits: Limits) -> Iterator[Trip]:
+def _find_area_trips(area: Area, limits: Limits) -> Iterator[Trip]:
     for guard, what, number, percent in (
         (Guard.MAX_DELETE_PERCENT, "servers removed", area.removed, limits.max_delete_percent),
         (Guard.MAX_UPDATE_PERCENT, "servers changed", area.changed, limits.max_update_percent),
     ):
-        is_small = area.size < SMALL
+        is_small = area.size < MIN_SIZE_FOR_PERCENT
         limit = limits.max_small_group if is_small else percent
         if number > limit if is_small else number * 100 > limit * area.size:
             yield Trip(
@@ -223,7 +225,7 @@ def _trips_of_area(area: Area, limits: Limits) -> Iterator[Trip]:
 # Acknowledgements: `Gitboot-Ack: DIGEST GUARD`, a line of a commit's message
 
 
-class Unheeded(Struct, frozen=True, kw_only=True):
+class IgnoredLine(Struct, frozen=True, kw_only=True):
     """A line that was to acknowledge something and does not, and why."""
 
     commit: str
@@ -236,16 +238,16 @@ _WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)[ \t]+(\S+)[ \t\r]*")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def trailer(digest: Digest, guard: Guard) -> str:
+def format_ack_line(digest: Digest, guard: Guard) -> str:
     """The line that acknowledges one guard."""
     return f"Gitboot-Ack: {digest} {guard}"
 
 
-def trailers(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[tuple[Guard, str]]:
+def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[tuple[Guard, str]]:
     """For each guard that holds, the line that acknowledges it, where a line can."""
     for guard in verdict.holding:
         if guard not in ONLY_APPROVED and not (guard is Guard.MAX_REINSTALLS and need is ReinstallsNeed.APPROVE):
-            yield guard, trailer(verdict.digest, guard)
+            yield guard, format_ack_line(verdict.digest, guard)
 
 
 class AckLine(Struct, frozen=True, kw_only=True):
@@ -270,9 +272,9 @@ class AckLine(Struct, frozen=True, kw_only=True):
         return f"{self.content} {self.digest} {self.guard}"
 
 
-def ack_lines(
-    messages: Iterable[Message], need: ReinstallsNeed | None = None, met: Container[str] = frozenset()
-) -> Iterator[AckLine | Unheeded]:
+def parse_ack_lines(
+    messages: Iterable[Message], need: ReinstallsNeed | None = None, counted_before: Container[str] = frozenset()
+) -> Iterator[AckLine | IgnoredLine]:
     """Every line of commits' messages that is to acknowledge something.
 
     The line may stand anywhere in a message and be indented, as a squash leaves it. What is wrong in any way
@@ -283,21 +285,21 @@ def ack_lines(
     """
     for message in messages:
         for line in _LINE.findall(message.text):
-            if (why := _fault(line, message, need)) is not None:
-                yield Unheeded(commit=message.commit, line=line.strip(), why=why)
+            if (why := _find_line_fault(line, message, need)) is not None:
+                yield IgnoredLine(commit=message.commit, line=line.strip(), why=why)
                 continue
             _, digest, guard = line.split()
             content = message.content if guard == Guard.MAX_REINSTALLS and need is ReinstallsNeed.SIGNED else ""
             found = AckLine(
                 commit=message.commit, text=line.strip(), digest=digest, guard=guard, by=message.by, content=content
             )
-            if content and (content in met or found.id in met):
-                yield Unheeded(commit=found.commit, line=found.text, why=AckLine.USED)
+            if content and (content in counted_before or found.id in counted_before):
+                yield IgnoredLine(commit=found.commit, line=found.text, why=AckLine.USED)
             else:
                 yield found
 
 
-def _fault(line: str, message: Message, need: ReinstallsNeed | None) -> str | None:
+def _find_line_fault(line: str, message: Message, need: ReinstallsNeed | None) -> str | None:
     if (found := _WORDS.fullmatch(line)) is None:
         return "not of the form Gitboot-Ack: DIGEST GUARD"
     digest, guard = found.groups()
@@ -318,27 +320,27 @@ def _fault(line: str, message: Message, need: ReinstallsNeed | None) -> str | No
     return None
 
 
-def may_acknowledge(message: Message) -> bool:
+def has_ack_line(message: Message) -> bool:
     """Whether a message has a line that is to acknowledge something."""
     return _LINE.search(message.text) is not None
 
 
-def acknowledgements(
+def find_acknowledgements(
     messages: Iterable[Message],
     digest: Digest,
     need: ReinstallsNeed | None = None,
-    met: Container[str] = frozenset(),
-) -> tuple[Acknowledged, tuple[Unheeded, ...]]:
+    counted_before: Container[str] = frozenset(),
+) -> tuple[Acknowledgements, tuple[IgnoredLine, ...]]:
     """What commits acknowledge of the changes with this digest, and the lines that count for nothing."""
     given: dict[tuple[str, str], str] = {}
     unheeded = []
-    for line in ack_lines(messages, need, met):
+    for line in parse_ack_lines(messages, need, counted_before):
         match line:
             case AckLine() if line.digest == digest:
                 given.setdefault((line.digest, line.guard), line.by)
             case AckLine():
-                unheeded.append(Unheeded(commit=line.commit, line=line.text, why=AckLine.STALE))
-            case Unheeded():
+                unheeded.append(IgnoredLine(commit=line.commit, line=line.text, why=AckLine.STALE))
+            case IgnoredLine():
                 unheeded.append(line)
     return given, tuple(unheeded)
 
@@ -346,30 +348,30 @@ def acknowledgements(
 Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
 
 
-def digest_of(pairs: Iterable[Pair]) -> Digest:
+def digest_pairs(pairs: Iterable[Pair]) -> Digest:
     """Of all that changes."""
-    return digest(sorted([kind, old or "", new or ""] for kind, old, new in pairs))
+    return compute_digest(sorted([kind, old or "", new or ""] for kind, old, new in pairs))
 
 
-def reached_at(server: str | None, access: BmcAccess | None) -> Digest:
+def digest_bmc_access(server: str | None, access: BmcAccess | None) -> Digest:
     """Where and how a server's BMC is reached."""
-    return digest([server, structs.asdict(access) if access is not None else None])
+    return compute_digest([server, structs.asdict(access) if access is not None else None])
 
 
-def labels_of(server: Server) -> Iterator[Label]:
+def list_labels(server: Server) -> Iterator[Label]:
     """The groups that a server is in."""
     labels = server.metadata.labels
     yield from ((key, labels[key]) for key in GROUPING if key in labels)
 
 
-def areas_of(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
+def build_areas(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
     """The whole fleet first, then the groups in their order; ``counts`` has the fields of an `Area` that are not 0."""
     labels = sorted(counts, key=lambda label: (GROUPING.index(label[0]), label[1]) if label else (-1, ""))
     numbers = [name for name in Area.__struct_fields__ if name != "label"]
     return tuple(Area(label=label, **{name: counts[label].get(name, 0) for name in numbers}) for label in labels)
 
 
-def extent_of_first(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
+def first_commit_extent(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
     """The extent of a commit before which there is none: `compare` finds the same, and holds all that it compares.
 
     ``servers`` are the decisions for all servers, each looked at once.
@@ -379,17 +381,17 @@ def extent_of_first(decisions: Decisions, repository: FleetRepository, servers: 
     pairs: list[Pair] = []
     for decision in servers:
         server = repository.servers[decision.server]
-        found.update(risks(None, decision, ()))
+        found.update(find_risks(None, decision, ()))
         pairs.append(("server", None, decision.digest))
-        for label in (None, *labels_of(server)):
+        for label in (None, *list_labels(server)):
             group = counts.setdefault(label, {})
             group["added"] = group.get("added", 0) + 1
-        if (access := machine(repository, server).bmc) is not None:
-            pairs.append(("bmc", reached_at(None, None), reached_at(decision.server, access)))
-    unknown, shared = unknown_change(None, decisions), shared_change(None, decisions, None, repository)
+        if (access := build_machine(repository, server).bmc) is not None:
+            pairs.append(("bmc", digest_bmc_access(None, None), digest_bmc_access(decision.server, access)))
+    unknown, shared = compare_unknown(None, decisions), compare_shared(None, decisions, None, repository)
     pairs += [(kind, *each.pair) for kind, each in (("unknown", unknown), ("shared", shared)) if each is not None]
     return Extent(
-        digest=digest_of(pairs),
+        digest=digest_pairs(pairs),
         first=True,
         before=0,
         after=len(repository.servers),
@@ -401,7 +403,7 @@ def extent_of_first(decisions: Decisions, repository: FleetRepository, servers: 
         disk_claims=0,
         access=0,
         takeover=shared is not None and changes_ledger(shared),
-        areas=areas_of(counts),
+        areas=build_areas(counts),
     )
 
 
@@ -452,30 +454,30 @@ class Extent(Struct, frozen=True, kw_only=True):
     areas: tuple[Area, ...]  # the whole fleet first
     unknown_claims: tuple[str, ...] = ()  # new servers that boot what claims to write no disk, and none did before
     by_policy: tuple[str, ...] = ()  # of `reinstalls`, servers whose records may show that nothing is installed again
-    lost: tuple[LostIdentity, ...] = ()  # identities that machines had, sorted
-    gained: tuple[GainedIdentity, ...] = ()  # identities by which machines newly get install boots, sorted
-    reinstalled: tuple[str, ...] = ()  # the servers that `reinstalls` counts, if there are gained identities
+    lost_identities: tuple[LostIdentity, ...] = ()  # identities that machines had, sorted
+    gained_identities: tuple[GainedIdentity, ...] = ()  # identities by which machines newly get install boots, sorted
+    reinstalled_servers: tuple[str, ...] = ()  # the servers that `reinstalls` counts, if there are gained identities
 
     def without_reinstalls(self, servers: Collection[str]) -> Extent:
         """Return the same extent without the reinstallations of some servers that it counts."""
         if not servers:
             return self
-        left = tuple(each for each in self.reinstalled if each not in servers)
-        return structs.replace(self, reinstalls=self.reinstalls - len(servers), reinstalled=left)
+        left = tuple(each for each in self.reinstalled_servers if each not in servers)
+        return structs.replace(self, reinstalls=self.reinstalls - len(servers), reinstalled_servers=left)
 
-    def inheriting(self, found: Collection[Inheritance]) -> Extent:
+    def with_inheritances(self, inheritances: Collection[Inheritance]) -> Extent:
         """Return the same extent with a digest that covers the identities that servers inherit, if there are any.
 
         An acknowledgement of the changes alone does not acknowledge that other machines are installed by them.
         """
-        if not found:
+        if not inheritances:
             return self
-        inherited = sorted([each.server, str(each.kind), each.value, each.uuid] for each in found)
-        return structs.replace(self, digest=digest(["inherited", inherited, self.digest]))
+        inherited = sorted([each.server, str(each.kind), each.value, each.uuid] for each in inheritances)
+        return structs.replace(self, digest=compute_digest(["inherited", inherited, self.digest]))
 
-    def taking_back(self, accepted: str, revision: str) -> Extent:
+    def with_rewind(self, accepted: str, revision: str) -> Extent:
         """The same of a commit that does not descend from the accepted one: what acknowledges it is bound to both.
 
         A rewind may change no decision; what acknowledged one says nothing of the next.
         """
-        return structs.replace(self, digest=digest(["rewind", accepted, revision, self.digest]))
+        return structs.replace(self, digest=compute_digest(["rewind", accepted, revision, self.digest]))

@@ -9,12 +9,12 @@ from functools import cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from gitboot.fleet.identities import LostIdentity, Machine, Mark
+from gitboot.fleet.identities import IdentityKey, LostIdentity, Machine
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.jsonio import Digest, digest, format_instant
+from gitboot.jsonio import Digest, compute_digest, format_instant
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import MaintenancePower, NetworkBoot, OverrideMode, PolicyWait
-from gitboot.model.fields import written
+from gitboot.model.fields import to_yaml_value
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_mac, is_placeholder_serial, lookup_uuids
 from gitboot.model.server import Lifecycle
@@ -28,21 +28,21 @@ from gitboot.resolve.server_decision import (
     MaintenanceDecision,
     WithheldBoot,
 )
-from gitboot.review.document_changes import DocumentChange, Fate
+from gitboot.review.document_changes import ChangeKind, DocumentChange
 from gitboot.review.harmless_changes import (
+    BootCondition,
     Demand,
-    EachTime,
-    NotProvisioned,
-    NotRun,
+    EveryBoot,
     Span,
-    When,
+    UntilProvisioned,
+    UntilRun,
+    compute_spans,
     covers,
-    instants,
-    spans,
+    find_window_edges,
 )
 
 
-class Why(StrEnum):
+class ReinstallReason(StrEnum):
     """By what a disk-writing boot can be asked for that could not be before."""
 
     PROVISION = "provision"  # raised
@@ -70,85 +70,100 @@ class Why(StrEnum):
 class Reinstall(NamedTuple):
     """One way in which a server's disks can newly be written."""
 
-    why: Why
+    why: ReinstallReason
     old: str | None  # what is different: the number, the image, the policy …
     new: str | None
     maintenance: str | None = None  # None: under the policy
 
 
-def reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
+def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     """Every way in which ``new`` can ask for a disk-writing boot that ``old`` could not.
 
     No record is looked at, so this is what may happen, whatever a server was provisioned with. What is made once for
     a provision key is the same boot whichever pool asks for it, and whichever image belongs to it.
     """
-    times = instants(old, new)
-    before, after = list(spans(old, times)), list(spans(new, times))
+    times = find_window_edges(old, new)
+    before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
     found: list[Reinstall] = []
     for number, is_now in enumerate(after):
-        ask, was = is_now.ask, before[number].ask
-        if not ask.writes_disk or _is_asked(ask, before[number:]):
+        ask, was = is_now.demand, before[number].demand
+        if not ask.writes_disk or _is_already_offered(ask, before[number:]):
             continue
         if old.stopped and not new.stopped:
-            found.append(Reinstall(Why.STOPPED, None, None, ask.maintenance))
+            found.append(Reinstall(ReinstallReason.STOPPED, None, None, ask.maintenance))
         elif ask.maintenance is None:
-            found += _under_policy(old, new, was)
+            found += _policy_reinstalls(old, new, was)
         else:
-            found.append(_under_maintenance(old, new, was, ask.maintenance))
+            found.append(_maintenance_reinstall(old, new, was, ask.maintenance))
     return tuple(dict.fromkeys(found))
 
 
-def _is_asked(ask: Demand, spans: list[Span]) -> bool:
+def _is_already_offered(demand: Demand, spans: list[Span]) -> bool:
     """Whether a disk-writing boot is asked for in the first of these spans, or its provision key there or later."""
 
     def asks_as_much(was: Demand) -> bool:
-        as_soon = ask.waits or not was.waits
-        sets = was.override is not OverrideMode.NONE or ask.override is OverrideMode.NONE
-        return was.writes_disk and as_soon and covers(was.when, ask.when) and sets
+        as_soon = demand.waits or not was.waits
+        sets = was.override is not OverrideMode.NONE or demand.override is OverrideMode.NONE
+        return was.writes_disk and as_soon and covers(was.when, demand.when) and sets
 
-    here = spans[0].ask
-    if asks_as_much(here) and here.image == ask.image:
+    here = spans[0].demand
+    if asks_as_much(here) and here.image == demand.image:
         return True
-    by_key = isinstance(ask.when, NotProvisioned)
-    return by_key and any(asks_as_much(each.ask) for each in spans if isinstance(each.ask.when, NotProvisioned))
+    by_key = isinstance(demand.when, UntilProvisioned)
+    return by_key and any(asks_as_much(each.demand) for each in spans if isinstance(each.demand.when, UntilProvisioned))
 
 
-def _under_policy(old: Decision, new: Decision, was: Demand) -> list[Reinstall]:
+def _policy_reinstalls(old: Decision, new: Decision, was: Demand) -> list[Reinstall]:
     before, after = old.policy, new.policy
     assert after is not None  # noqa: S101 - it asks for a boot
     assert after.boot is not None  # noqa: S101
     if before is None:
-        return [Reinstall(Why.POLICY, None, after.policy)]
+        return [Reinstall(ReinstallReason.POLICY, None, after.policy)]
     image_before = before.boot.image if before.boot is not None else None
     wrote = before.boot is not None and before.boot.writes_disk
     by_key = after.network_boot in _BY_KEY
     boots_before = before.boot.boots if before.boot is not None else after.boot.boots
     ways = (
-        (Why.NETWORK_BOOT, before.network_boot, after.network_boot, before.network_boot is not after.network_boot),
-        (Why.WRITES_DISK, image_before, after.boot.image, not wrote),
         (
-            *(Why.IMAGE, image_before, after.boot.image),
+            ReinstallReason.NETWORK_BOOT,
+            before.network_boot,
+            after.network_boot,
+            before.network_boot is not after.network_boot,
+        ),
+        (ReinstallReason.WRITES_DISK, image_before, after.boot.image, not wrote),
+        (
+            *(ReinstallReason.IMAGE, image_before, after.boot.image),
             wrote and image_before != after.boot.image and after.network_boot is not NetworkBoot.ONCE,
         ),
-        (Why.PROVISION, str(before.provision), str(after.provision), by_key and after.provision > before.provision),
-        (Why.ATTEMPTS, str(before.attempts), str(after.attempts), by_key and after.attempts > before.attempts),
-        (Why.BOOTS, str(boots_before), str(after.boot.boots), by_key and after.boot.boots > boots_before),
         (
-            *(Why.WAIT, before.wait_for, after.wait_for),
+            ReinstallReason.PROVISION,
+            str(before.provision),
+            str(after.provision),
+            by_key and after.provision > before.provision,
+        ),
+        (
+            ReinstallReason.ATTEMPTS,
+            str(before.attempts),
+            str(after.attempts),
+            by_key and after.attempts > before.attempts,
+        ),
+        (ReinstallReason.BOOTS, str(boots_before), str(after.boot.boots), by_key and after.boot.boots > boots_before),
+        (
+            *(ReinstallReason.WAIT, before.wait_for, after.wait_for),
             before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE,
         ),
         (
-            *(Why.OVERRIDE, before.override, after.override),
+            *(ReinstallReason.OVERRIDE, before.override, after.override),
             before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE,
         ),
     )
     found = [Reinstall(why, one, other) for why, one, other, is_different in ways if is_different]
     if not found and was.maintenance is not None:
-        found.append(Reinstall(Why.UNCOVERED, was.maintenance, None))
+        found.append(Reinstall(ReinstallReason.UNCOVERED, was.maintenance, None))
     return found
 
 
-def _under_maintenance(old: Decision, new: Decision, was: Demand, name: str) -> Reinstall:
+def _maintenance_reinstall(old: Decision, new: Decision, was: Demand, name: str) -> Reinstall:
     def all_that_decides(maintenance: MaintenanceDecision) -> tuple[object, ...]:
         image = maintenance.boot.image if maintenance.boot is not None and maintenance.boot.writes_disk else None
         return image, maintenance.network_boot, maintenance.run, maintenance.start, maintenance.end
@@ -161,10 +176,10 @@ def _under_maintenance(old: Decision, new: Decision, was: Demand, name: str) -> 
     before, after = (next((each for each in its.maintenances if each.name == name), None) for its in (old, new))
     assert after is not None  # noqa: S101 - it asks for a boot
     if before is None or all_that_decides(before) != all_that_decides(after):
-        return Reinstall(Why.MAINTENANCE, in_words(before) if before else None, in_words(after), name)
+        return Reinstall(ReinstallReason.MAINTENANCE, in_words(before) if before else None, in_words(after), name)
     if before.override is not after.override:
-        return Reinstall(Why.OVERRIDE, before.override, after.override, name)
-    return Reinstall(Why.UNCOVERED, was.maintenance, None, name)
+        return Reinstall(ReinstallReason.OVERRIDE, before.override, after.override, name)
+    return Reinstall(ReinstallReason.UNCOVERED, was.maintenance, None, name)
 
 
 def wants_install(decision: Decision) -> bool:
@@ -181,18 +196,28 @@ def wants_install(decision: Decision) -> bool:
 _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 
 
-def may_be_installed(asked: tuple[Reinstall, ...]) -> bool:
+def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
     """Return whether the record of a server can show that all of ``asked`` is installed already.
 
     A record has what a policy has installed on this machine. It does not have what other machines boot, nor whether an
     image really writes no disk.
     """
-    return bool(asked) and all(each.maintenance is None and each.why in _OF_POLICY for each in asked)
+    return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
 
 
-RAISED: Final = frozenset({Why.PROVISION, Why.ATTEMPTS, Why.BOOTS})  # what hardly any record shows as installed
-_OF_POLICY: Final = RAISED | {
-    *(Why.IMAGE, Why.POLICY, Why.NETWORK_BOOT, Why.WAIT, Why.OVERRIDE, Why.WRITES_DISK, Why.UNCOVERED),
+RAISED_NUMBERS: Final = frozenset(
+    {ReinstallReason.PROVISION, ReinstallReason.ATTEMPTS, ReinstallReason.BOOTS}
+)  # what hardly any record shows as installed
+_POLICY_REASONS: Final = RAISED_NUMBERS | {
+    *(
+        ReinstallReason.IMAGE,
+        ReinstallReason.POLICY,
+        ReinstallReason.NETWORK_BOOT,
+        ReinstallReason.WAIT,
+        ReinstallReason.OVERRIDE,
+        ReinstallReason.WRITES_DISK,
+        ReinstallReason.UNCOVERED,
+    ),
 }
 
 
@@ -208,7 +233,7 @@ class GainedIdentity(NamedTuple):
     is_new: bool  # whether the server had it not at all in the older commit
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> IdentityKey:
         return self.kind, self.value
 
 
@@ -222,20 +247,20 @@ class Inheritance(NamedTuple):
     machine: str  # the name that it had last, or its UUID
 
     def __str__(self) -> str:
-        return f"{self.server} gets {self.value}, the {_WORDS[Why(self.kind)]} of {self.machine}"
+        return f"{self.server} gets {self.value}, the {_IDENTITY_NAMES[ReinstallReason(self.kind)]} of {self.machine}"
 
 
-_WORDS: Final = {
-    Why.MAC: "MAC address",
-    Why.SERIAL: "serial number",
-    Why.ADDRESS: "address",
-    Why.UUID: "UUID",
-    Why.NAME: "name",
-    Why.NID: "nid",
+_IDENTITY_NAMES: Final = {
+    ReinstallReason.MAC: "MAC address",
+    ReinstallReason.SERIAL: "serial number",
+    ReinstallReason.ADDRESS: "address",
+    ReinstallReason.UUID: "UUID",
+    ReinstallReason.NAME: "name",
+    ReinstallReason.NID: "nid",
 }
 
 
-class Described(NamedTuple):
+class DescribedServer(NamedTuple):
     """What one commit says of a server."""
 
     decision: Decision
@@ -244,90 +269,100 @@ class Described(NamedTuple):
     labels: Mapping[str, str]
     outputs: Collection[Output]
 
-    def identities(self) -> Iterator[Mark]:
+    def list_identities(self) -> Iterator[IdentityKey]:
         """Return every identity of the machine, also of interfaces that it may not boot from."""
-        yield from _of_machine(self.machine)
-        yield from self._of_network()
+        yield from _list_machine_identities(self.machine)
+        yield from self._list_network_identities()
 
-    def lookups(self) -> Iterator[Mark]:
+    def list_lookups(self) -> Iterator[IdentityKey]:
         """Return every identity by which the machine can ask for its boot."""
         idle = {nic.mac for nic in self.host.nics if not nic.boots}
-        yield from (mark for mark in _of_machine(self.machine) if mark[0] != Why.MAC or mark[1] not in idle)
-        yield from self._of_network()
+        yield from (
+            mark
+            for mark in _list_machine_identities(self.machine)
+            if mark[0] != ReinstallReason.MAC or mark[1] not in idle
+        )
+        yield from self._list_network_identities()
 
-    def _of_network(self) -> Iterator[Mark]:
-        yield from ((Why.ADDRESS, address) for nic in self.host.nics for address in nic.addresses)
+    def _list_network_identities(self) -> Iterator[IdentityKey]:
+        yield from ((ReinstallReason.ADDRESS, address) for nic in self.host.nics for address in nic.addresses)
         if Output.BSS in self.outputs:
             names = {self.machine.name, self.labels.get("xname", self.machine.name)}
-            yield from ((Why.NAME, name) for name in sorted(names))
+            yield from ((ReinstallReason.NAME, name) for name in sorted(names))
             if (nid := self.labels.get("nid")) is not None:
-                yield Why.NID, nid
+                yield ReinstallReason.NID, nid
 
 
-def _of_machine(machine: Machine) -> Iterator[Mark]:
-    yield from ((Why.MAC, mac) for mac in machine.macs if not is_placeholder_mac(mac))
+def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
+    yield from ((ReinstallReason.MAC, mac) for mac in machine.macs if not is_placeholder_mac(mac))
     reports = machine.bmc.reports_serial if machine.bmc is not None else None
     serials = (each for each in (machine.serial, reports) if each is not None and not is_placeholder_serial(each))
-    yield from ((Why.SERIAL, serial) for serial in sorted({each.upper() for each in serials}))
+    yield from ((ReinstallReason.SERIAL, serial) for serial in sorted({each.upper() for each in serials}))
     shown = machine.bmc.reports_uuid if machine.bmc is not None else None
     uuids = (each for each in (machine.uuid, shown) if each is not None and lookup_uuids(each))
-    yield from ((Why.UUID, uuid) for uuid in sorted({byte_orders(each)[0] for each in uuids}))
+    yield from ((ReinstallReason.UUID, uuid) for uuid in sorted({byte_orders(each)[0] for each in uuids}))
 
 
-def installing(described: Described | None) -> dict[Mark, None]:
+def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey, None]:
     """Return the identities by which a machine can get an install boot, each once, in a fixed order.
 
     An address counts only if firmware fetches a file of such a boot.
     """
-    if described is None or described.decision.stopped or described.decision.lifecycle is not Lifecycle.ACTIVE:
+    if server is None or server.decision.stopped or server.decision.lifecycle is not Lifecycle.ACTIVE:
         return {}
-    policy = described.decision.policy
-    boots = [each.boot for each in described.decision.maintenances]
+    policy = server.decision.policy
+    boots = [each.boot for each in server.decision.maintenances]
     if policy is not None and policy.network_boot is not NetworkBoot.NEVER:
         boots.append(policy.boot)
     writing = [boot for boot in boots if boot is not None and boot.writes_disk]
     if not writing:
         return {}
     by_firmware = any(boot.http_boot_file is not None for boot in writing)
-    return dict.fromkeys(mark for mark in described.lookups() if by_firmware or mark[0] != Why.ADDRESS)
+    return dict.fromkeys(mark for mark in server.list_lookups() if by_firmware or mark[0] != ReinstallReason.ADDRESS)
 
 
-def of_others(marks: Iterable[Mark], owners: Mapping[Mark, str], was: str | None) -> tuple[Reinstall, ...]:
+def find_identity_reinstalls(
+    marks: Iterable[IdentityKey], owners: Mapping[IdentityKey, str], was: str | None
+) -> tuple[Reinstall, ...]:
     """Return the reinstallations that identities of other servers allow.
 
     ``owners`` are the servers of the older commit by their identities, ``was`` is the name of the same server there.
     """
-    return tuple(Reinstall(Why(mark[0]), owners[mark], mark[1]) for mark in marks if owners.get(mark, was) != was)
+    return tuple(
+        Reinstall(ReinstallReason(mark[0]), owners[mark], mark[1]) for mark in marks if owners.get(mark, was) != was
+    )
 
 
-def gained(old: Described | None, new: Described, others: Collection[Reinstall]) -> Iterator[GainedIdentity]:
+def find_gained_identities(
+    old: DescribedServer | None, new: DescribedServer, others: Collection[Reinstall]
+) -> Iterator[GainedIdentity]:
     """Return the identities by which a machine can get an install boot of ``new`` and could not of ``old``.
 
     ``others`` are those that the comparison of the two commits counts.
     """
-    before, counted = installing(old), {(each.why, each.new) for each in others}
-    had = set(old.identities()) if old is not None else set()
+    before, counted = list_install_identities(old), {(each.why, each.new) for each in others}
+    had = set(old.list_identities()) if old is not None else set()
     machine = new.machine
-    for mark in installing(new):
+    for mark in list_install_identities(new):
         if mark not in before:
             yield GainedIdentity(*mark, machine.name, machine.uuid, machine.replaces, mark in counted, mark not in had)
 
 
-def lost(old: Described, new: Described | None) -> Iterator[LostIdentity]:
+def find_lost_identities(old: DescribedServer, new: DescribedServer | None) -> Iterator[LostIdentity]:
     """Return the identities that the machine of ``old`` has no more in ``new``, the description of the same server."""
-    kept = set(new.identities()) if new is not None else set()
+    kept = set(new.list_identities()) if new is not None else set()
     policy = old.decision.policy
     netboots = policy is not None and policy.network_boot is NetworkBoot.ALWAYS
-    yield from (LostIdentity(*mark, old.machine.uuid, netboots) for mark in old.identities() if mark not in kept)
+    yield from (LostIdentity(*mark, old.machine.uuid, netboots) for mark in old.list_identities() if mark not in kept)
 
 
-def lost_by_machine(old: Machine, new: Machine | None) -> Iterator[LostIdentity]:
+def find_lost_machine_identities(old: Machine, new: Machine | None) -> Iterator[LostIdentity]:
     """Return the identities of a machine that another description of it lacks, as far as a `Machine` has them."""
-    kept = set(_of_machine(new)) if new is not None else set()
-    yield from (LostIdentity(*mark, old.uuid) for mark in _of_machine(old) if mark not in kept)
+    kept = set(_list_machine_identities(new)) if new is not None else set()
+    yield from (LostIdentity(*mark, old.uuid) for mark in _list_machine_identities(old) if mark not in kept)
 
 
-def still_lost(
+def update_lost_identities(
     before: frozenset[LostIdentity], newly_lost: Iterable[LostIdentity], newly_gained: Iterable[GainedIdentity]
 ) -> frozenset[LostIdentity]:
     """Return the lost identities after a commit was accepted.
@@ -337,7 +372,7 @@ def still_lost(
     """
     now = before.union(newly_lost)
     owners = {each.mark: each.uuid for each in newly_gained}
-    return frozenset(each for each in now if owners.get(each.mark, each.uuid) == each.uuid) if owners else now
+    return frozenset(each for each in now if owners.get(each.key, each.uuid) == each.uuid) if owners else now
 
 
 # Arguments that only choose where the kernel prints, and how much.
@@ -345,8 +380,8 @@ def still_lost(
 _PRINTING: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", "quiet"})
 
 
-def _content(image: BootImage) -> Digest:
-    return digest({name: value for name, value in written(image)["spec"].items() if name != "version"})
+def _digest_image(image: BootImage) -> Digest:
+    return compute_digest({name: value for name, value in to_yaml_value(image)["spec"].items() if name != "version"})
 
 
 class DiskClaims:
@@ -355,38 +390,40 @@ class DiskClaims:
     def __init__(
         self,
         documents: Mapping[Id, DocumentChange],
-        offered: Callable[[], frozenset[Digest]] | None,
+        get_offered_claims: Callable[[], frozenset[Digest]] | None,
         old: FleetRepository | None,
         new: FleetRepository,
     ) -> None:
         """``offered`` returns `claims_of` all decisions of the earlier commit. None: there is no earlier commit."""
-        self._offered, self._new = offered and cache(offered), new
+        self._offered, self._new = get_offered_claims and cache(get_offered_claims), new
         self._hosts: set[str | None] = set()
         self.images = frozenset[str]()  # whose claim no earlier image makes for the same content, by name
         if old is None:
             return
         fleet = old.fleet.spec
         self._hosts = {fleet.base_url, *(site.base_url for site in fleet.sites)}
-        changed = (key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate != Fate.REMOVED)
+        changed = (
+            key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate != ChangeKind.REMOVED
+        )
         claiming = [name for name in changed if not new.images[name].spec.writes_disk]
         if claiming and old.servers:  # else no machine has a disk to lose, as in a first commit
-            known = set(map(_content, old.images.values()))  # the claim is part of the content
-            self.images = frozenset(name for name in claiming if _content(new.images[name]) not in known)
+            known = set(map(_digest_image, old.images.values()))  # the claim is part of the content
+            self.images = frozenset(name for name in claiming if _digest_image(new.images[name]) not in known)
 
-    def newly_made(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
+    def find_new_claims(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
         """Return each boot of ``new`` that counts as an installation because of its claim; ``old`` None: it is new."""
         found = []
-        for maintenance, boot in _claimed(new):
+        for maintenance, boot in _list_claimed_boots(new):
             if boot.image in self.images:
-                found.append(Reinstall(Why.CLAIM, None, boot.image, maintenance))
+                found.append(Reinstall(ReinstallReason.CLAIM, None, boot.image, maintenance))
             elif old is not None and not self._is_known(old, new, boot):
-                found.append(Reinstall(Why.CLAIM_OF_BOOT, None, boot.image, maintenance))
+                found.append(Reinstall(ReinstallReason.CLAIM_OF_BOOT, None, boot.image, maintenance))
         return tuple(found)
 
     def is_unknown(self, new: Decision) -> bool:
         """Whether a server that is new is offered a boot that claims to write no disk, and that none was offered."""
         return self._offered is not None and any(
-            boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _claimed(new)
+            boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _list_claimed_boots(new)
         )
 
     def _is_known(self, old: Decision | None, new: Decision, boot: Boot) -> bool:
@@ -397,22 +434,22 @@ class DiskClaims:
             decisive = _decisive_arguments(each for each in boot.kernel_arguments if each not in own)
             if boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive):  # direct: without arguments
                 return True
-        started = _started(new, boot)
-        if old is not None and any(_started(old, was) == started for _, was in _claimed(old)):
+        started = _digest_start(new, boot)
+        if old is not None and any(_digest_start(old, was) == started for _, was in _list_claimed_boots(old)):
             return True  # user data is the configuration of a system without a disk: it changes like any other
-        return self._offered is not None and _whole(new, boot) in self._offered()
+        return self._offered is not None and _digest_boot(new, boot) in self._offered()
 
 
 def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
     return [each for each in arguments if each.partition("=")[0] not in _PRINTING]
 
 
-def claims_of(decision: Decision) -> frozenset[Digest]:
+def list_claims(decision: Decision) -> frozenset[Digest]:
     """Return the digest of each boot that a decision offers, and that claims to write no disk."""
-    return frozenset(_whole(decision, boot) for _, boot in _claimed(decision))
+    return frozenset(_digest_boot(decision, boot) for _, boot in _list_claimed_boots(decision))
 
 
-def _claimed(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
+def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
     """The boots that a decision offers, now or in a window, and that claim to write no disk; None: of its policy."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return
@@ -425,37 +462,37 @@ def _claimed(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
             yield each.name, each.boot
 
 
-def _started(decision: Decision, boot: Boot) -> Digest:
+def _digest_start(decision: Decision, boot: Boot) -> Digest:
     """What a machine starts: files, arguments, scripts, wherever the files and the user data lie.
 
     Arguments that only choose where it prints make no difference.
     """
 
-    def moved(text: str) -> str:
+    def remove_urls(text: str) -> str:
         text = text.replace(boot.user_data.url, "") if boot.user_data is not None else text
         return text.replace(decision.base_url, "")
 
-    return digest(
+    return compute_digest(
         {
             "image": boot.image,
             "method": [boot.method, boot.http_boot, boot.config_from],
             "files": [each.sha256 for each in boot.files.all()],
-            "arguments": [moved(each) for each in _decisive_arguments(boot.kernel_arguments) if not boot.direct],
-            "entries": {loader: moved(text) for loader, text in boot.entries.items()},
+            "arguments": [remove_urls(each) for each in _decisive_arguments(boot.kernel_arguments) if not boot.direct],
+            "entries": {loader: remove_urls(text) for loader, text in boot.entries.items()},
         }
     )
 
 
-def _whole(decision: Decision, boot: Boot) -> Digest:
+def _digest_boot(decision: Decision, boot: Boot) -> Digest:
     """The same with the templates of its user data."""
     format = boot.user_data.format if boot.user_data is not None else None
-    return digest([_started(decision, boot), format, dict(boot.templates)])
+    return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 
 
 _RESETS = (MaintenancePower.RESTART, MaintenancePower.GRACEFUL_RESTART)
 
 
-def resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
+def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     """The maintenances by which ``new`` can have its machine reset once more than ``old``, by name.
 
     No record is looked at: one whose run was made before its window was moved is told from one that comes.
@@ -475,10 +512,10 @@ def resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     )
 
 
-def returning(
-    come: Iterable[Decision],
+def find_returning_servers(
+    added: Iterable[Decision],
     records: Mapping[SystemUuid, Record],
-    seen: Collection[SystemUuid],
+    seen_machines: Collection[SystemUuid],
     unknown_claims: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The servers among those that ``come`` with a commit that the guard maxReinstalls counts, by name.
@@ -502,7 +539,7 @@ def returning(
             if each.boot is not None and each.boot.writes_disk
         )
 
-    known = (each for each in come if each.uuid in seen or each.uuid in records)
+    known = (each for each in added if each.uuid in seen_machines or each.uuid in records)
     return tuple(
         sorted(each.server for each in known if each.server in unknown_claims or writes(each, records.get(each.uuid)))
     )
@@ -511,18 +548,18 @@ def returning(
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first of `instants`
 
 
-def withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple[WithheldBoot, ...]:
+def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple[WithheldBoot, ...]:
     """Return the install boots of ``accepted`` that ``newer`` does not offer, the earliest first.
 
     ``newer`` is the decision of the commit ``by`` for the same machine; None: the commit does not describe the machine.
     """
-    times = instants(accepted) if newer is None else instants(accepted, newer)
-    offered = [span.ask for span in spans(accepted, times)]
-    others = [span.ask for span in spans(newer, times)] if newer is not None else [None for _ in times]
+    times = find_window_edges(accepted) if newer is None else find_window_edges(accepted, newer)
+    offered = [span.demand for span in compute_spans(accepted, times)]
+    others = [span.demand for span in compute_spans(newer, times)] if newer is not None else [None for _ in times]
     windows = pairwise((*(None if time == _BEGINNING else time for time in times), None))
     found: list[WithheldBoot] = []
     for (start, end), ask, other in zip(windows, offered, others, strict=True):
-        if not ask.writes_disk or (other is not None and _install(ask) == _install(other)):
+        if not ask.writes_disk or (other is not None and _install_facts(ask) == _install_facts(other)):
             continue
         is_back = other is None or other.image != ask.image
         each = WithheldBoot(ask.maintenance, start, end, takes_image_back=is_back, by=by)
@@ -533,21 +570,21 @@ def withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple
     return tuple(found)
 
 
-def _install(ask: Demand) -> tuple[object, ...] | None:
+def _install_facts(ask: Demand) -> tuple[object, ...] | None:
     """Return what the machine installs, by which key and how soon; equal for equal offers. None: no boot."""
     if (boot := ask.boot) is None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
     content = boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk, texts
-    return ask.maintenance, _key(ask.when), content, ask.waits
+    return ask.maintenance, _condition_key(ask.when), content, ask.waits
 
 
-def _key(when: When) -> tuple[object, ...]:
+def _condition_key(when: BootCondition) -> tuple[object, ...]:
     """Return the provision key or the run of a boot: how often it may be attempted is no part of it."""
     match when:
-        case NotProvisioned():
+        case UntilProvisioned():
             return "provision", when.number, when.image
-        case NotRun():
+        case UntilRun():
             return "run", when.maintenance, when.run
-        case EachTime():
+        case EveryBoot():
             return ("always",)

@@ -14,19 +14,19 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from gitboot.jsonio import Digest, digest
+from gitboot.jsonio import Digest, compute_digest
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output
 from gitboot.render import grub, ipxe
 from gitboot.render.paths import File
-from gitboot.resolve.secret_scan import leaks, secrets
-from gitboot.resolve.server_decision import Boot, Decision, Decisions, provisioned_token
+from gitboot.resolve.secret_scan import find_leaks, find_secrets
+from gitboot.resolve.server_decision import Boot, Decision, Decisions, report_token
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.decision_changes import ServerChange
-from gitboot.text import count, more
+from gitboot.text import format_count, format_rest
 
-_CONTEXT: Final = 2  # lines around each difference
-_LONGEST: Final = 4_000  # lines of one diff; more is not read; how much more is said
+_CONTEXT_LINES: Final = 2  # lines around each difference
+_MAX_DIFF_LINES: Final = 4_000  # lines of one diff; more is not read; how much more is said
 Texts = dict[str, str]  # by name: entry, user-data
 Boots = dict[str, Texts]  # by boot: BootPolicy, Maintenance/memory-test
 
@@ -46,48 +46,52 @@ class RenderedChanges:
         self._old, self._new = old, new
         self._keys: dict[Digest, Digest] = {}  # by both texts: most servers have equal ones
 
-    def key(self, change: ServerChange) -> Digest:
+    def make_key(self, change: ServerChange) -> Digest:
         """Return a digest of how all files of a server differ, with its own values replaced.
 
         It is equal for two servers if and only if each difference has the same lines, in the same lines of the file.
         What looks like a secret is compared, too.
         """
         if change.new is None:
-            return digest(None)  # what it fetches is gone, whatever it was
-        before, after = self._boots(change, laid_out)
-        was, now = own_values(change.old, change.new, self._old, self._new)
+            return compute_digest(None)  # what it fetches is gone, whatever it was
+        before, after = self._render_boots(change, lay_out_user_data)
+        was, now = find_own_values(change.old, change.new, self._old, self._new)
         texts = []
         for boot in sorted(before.keys() | after.keys()):
             for file in sorted(before.get(boot, {}).keys() | after.get(boot, {}).keys()):
                 sides = ((was, before.get(boot, {}).get(file)), (now, after.get(boot, {}).get(file)))
-                texts.append([boot, file, *(_replaced(text, own) if text is not None else None for own, text in sides)])
-        both = digest(texts)
+                texts.append(
+                    [boot, file, *(_mask_values(text, own) if text is not None else None for own, text in sides)]
+                )
+        both = compute_digest(texts)
         if (known := self._keys.get(both)) is None:
             differing = [(boot, file, old, new) for boot, file, old, new in texts if old != new]
-            known = digest([[boot, file, *_hunks(old, new)] for boot, file, old, new in differing])
+            known = compute_digest([[boot, file, *_find_hunks(old, new)] for boot, file, old, new in differing])
             self._keys[both] = known
         return known
 
-    def shown(self, change: ServerChange) -> tuple[RenderedDiff, ...]:
+    def render_diffs(self, change: ServerChange) -> tuple[RenderedDiff, ...]:
         """Return every file of a server that differs, boot by boot, without what looks like a secret."""
-        return tuple(_diffs(*self._boots(change, fit_to_show), *self._boots(change, laid_out)))
+        return tuple(
+            _diff_boots(*self._render_boots(change, hide_secrets), *self._render_boots(change, lay_out_user_data))
+        )
 
-    def replaced(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
+    def mask_lines(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
         """Return the lines that come and go in a server's ``diffs``, with its own values replaced."""
-        was, now = own_values(change.old, change.new, self._old, self._new)
+        was, now = find_own_values(change.old, change.new, self._old, self._new)
         lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
-        return [_replaced(line, was if line.startswith("-") else now) for line in lines]
+        return [_mask_values(line, was if line.startswith("-") else now) for line in lines]
 
-    def own(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
+    def list_own_values(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
         """Return the names of a server's own values that stand in the lines that come and go in ``diffs``."""
-        return tuple(sorted({name for line in self.replaced(change, diffs) for name in names_in(line)}))
+        return tuple(sorted({name for line in self.mask_lines(change, diffs) for name in list_masked_names(line)}))
 
-    def _boots(self, change: ServerChange, prepared: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
-        before = _boots(self._old, change.old, prepared) if self._old and change.old else {}
-        return before, _boots(self._new, change.new, prepared) if change.new else {}
+    def _render_boots(self, change: ServerChange, prepare: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
+        before = _render_decision(self._old, change.old, prepare) if self._old and change.old else {}
+        return before, _render_decision(self._new, change.new, prepare) if change.new else {}
 
 
-def _hunks(old: str | None, new: str | None) -> list[object]:
+def _find_hunks(old: str | None, new: str | None) -> list[object]:
     """What differs in two texts: where, and the lines; an absent text differs from an empty one."""
     was, is_now = (_split(text) for text in (old, new))
     same = 0  # lines at the beginning: what is left is compared the faster
@@ -100,42 +104,42 @@ def _split(text: str | None) -> list[str]:
     return text.split("\n") if text is not None else []
 
 
-def unknown_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
+def diff_unknown(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
     """Return how the files differ that unknown machines fetch."""
 
     def texts(decisions: Decisions) -> Texts:
-        found = dict(ipxe.shared(decisions)).get("boot/unknown.ipxe")
+        found = dict(ipxe.render_shared(decisions)).get("boot/unknown.ipxe")
         texts = {"unknown.ipxe": found.content.decode()} if found else {}
         for architecture, boot in sorted((decisions.unknown or {}).items()):
             if boot.user_data is not None:
                 texts |= {f"{architecture} {name}": text for name, text in boot.user_data.files.items()}
         return texts
 
-    return _common_diffs("unknown servers", texts, old, new)
+    return _diff_common("unknown servers", texts, old, new)
 
 
-def shared_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
+def diff_shared(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
     """Return how the files differ with which every machine begins."""
 
     def texts(decisions: Decisions) -> Texts:
         if Output.GRUB not in decisions.outputs:
             return {}
-        return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.shared(decisions)}
+        return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.render_shared(decisions)}
 
-    return _common_diffs("all machines", texts, old, new)
+    return _diff_common("all machines", texts, old, new)
 
 
-def _common_diffs(
+def _diff_common(
     boot: str, texts: Callable[[Decisions], Texts], old: Decisions | None, new: Decisions
 ) -> tuple[RenderedDiff, ...]:
     shown, whole = (
-        [{boot: texts(_with_unknown(each, prepared))} if each else {} for each in (old, new)]
-        for prepared in (fit_to_show, laid_out)
+        [{boot: texts(_prepare_unknown(each, prepared))} if each else {} for each in (old, new)]
+        for prepared in (hide_secrets, lay_out_user_data)
     )
-    return tuple(_diffs(*shown, *whole))
+    return tuple(_diff_boots(*shown, *whole))
 
 
-def _diffs(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
+def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
     """How files differ that are fit to show; the ``whole`` ones have what is hidden in these."""
     for boot in dict.fromkeys((*old, *new)):
         before, after = old.get(boot, {}), new.get(boot, {})
@@ -145,38 +149,38 @@ def _diffs(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterat
             # Lines that come or go among those that are hidden because they look like a secret.
             was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
             hidden = ((was - now) + (now - was)).total()
-            if lines := _diff(*shown, file, hidden):
+            if lines := _diff_texts(*shown, file, hidden):
                 yield RenderedDiff(boot=boot, file=file, lines=tuple(lines))
 
 
-def _diff(old: str | None, new: str | None, file: str, hidden: int) -> list[str]:
+def _diff_texts(old: str | None, new: str | None, file: str, hidden_lines: int) -> list[str]:
     was, is_now = (text.splitlines() if text is not None else [] for text in (old, new))
     before, after = (file if text is not None else "/dev/null" for text in (old, new))
-    lines = list(unified_diff(was, is_now, before, after, n=_CONTEXT, lineterm=""))
-    if hidden and not lines:
+    lines = list(unified_diff(was, is_now, before, after, n=_CONTEXT_LINES, lineterm=""))
+    if hidden_lines and not lines:
         lines = [f"--- {before}", f"+++ {after}"]
-    if len(lines) > _LONGEST:
-        lines[_LONGEST:] = [f"… {more(len(lines) - _LONGEST, 'line')}"]
-    if hidden and old is not None and new is not None:
-        lines.append(f"… {count(hidden, 'line')} HIDDEN: looks like a secret, and differs")
+    if len(lines) > _MAX_DIFF_LINES:
+        lines[_MAX_DIFF_LINES:] = [f"… {format_rest(len(lines) - _MAX_DIFF_LINES, 'line')}"]
+    if hidden_lines and old is not None and new is not None:
+        lines.append(f"… {format_count(hidden_lines, 'line')} HIDDEN: looks like a secret, and differs")
     return lines
 
 
-def _boots(decisions: Decisions, decision: Decision, prepared: Callable[[Boot], Boot]) -> Boots:
+def _render_decision(decisions: Decisions, decision: Decision, prepare: Callable[[Boot], Boot]) -> Boots:
     found: Boots = {}
     policy = decision.policy
     if policy is not None and policy.boot is not None and policy.network_boot is not NetworkBoot.NEVER:
         cause = Cause.ALWAYS if policy.network_boot is NetworkBoot.ALWAYS else Cause.PENDING
-        plan = _plan(decision, prepared(policy.boot), Phase.NETWORK, cause, policy=policy.policy)
-        found["BootPolicy"] = _texts(decisions, decision, plan)
+        plan = _make_plan(decision, prepare(policy.boot), Phase.NETWORK, cause, policy=policy.policy)
+        found["BootPolicy"] = _render_texts(decisions, decision, plan)
     for each in decision.maintenances:
         if each.boot is not None:
-            plan = _plan(decision, prepared(each.boot), Phase.MAINTENANCE, Cause.MAINTENANCE, maintenance=each.name)
-            found[f"Maintenance/{each.name}"] = _texts(decisions, decision, plan)
+            plan = _make_plan(decision, prepare(each.boot), Phase.MAINTENANCE, Cause.MAINTENANCE, maintenance=each.name)
+            found[f"Maintenance/{each.name}"] = _render_texts(decisions, decision, plan)
     return found
 
 
-def _plan(
+def _make_plan(
     decision: Decision,
     boot: Boot,
     phase: Phase,
@@ -206,32 +210,32 @@ def _plan(
     )
 
 
-def _texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> Texts:
+def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> Texts:
     texts = {}
     if Output.IPXE in decisions.outputs:
-        texts["boot.ipxe"] = _entry(dict(ipxe.render(decision, plan)), "boot.ipxe")
+        texts["boot.ipxe"] = _extract_script(dict(ipxe.render(decision, plan)), "boot.ipxe")
     elif Output.GRUB in decisions.outputs:
-        texts["grub.cfg"] = _entry(dict(grub.render(decision, plan)), "grub.cfg")
+        texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     if plan.boot is not None and plan.boot.user_data is not None:
         texts |= plan.boot.user_data.files
         if secrets := plan.boot.user_data.secrets:  # encrypted
-            texts["secrets"] = "".join(f"{name} {digest(text)}\n" for name, text in sorted(secrets.items()))
+            texts["secrets"] = "".join(f"{name} {compute_digest(text)}\n" for name, text in sorted(secrets.items()))
     if plan.boot is not None and "grub" in plan.boot.entries:  # an entry of one's own says what nothing else does
-        texts["grub.cfg"] = _entry(dict(grub.render(decision, plan)), "grub.cfg")
+        texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     return texts
 
 
-def _entry(files: dict[str, File], name: str) -> str:
+def _extract_script(files: dict[str, File], name: str) -> str:
     """An entry without its plan's digest, which differs wherever anything does."""
     found = next(file for path, file in files.items() if path.endswith(f"/{name}"))
     lines = found.content.decode().splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("# gitboot plan "))
 
 
-def _with_unknown(decisions: Decisions, prepared: Callable[[Boot], Boot]) -> Decisions:
+def _prepare_unknown(decisions: Decisions, prepare: Callable[[Boot], Boot]) -> Decisions:
     boots = decisions.unknown
     prepared_boots = (
-        {architecture: prepared(boot) for architecture, boot in boots.items()} if boots is not None else None
+        {architecture: prepare(boot) for architecture, boot in boots.items()} if boots is not None else None
     )
     return structs.replace(decisions, unknown=prepared_boots)
 
@@ -242,7 +246,7 @@ _NAME: Final = "name"  # the one value that can be part of another word
 _DIGEST: Final = "digest"  # of the user data, which is shown itself
 
 
-def _replaced(text: str, own: Mapping[str, str]) -> str:
+def _mask_values(text: str, own: Mapping[str, str]) -> str:
     """Return the text with each value of ``own`` as ⟨its name⟩; a bracket that the text has itself becomes ⟨⟨⟩.
 
     Of values that overlap, the first in the text is replaced, and of those the longest.
@@ -253,7 +257,7 @@ def _replaced(text: str, own: Mapping[str, str]) -> str:
         start = text.find(value)
         while start >= 0:
             end = start + len(value)
-            is_part = _continues(text[start - 1 : start], name) or _continues(text[end : end + 1], name)
+            is_part = _extends_word(text[start - 1 : start], name) or _extends_word(text[end : end + 1], name)
             if value == _OPEN or not is_part:
                 found.append((start, -len(value), name))
             start = text.find(value, start + 1)
@@ -265,33 +269,33 @@ def _replaced(text: str, own: Mapping[str, str]) -> str:
     return "".join((*parts, text[end:]))
 
 
-def _continues(beside: str, name: str) -> bool:
+def _extends_word(beside: str, name: str) -> bool:
     """Whether a character beside a value makes it a part of a longer word; at an end of the text there is none."""
     return (beside.isascii() and beside.isalnum()) or (name == _NAME and (beside.isalnum() or beside in ("_", "-")))
 
 
-def names_in(text: str) -> list[str]:
+def list_masked_names(text: str) -> list[str]:
     """Return what was replaced in a text, for people: name, UUID, MAC, address, base URL, token."""
     found = re.findall(f"{_OPEN}([a-zA-Z]+(?: URL)?)[^{_OPEN}{_CLOSE}]*{_CLOSE}", text)
     return [name for name in found if name != _DIGEST]
 
 
-def own_values(
+def find_own_values(
     old: Decision | None, new: Decision | None, old_decisions: Decisions | None, new_decisions: Decisions
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the names of a server's own values, by value, for the texts of the old and of the new commit."""
     sides = [
-        dict(_given(decision, decisions)) if decision is not None and decisions is not None else {}
+        dict(_document_values(decision, decisions)) if decision is not None and decisions is not None else {}
         for decision, decisions in ((old, old_decisions), (new, new_decisions))
     ]
     before, after = sides
     if old is not None and new is not None:
         kept = before.items() & after.items()
         before, after = ({value: name for value, name in side.items() if (value, name) in kept} for side in sides)
-    return {**before, **dict(_derived(old))}, {**after, **dict(_derived(new))}
+    return {**before, **dict(_derived_values(old))}, {**after, **dict(_derived_values(new))}
 
 
-def _given(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
+def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
     """What a document says of its server alone, and its site of all its servers; the later of two equal values wins."""
     network = decisions.networks.get(decision.server)
     for number, address in enumerate(address for nic in (network.nics if network else ()) for address in nic.addresses):
@@ -305,11 +309,11 @@ def _given(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]
     yield decision.server, _NAME
 
 
-def _derived(decision: Decision | None) -> Iterator[tuple[str, str]]:
+def _derived_values(decision: Decision | None) -> Iterator[tuple[str, str]]:
     """Digests of a server's values and of its user data, which is compared itself."""
     for boot in decision.boots if decision is not None else ():
         assert decision is not None  # noqa: S101 - it has a boot
-        yield provisioned_token(decision.uuid, decision.provision, boot.image), f"token of {boot.image}"
+        yield report_token(decision.uuid, decision.provision, boot.image), f"token of {boot.image}"
         if boot.user_data is not None:
             yield boot.user_data.digest, _DIGEST
 
@@ -317,16 +321,16 @@ def _derived(decision: Decision | None) -> Iterator[tuple[str, str]]:
 _ARGUMENT: Final = "kernel argument "
 
 
-def laid_out(boot: Boot) -> Boot:
+def lay_out_user_data(boot: Boot) -> Boot:
     """Return the boot with user data laid out in lines."""
-    return _with_files(boot, lambda text: _lines(text, str))
+    return _change_files(boot, lambda text: _lay_out_json(text, str))
 
 
-def fit_to_show(boot: Boot) -> Boot:
+def hide_secrets(boot: Boot) -> Boot:
     """The boot with user data laid out in lines, and HIDDEN wherever something looks like a secret."""
-    boot = _with_files(boot, lambda text: _without_secrets(_lines(text, _without_secrets)))
-    boot = replace(boot, entries={name: _without_secrets(text) for name, text in boot.entries.items()})
-    hidden = {leak.where.removeprefix(_ARGUMENT) for leak in leaks(boot)}
+    boot = _change_files(boot, lambda text: _hide_secret_lines(_lay_out_json(text, _hide_secret_lines)))
+    boot = replace(boot, entries={name: _hide_secret_lines(text) for name, text in boot.entries.items()})
+    hidden = {leak.location.removeprefix(_ARGUMENT) for leak in find_leaks(boot)}
     names = [each.partition("=")[0] for each in boot.kernel_arguments]
     shown = (
         f"{name}=HIDDEN" if name in hidden else each for name, each in zip(names, boot.kernel_arguments, strict=True)
@@ -334,33 +338,33 @@ def fit_to_show(boot: Boot) -> Boot:
     return replace(boot, kernel_arguments=tuple(shown))
 
 
-def _with_files(boot: Boot, changed: Callable[[str], str]) -> Boot:
+def _change_files(boot: Boot, change: Callable[[str], str]) -> Boot:
     if (user_data := boot.user_data) is None:
         return boot
-    files = {name: changed(text) for name, text in user_data.files.items()}
+    files = {name: change(text) for name, text in user_data.files.items()}
     return replace(boot, user_data=replace(user_data, files=files))
 
 
-def decision_to_show(decision: Decision) -> Decision:
+def hide_decision_secrets(decision: Decision) -> Decision:
     """A decision with all its boots fit to be shown."""
     policy = decision.policy
     if policy is not None and policy.boot is not None:
-        policy = replace(policy, boot=fit_to_show(policy.boot))
+        policy = replace(policy, boot=hide_secrets(policy.boot))
     maintenances = tuple(
-        replace(each, boot=fit_to_show(each.boot)) if each.boot else each for each in decision.maintenances
+        replace(each, boot=hide_secrets(each.boot)) if each.boot else each for each in decision.maintenances
     )
     return replace(decision, policy=policy, maintenances=maintenances)
 
 
-def _lines(text: str, shown: Callable[[str], str]) -> str:
+def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
     """JSON on many lines, and the texts in it too, so that a difference is a line; anything else as it is.
 
     Files in data URLs are decoded. They and all other texts in JSON become what ``shown`` returns for them. If that is
     what it was given, two different texts are different after this, but for white space in JSON.
     """
     try:
-        value = _from_json(text)
-        laid_out = json.dumps(value if _DECODED in text else _decoded(value, shown), indent=2, ensure_ascii=False)
+        value = _parse_json(text)
+        laid_out = json.dumps(value if _DECODED in text else _decode_texts(value, show), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
     return _LINE_END.sub(r"\g<0>" + "\n", laid_out) + "\n"
@@ -370,7 +374,7 @@ _DECODED: Final = "decoded from base64"
 _DATA_URL: Final = "data:;base64,"  # as the filter data_url writes them
 
 
-def _from_json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Raises: ValueError for what is no JSON, or has a key twice: readers differ in which of the two counts."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -381,19 +385,19 @@ def _from_json(text: str) -> Any:
     return json.loads(text, object_pairs_hook=unique)
 
 
-def _decoded(value: Any, shown: Callable[[str], str]) -> Any:
+def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
     """Return a JSON value with its texts as they are ``shown``, and with each data URL as an object.
 
     The object has what was decoded, and that can have data URLs, too. Text with such an object is not decoded.
     """
     if isinstance(value, dict):
-        return {key: _decoded(each, shown) for key, each in value.items()}
+        return {key: _decode_texts(each, show) for key, each in value.items()}
     if isinstance(value, list):
-        return [_decoded(each, shown) for each in value]
+        return [_decode_texts(each, show) for each in value]
     if not isinstance(value, str):
         return value
     if not value.startswith(_DATA_URL):
-        return shown(value)
+        return show(value)
     encoded = value.removeprefix(_DATA_URL)
     try:
         text = b64decode(encoded, validate=True).decode()
@@ -403,20 +407,20 @@ def _decoded(value: Any, shown: Callable[[str], str]) -> Any:
         return value
     if text.startswith("{"):
         with suppress(ValueError):
-            return {_DECODED: _decoded(_from_json(text), shown)}
-    return {_DECODED: shown(text)}
+            return {_DECODED: _decode_texts(_parse_json(text), show)}
+    return {_DECODED: show(text)}
 
 
 _LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')  # an escaped one within a string, but for its last
 
 
-def _without_secrets(text: str) -> str:
+def _hide_secret_lines(text: str) -> str:
     """A text in which a line says what stood there, in place of each secret's lines."""
     lines = text.split("\n")
     shown: list[str] = []
     done = 0
-    for secret in secrets(text):
+    for secret in find_secrets(text):
         if secret.first > done:
-            shown += [*lines[done : secret.first - 1], f"HIDDEN: looks like {secret.what}"]
+            shown += [*lines[done : secret.first - 1], f"HIDDEN: looks like {secret.kind}"]
         done = max(done, secret.last)
     return "\n".join([*shown, *lines[done:]])

@@ -11,16 +11,16 @@ from msgspec import Struct
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.problems import Problem, Severity
-from gitboot.review.change_groups import Causes, ChangeCause, Group, change_causes, groups
-from gitboot.review.commit_path import Between, HeldStep, judged_by_steps, tightened
-from gitboot.review.decision_changes import Changes, Side, compare
-from gitboot.review.document_changes import DocumentChange, Fate, FieldChange, changed_fields
+from gitboot.review.change_groups import CauseFinder, ChangeCause, Group, build_groups, describe_causes
+from gitboot.review.commit_path import CommitBetween, HeldStep, judge_by_steps, tighten_limits
+from gitboot.review.decision_changes import Changes, Side, compare_decisions
+from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, compare_fields
 from gitboot.review.formats import phrases
-from gitboot.review.guards import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
-from gitboot.review.reinstalls import RAISED, may_be_installed
-from gitboot.review.rendered_diffs import RenderedDiff, shared_diffs, unknown_diffs
+from gitboot.review.guards import Guard, IgnoredLine, Limits, Verdict, find_acknowledgements, format_ack_lines, judge
+from gitboot.review.reinstalls import RAISED_NUMBERS, may_be_already_installed
+from gitboot.review.rendered_diffs import RenderedDiff, diff_shared, diff_unknown
 from gitboot.review.risks import DANGEROUS, Risk
-from gitboot.text import count
+from gitboot.text import format_count
 
 
 class ReviewOutcome(StrEnum):
@@ -41,7 +41,7 @@ class Danger(NamedTuple):
     number: str  # of servers, before the names; "": these are no servers
 
 
-class Shared(Struct, frozen=True, kw_only=True):
+class CommonChange(Struct, frozen=True, kw_only=True):
     """Something that changes for machines that are no servers, or for all: why, and how."""
 
     title: str
@@ -66,11 +66,11 @@ class Review(Struct, frozen=True, kw_only=True):
     command: str  # that shows it again
     changes: Changes | None = None  # None: HEAD is invalid
     verdict: Verdict | None = None
-    unheeded: tuple[Unheeded, ...] = ()
+    ignored_lines: tuple[IgnoredLine, ...] = ()
     steps: tuple[HeldStep, ...] = ()  # of several commits those that hold, each of which can be acknowledged by itself
     groups: tuple[Group, ...] = ()
-    unknown: Shared | None = None  # what unknown machines boot; None: the same
-    shared: Shared | None = None  # what is published for all machines
+    unknown: CommonChange | None = None  # what unknown machines boot; None: the same
+    shared: CommonChange | None = None  # what is published for all machines
     claims: tuple[ImageClaim, ...] = ()  # by image
     need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
     signers: tuple[tuple[str, Signer], ...] = ()  # whose trusted keys have signed which commits, where that is asked
@@ -81,7 +81,7 @@ class Review(Struct, frozen=True, kw_only=True):
             return ReviewOutcome.INVALID
         if self.verdict.held:
             return ReviewOutcome.HELD
-        is_same = self.changes.nothing and not self.changes.moved_bmcs
+        is_same = self.changes.is_empty and not self.changes.moved_bmcs
         return ReviewOutcome.UNCHANGED if is_same else ReviewOutcome.FINE
 
     @property
@@ -89,7 +89,7 @@ class Review(Struct, frozen=True, kw_only=True):
         """The table of the groups of servers, its header first; empty if nothing changes, or HEAD is invalid."""
         if self.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not self.changes or not self.verdict:
             return []
-        return list(phrases.area_table(self.changes.areas, self.verdict.limits))
+        return list(phrases.build_area_table(self.changes.areas, self.verdict.limits))
 
     def problems(self) -> Iterator[tuple[str, tuple[Problem, ...]]]:
         """The problems that there are, under their headings."""
@@ -104,7 +104,7 @@ class Review(Struct, frozen=True, kw_only=True):
         match self.outcome:
             case ReviewOutcome.INVALID:
                 errors = sum(problem.severity is Severity.ERROR for problem in self.head.problems)
-                return f"invalid: {count(errors, 'error')}"
+                return f"invalid: {format_count(errors, 'error')}"
             case ReviewOutcome.HELD:
                 assert self.verdict is not None  # noqa: S101 - it is what holds
                 return f"held by {', '.join(self.verdict.holding)}"
@@ -118,17 +118,19 @@ class Review(Struct, frozen=True, kw_only=True):
         """What an instance may find out by its records, which a review does not have; None: nothing of interest."""
         if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding:
             return None
-        changes = self.changes.of(Risk.REINSTALL)
-        if self.changes.disk_claims or not all(may_be_installed(each.reinstalls) for each in changes):
+        changes = self.changes.with_risk(Risk.REINSTALL)
+        if self.changes.disk_claims or not all(may_be_already_installed(each.reinstalls) for each in changes):
             return None
-        if any(reason.why in RAISED for each in changes for reason in each.reinstalls):
+        if any(reason.why in RAISED_NUMBERS for each in changes for reason in each.reinstalls):
             return None
         return "The instance lets maxReinstalls pass if its records show that nothing is installed again."
 
     @property
     def note_on_identities(self) -> str | None:
         """Return what two commits cannot show of identities, if a server gets one that no server of BASE has."""
-        if self.changes is None or not any(each.is_new and not each.is_counted for each in self.changes.gained):
+        if self.changes is None or not any(
+            each.is_new and not each.is_counted for each in self.changes.gained_identities
+        ):
             return None
         return (
             "Two commits do not show which machine had a new identity (MAC address, serial number, UUID, address, name)"
@@ -150,14 +152,14 @@ class Review(Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def _unknown_servers(self) -> str:
+    def _describe_unknown_boot(self) -> str:
         """What unknown machines boot, once HEAD counts."""
         decisions = self.head.decisions
         if decisions is None or decisions.unknown is None:
             return "no entry at all (404)" if decisions is not None and decisions.unknown_not_found else "their disk"
         return ", ".join(sorted({f"BootImage/{boot.image}" for boot in decisions.unknown.values()}))
 
-    def dangers(self) -> Iterator[Danger]:
+    def find_dangers(self) -> Iterator[Danger]:
         """What is dangerous, the worst first."""
         if self.changes is None:
             return
@@ -167,33 +169,39 @@ class Review(Struct, frozen=True, kw_only=True):
             names = tuple(sorted(name for group in found for name in group.names))
             reasons: tuple[str, ...] = ()
             if risk is Risk.REINSTALL:
-                asked = (phrases.reason(each) for group in found for each in group.reinstalls)
-                claims = (phrases.claim(each.image, each.place, each.writer) for each in self.claims)
+                asked = (phrases.format_reinstall(each) for group in found for each in group.reinstalls)
+                claims = (phrases.format_claim(each.image, each.place, each.writer) for each in self.claims)
                 reasons = tuple(dict.fromkeys((*claims, *asked)))
                 names = names or tuple(f"BootImage/{each.image}" for each in self.claims)
             elif risk is Risk.ACCESS and self.changes.access:
-                names, reasons = ("every machine",), tuple(map(phrases.who_may_fetch, self.changes.access))
+                names, reasons = ("every machine",), tuple(map(phrases.format_access_change, self.changes.access))
             elif risk is Risk.RESET:
                 changes = (change for group in found for change in group.servers)
-                reasons = tuple(dict.fromkeys(each for change in changes for each in phrases.switched(change)))
+                reasons = tuple(dict.fromkeys(each for change in changes for each in phrases.describe_resets(change)))
             elif risk is Risk.BECOMES_UNKNOWN:
-                reasons = tuple(dict.fromkeys(phrases.unknown(each) for group in found for each in group.unknown))
-            elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is Fate.REMOVED for each in found):
-                reasons = (f"a machine without a document boots what unknown machines boot: {self._unknown_servers}",)
+                reasons = tuple(
+                    dict.fromkeys(phrases.format_unknown_reason(each) for group in found for each in group.unknown)
+                )
+            elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is ChangeKind.REMOVED for each in found):
+                reasons = (
+                    f"a machine without a document boots what unknown machines boot: {self._describe_unknown_boot}",
+                )
             elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
                 names = ("every unknown machine",)
             elif risk is Risk.MUTATED_IMAGE:
                 reasons = names and tuple(f"BootImage/{each.name}" for each in self.changes.images if each.mutated)
             elif risk is Risk.KERNEL_ARGUMENTS:
                 changed = (field for group in found for field in group.fields if "kernelArguments" in field.path)
-                reasons = tuple(dict.fromkeys(map(phrases.change, changed)))
+                reasons = tuple(dict.fromkeys(map(phrases.format_change, changed)))
             if names:
-                yield Danger(risk, names, reasons, f"{count(len(names), 'server')}: " if names[0] in servers else "")
+                yield Danger(
+                    risk, names, reasons, f"{format_count(len(names), 'server')}: " if names[0] in servers else ""
+                )
 
-    def acknowledging(self) -> Iterator[tuple[Guard, str]]:
+    def list_ack_lines(self) -> Iterator[tuple[Guard, str]]:
         """For each guard that holds: the line for a commit's message."""
         if (verdict := self.verdict) is not None:
-            yield from trailers(verdict, self.need)
+            yield from format_ack_lines(verdict, self.need)
 
     @property
     def approval(self) -> str | None:
@@ -204,17 +212,17 @@ class Review(Struct, frozen=True, kw_only=True):
         return f"gitboot approve {self.verdict.digest} {guards} --reason … --state …"
 
 
-def review(
+def review_commits(
     base: Side,
     head: Side,
     *,
     limits: Limits,
     messages: Iterable[Message],
-    line: Sequence[Between] = (),
+    line: Sequence[CommitBetween] = (),
     command: str,
     need: ReinstallsNeed | None = None,
-    met: Container[str] = frozenset(),
-    known: Changes | None = None,
+    counted_before: Container[str] = frozenset(),
+    known_changes: Changes | None = None,
     writer: Callable[[str, int], str | None] | None = None,
 ) -> Review:
     """Compare and judge two sides; without decisions on one there is less to say. ``known``: their changes.
@@ -228,32 +236,32 @@ def review(
     """
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)
-    changes = known or compare(base.decisions, head.decisions, base.repository, head.repository)
-    given, unheeded = acknowledgements(messages, changes.digest, need, met)
-    verdict, steps = judge(changes.extent, tightened(limits, base, head), given), tuple[HeldStep, ...]()
+    changes = known_changes or compare_decisions(base.decisions, head.decisions, base.repository, head.repository)
+    given, unheeded = find_acknowledgements(messages, changes.digest, need, counted_before)
+    verdict, steps = judge(changes.extent, tighten_limits(limits, base, head), given), tuple[HeldStep, ...]()
     if len(line) > 1:
-        verdict, steps, unheeded = judged_by_steps(verdict, base, head, line, limits, need, met)
+        verdict, steps, unheeded = judge_by_steps(verdict, base, head, line, limits, need, counted_before)
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
-    causes = Causes(changes, base.repository, head.repository)
+    causes = CauseFinder(changes, base.repository, head.repository)
     unknown = shared = None
     if old is not None and changes.unknown is not None:
-        unknown = Shared(
+        unknown = CommonChange(
             title="what unknown machines boot",
-            causes=change_causes(causes.of_unknown((old[0].unknown, new[0].unknown)), changes, new[1]),
+            causes=describe_causes(causes.find_unknown_causes((old[0].unknown, new[0].unknown)), changes, new[1]),
             fields=(),
-            rendered=unknown_diffs(old[0], new[0]),
+            rendered=diff_unknown(old[0], new[0]),
         )
     if old is not None and changes.shared is not None:
-        shared = Shared(
+        shared = CommonChange(
             title="what is published for all machines",
-            causes=change_causes(causes.of_shared(changes.shared), changes, new[1]),
-            fields=tuple(changed_fields(changes.shared.old or {}, changes.shared.new)),
-            rendered=shared_diffs(old[0], new[0]),
+            causes=describe_causes(causes.find_shared_causes(changes.shared), changes, new[1]),
+            fields=tuple(compare_fields(changes.shared.old or {}, changes.shared.new)),
+            rendered=diff_shared(old[0], new[0]),
         )
     claims = []
     for image in changes.disk_claims:
-        path, place = head.repository.place(Id("BootImage", image), "spec", "writesDisk")
+        path, place = head.repository.find_place(Id("BootImage", image), "spec", "writesDisk")
         author = writer(path, place.line) if writer is not None else None
         claims.append(ImageClaim(image=image, place=(path, place.line, place.column), writer=author))
     return Review(
@@ -262,9 +270,9 @@ def review(
         command=command,
         changes=changes,
         verdict=verdict,
-        unheeded=unheeded,
+        ignored_lines=unheeded,
         steps=steps,
-        groups=groups(changes, old, new, causes),
+        groups=build_groups(changes, old, new, causes),
         unknown=unknown,
         shared=shared,
         claims=tuple(claims),

@@ -8,11 +8,11 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from gitboot.jsonio import facts
+from gitboot.jsonio import to_json_value
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision import Boot, Decision, PolicyDecision
-from gitboot.review.reinstalls import Reinstall, Why, resets, wants_install
+from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_resets, wants_install
 
 
 class Risk(StrEnum):
@@ -37,22 +37,22 @@ class Risk(StrEnum):
     ADDED = "added"  # a new server
     BMC = "BMC"  # where overrides are written; no file changes
     OVERRIDE_ONLY = "override only"  # nothing but how the BMC is set
-    LESS = "less"  # nothing is offered that was not before: no guard holds it
+    HARMLESS = "less"  # nothing is offered that was not before: no guard holds it
 
 
 DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])
-Look = Callable[[Any], object]
+GetFacts = Callable[[Any], object]
 
 
-def _sources(boot: Boot, fact: str) -> list[tuple[str, object]]:
+def _list_file_facts(boot: Boot, fact: str) -> list[tuple[str, object]]:
     """Return one fact of each file of a boot: its url, or its sha256."""
     return [
         (name, [each[fact] for each in found] if isinstance(found, list) else found[fact])
-        for name, found in facts(boot.files).items()
+        for name, found in to_json_value(boot.files).items()
     ]
 
 
-def own_arguments(boot: Boot) -> tuple[str, ...]:
+def list_own_arguments(boot: Boot) -> tuple[str, ...]:
     """The kernel arguments, without where the user data lies: that changes with its content."""
     if boot.user_data is None:
         return boot.kernel_arguments
@@ -60,7 +60,7 @@ def own_arguments(boot: Boot) -> tuple[str, ...]:
 
 
 # What each class looks at. Together they see all that a decision's digest is made of.
-_OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
+_SERVER_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.replaces, its.macs, its.serial)),
     (Risk.IDENTITY, lambda its: (its.architecture, its.firmware)),
     (
@@ -73,12 +73,12 @@ _OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
     (Risk.MAINTENANCE, lambda its: (its.copies.late_ends, its.copies.ipxe_https)),
     (Risk.WITHDRAWN, lambda its: its.lifecycle),
 )
-_OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (
+_POLICY_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (Risk.POOL_MOVE, lambda its: its.policy),
     (Risk.BOOT, lambda its: (its.network_boot, its.power, its.wait_for, its.attempts, its.boot is None)),
     (Risk.OVERRIDE_ONLY, lambda its: (its.override, its.disk_boot)),
 )
-_OF_MAINTENANCE: Final[tuple[tuple[Risk, Look], ...]] = (
+_MAINTENANCE_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (
         Risk.MAINTENANCE,
         lambda its: (its.start, its.end, its.priority, its.network_boot, its.run),
@@ -87,9 +87,9 @@ _OF_MAINTENANCE: Final[tuple[tuple[Risk, Look], ...]] = (
     (Risk.BOOT, lambda its: its.boot is None),
     (Risk.OVERRIDE_ONLY, lambda its: its.override),
 )
-_OF_BOOT: Final[tuple[tuple[Risk, Look], ...]] = (
-    (Risk.IMAGE, lambda its: (its.image, its.version, _sources(its, "sha256"))),
-    (Risk.KERNEL_ARGUMENTS, own_arguments),
+_BOOT_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
+    (Risk.IMAGE, lambda its: (its.image, its.version, _list_file_facts(its, "sha256"))),
+    (Risk.KERNEL_ARGUMENTS, list_own_arguments),
     (Risk.USER_DATA, lambda its: (its.user_data.content_facts() if its.user_data else None, its.templates)),
     (Risk.ACCESS, lambda its: dict(its.user_data.secrets) if its.user_data else {}),
     (Risk.POOL_MOVE, lambda its: (its.node_labels, its.node_taints)),
@@ -98,16 +98,16 @@ _OF_BOOT: Final[tuple[tuple[Risk, Look], ...]] = (
 )
 
 
-def risks(old: Decision | None, new: Decision | None, asked: tuple[Reinstall, ...]) -> frozenset[Risk]:
+def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Reinstall, ...]) -> frozenset[Risk]:
     """Return what a server's change can do; ``asked`` are the boots that write disks which it newly asks for."""
     if new is None:
         return frozenset({Risk.WITHDRAWN})
-    found = {Risk.REINSTALL} if asked else set()
-    found |= {Risk.RESET} if resets(old, new) else set()
+    found = {Risk.REINSTALL} if reinstalls else set()
+    found |= {Risk.RESET} if find_resets(old, new) else set()
     if old is None:
         return frozenset(found | ({Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED}))
-    found |= set(_differing(_OF_SERVER, old, new))
-    if old.provision != new.provision and not any(each.why is Why.PROVISION for each in asked):
+    found |= set(_find_differing(_SERVER_RISKS, old, new))
+    if old.provision != new.provision and not any(each.why is ReinstallReason.PROVISION for each in reinstalls):
         found.add(Risk.BOOT)
     if new.lifecycle is Lifecycle.ACTIVE:
         found.discard(Risk.WITHDRAWN)  # it came back
@@ -115,33 +115,40 @@ def risks(old: Decision | None, new: Decision | None, asked: tuple[Reinstall, ..
         if old.policy != new.policy:
             found.add(Risk.POOL_MOVE if old.policy is None else Risk.WITHDRAWN)
     else:
-        found |= {*_differing(_OF_POLICY, old.policy, new.policy), *_of_boots(old.policy.boot, new.policy.boot)}
+        found |= {
+            *_find_differing(_POLICY_RISKS, old.policy, new.policy),
+            *_find_boot_risks(old.policy.boot, new.policy.boot),
+        }
     before, after = ({each.name: each for each in decision.maintenances} for decision in (old, new))
     for name in before.keys() | after.keys():
         was, is_now = before.get(name), after.get(name)
         if was is None or is_now is None:
             found.add(Risk.MAINTENANCE)
         else:
-            found |= {*_differing(_OF_MAINTENANCE, was, is_now), *_of_boots(was.boot, is_now.boot)}
-    if found - {Risk.REINSTALL} == {Risk.OVERRIDE_ONLY} and all(each.why is Why.OVERRIDE for each in asked):
+            found |= {*_find_differing(_MAINTENANCE_RISKS, was, is_now), *_find_boot_risks(was.boot, is_now.boot)}
+    if found - {Risk.REINSTALL} == {Risk.OVERRIDE_ONLY} and all(
+        each.why is ReinstallReason.OVERRIDE for each in reinstalls
+    ):
         return frozenset(found)
     return frozenset(found - {Risk.OVERRIDE_ONLY})
 
 
-def _differing(table: tuple[tuple[Risk, Look], ...], old: object, new: object) -> Iterator[Risk]:
+def _find_differing(table: tuple[tuple[Risk, GetFacts], ...], old: object, new: object) -> Iterator[Risk]:
     return (risk for risk, look in table if look(old) != look(new))
 
 
-def _of_boots(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
+def _find_boot_risks(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
     if old is None or new is None or old == new:
         return
-    found = set(_differing(_OF_BOOT, old, new))
-    if Risk.IMAGE not in found and _sources(old, "url") != _sources(new, "url"):  # another image lies elsewhere anyway
+    found = set(_find_differing(_BOOT_RISKS, old, new))
+    if Risk.IMAGE not in found and _list_file_facts(old, "url") != _list_file_facts(
+        new, "url"
+    ):  # another image lies elsewhere anyway
         found.add(Risk.BOOT)
     yield from found
 
 
-class When(StrEnum):
+class EffectTime(StrEnum):
     """From when on a change counts."""
 
     NOW = "now"  # with its publication: entries come and go, overrides are set and withdrawn
@@ -154,49 +161,51 @@ class When(StrEnum):
 class Effect(NamedTuple):
     """When some of a change takes effect."""
 
-    when: When
+    when: EffectTime
     start: datetime | None = None  # of a window; None: it is open
     end: datetime | None = None
     maintenance: str | None = None
 
 
-def effects(
-    old: Decision | None, new: Decision | None, risks: frozenset[Risk], asked: tuple[Reinstall, ...]
+def find_effects(
+    old: Decision | None, new: Decision | None, risks: frozenset[Risk], reinstalls: tuple[Reinstall, ...]
 ) -> tuple[Effect, ...]:
     """Return when a server's change takes effect, the soonest first; each once."""
     found: set[Effect] = set()
     if new is None or risks & {Risk.WITHDRAWN, Risk.IDENTITY, Risk.OVERRIDE_ONLY, Risk.OUTPUTS, Risk.BMC}:
-        found.add(Effect(When.NOW))
+        found.add(Effect(EffectTime.NOW))
     if new is not None:
         if old is not None and (old.restrict, old.local_disk) != (new.restrict, new.local_disk):
-            found.add(Effect(When.NOW))
-        everything = old is None or _of_each_boot(old) != _of_each_boot(new)
+            found.add(Effect(EffectTime.NOW))
+        everything = old is None or _get_common_fields(old) != _get_common_fields(new)
         if new.policy is not None and (everything or old is None or old.policy != new.policy):
-            found |= set(_of_policy(old.policy if old else None, new.policy, risks, asked))
+            found |= set(_find_policy_effects(old.policy if old else None, new.policy, risks, reinstalls))
         before, after = ({each.name: each for each in its.maintenances} if its else {} for its in (old, new))
         changed = [each for name, each in after.items() if everything or before.get(name) != each]
         gone = [each for name, each in before.items() if name not in after]
-        found |= {Effect(When.WINDOW, each.start, each.end, each.name) for each in (*changed, *gone)}
-    order = list(When)
-    return tuple(sorted(found or {Effect(When.NOW)}, key=lambda each: (order.index(each.when), each.maintenance or "")))
+        found |= {Effect(EffectTime.WINDOW, each.start, each.end, each.name) for each in (*changed, *gone)}
+    order = list(EffectTime)
+    return tuple(
+        sorted(found or {Effect(EffectTime.NOW)}, key=lambda each: (order.index(each.when), each.maintenance or ""))
+    )
 
 
 # What counts for each boot of a server, whatever it boots by.
-_of_each_boot: Final = attrgetter(
+_get_common_fields: Final = attrgetter(
     *("base_url", "restrict", "local_disk", "stopped", "lifecycle", "architecture", "firmware")
 )
 
 
-def _of_policy(
-    old: PolicyDecision | None, new: PolicyDecision, risks: frozenset[Risk], asked: tuple[Reinstall, ...]
+def _find_policy_effects(
+    old: PolicyDecision | None, new: PolicyDecision, risks: frozenset[Risk], reinstalls: tuple[Reinstall, ...]
 ) -> Iterator[Effect]:
-    if risks <= {Risk.OVERRIDE_ONLY, Risk.IDENTITY, Risk.OUTPUTS, Risk.LESS}:
+    if risks <= {Risk.OVERRIDE_ONLY, Risk.IDENTITY, Risk.OUTPUTS, Risk.HARMLESS}:
         return
     changes_how = old is not None and (old.network_boot, old.boot is None) != (new.network_boot, new.boot is None)
-    installs = Risk.INSTALL in risks or any(each.maintenance is None for each in asked)
+    installs = Risk.INSTALL in risks or any(each.maintenance is None for each in reinstalls)
     if changes_how or installs or new.network_boot is NetworkBoot.ALWAYS or new.boot is None:
-        yield Effect(When.NEXT_BOOT)
+        yield Effect(EffectTime.NEXT_BOOT)
     elif new.network_boot is NetworkBoot.NEVER:
-        yield Effect(When.DORMANT)
+        yield Effect(EffectTime.DORMANT)
     else:
-        yield Effect(When.NEXT_INSTALL)
+        yield Effect(EffectTime.NEXT_INSTALL)

@@ -17,11 +17,11 @@ from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
-from gitboot.resolve.install_attempts import step_of
-from gitboot.resolve.policy_selection import Named, choose_image, joins_at, opt_outs
+from gitboot.resolve.install_attempts import install_step
+from gitboot.resolve.policy_selection import NamedImage, choose_image, joining_percentage, list_opt_outs
 from gitboot.resolve.provisioning_record import InstallStep, Record
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.text import count, some
+from gitboot.text import format_count, format_names
 
 
 class ImageUse(Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class StreamUse(Struct, frozen=True, kw_only=True):
     joining: tuple[Joining, ...]  # by percentage: what raising it would touch
 
 
-class Behind(Struct, frozen=True, kw_only=True):
+class OptOutUse(Struct, frozen=True, kw_only=True):
     """A pin or a hold, and those whom it keeps where they are."""
 
     what: str  # as the opt-out says it
@@ -64,7 +64,7 @@ class Behind(Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]
 
 
-class TooOld(Struct, frozen=True, kw_only=True):
+class OutdatedServer(Struct, frozen=True, kw_only=True):
     """A server whose image is below the version that its stream wants at least."""
 
     server: str
@@ -74,38 +74,38 @@ class TooOld(Struct, frozen=True, kw_only=True):
     minimum_version: str
 
 
-class Images(Struct, frozen=True, kw_only=True):
+class ImageReport(Struct, frozen=True, kw_only=True):
     """All of it for one fleet at one instant."""
 
     items: tuple[ImageUse, ...]
     streams: tuple[StreamUse, ...]
-    behind: tuple[Behind, ...]  # by deadline, so those that are overdue come first
-    too_old: tuple[TooOld, ...]
+    behind: tuple[OptOutUse, ...]  # by deadline, so those that are overdue come first
+    too_old: tuple[OutdatedServer, ...]
 
 
-def images(
+def report_images(
     repository: FleetRepository, decisions: Decisions, records: Mapping[SystemUuid, Record] | None, at: datetime
-) -> Images:
+) -> ImageReport:
     """What ``decisions`` of ``repository`` and ``records`` (None: not given) come to at ``at``."""
-    found = list(followers(repository, decisions))
+    found = list(find_followers(repository, decisions))
     too_old = []
     for each in found:
         skew = repository.streams[each.stream].spec.skew if each.stream else None
-        version = repository.images[each.named.image].spec.version
+        version = repository.images[each.image.image].spec.version
         if skew is not None and version_key(version) < version_key(skew.minimum_version):
             too_old.append(
-                TooOld(
+                OutdatedServer(
                     server=each.server.metadata.name,
                     stream=str(each.stream),
-                    image=each.named.image,
+                    image=each.image.image,
                     version=version,
                     minimum_version=skew.minimum_version,
                 )
             )
-    return Images(
-        items=tuple(_images(repository, decisions.servers.values(), records, at)),
-        streams=tuple(_stream(repository, name, found) for name in repository.streams),
-        behind=_behind(repository, found, at),
+    return ImageReport(
+        items=tuple(_list_image_uses(repository, decisions.servers.values(), records, at)),
+        streams=tuple(_summarize_stream(repository, name, found) for name in repository.streams),
+        behind=_list_opt_out_uses(repository, found, at),
         too_old=tuple(too_old),
     )
 
@@ -115,19 +115,19 @@ class StreamFollower(Struct, frozen=True, kw_only=True):
 
     server: Server
     stream: str | None
-    named: Named
+    image: NamedImage
 
 
-def followers(repository: FleetRepository, decisions: Decisions) -> Iterator[StreamFollower]:
+def find_followers(repository: FleetRepository, decisions: Decisions) -> Iterator[StreamFollower]:
     """Each server whose policy boots from the network, in the order of their names."""
     for name, decision in decisions.servers.items():
         if decision.policy is not None and decision.policy.boot is not None:
             profile, server = repository.profiles[decision.policy.boot.profile], repository.servers[name]
             chosen = choose_image(server, profile, repository.streams)
-            yield StreamFollower(server=server, stream=profile.spec.stream, named=chosen.winner)
+            yield StreamFollower(server=server, stream=profile.spec.stream, image=chosen.winner)
 
 
-def _images(
+def _list_image_uses(
     repository: FleetRepository,
     decisions: Iterable[Decision],
     records: Mapping[SystemUuid, Record] | None,
@@ -159,31 +159,33 @@ def _images(
         )
 
 
-def _stream(repository: FleetRepository, name: str, followers: list[StreamFollower]) -> StreamUse:
+def _summarize_stream(repository: FleetRepository, name: str, followers: list[StreamFollower]) -> StreamUse:
     spec = repository.streams[name].spec
     rollout = spec.rollout
     own = [each for each in followers if each.stream == name]
     waiting: defaultdict[int, list[str]] = defaultdict(list)
     for each in own:
-        metadata, is_current = each.server.metadata, each.named.path == ("spec", "current")
+        metadata, is_current = each.server.metadata, each.image.path == ("spec", "current")
         if rollout and is_current and selects(rollout.selector, metadata.name, metadata.labels):
-            waiting[joins_at(name, each.server.uuid)].append(metadata.name)
+            waiting[joining_percentage(name, each.server.uuid)].append(metadata.name)
     return StreamUse(
         name=name,
         current=spec.current,
         rollout=rollout.image if rollout else None,
         percent=rollout.percent if rollout else None,
-        images=dict(sorted(Counter(each.named.image for each in own).items())),
+        images=dict(sorted(Counter(each.image.image for each in own).items())),
         joining=tuple(Joining(percent=percent, servers=tuple(servers)) for percent, servers in sorted(waiting.items())),
     )
 
 
-def _behind(repository: FleetRepository, followers: list[StreamFollower], at: datetime) -> tuple[Behind, ...]:
+def _list_opt_out_uses(
+    repository: FleetRepository, followers: list[StreamFollower], at: datetime
+) -> tuple[OptOutUse, ...]:
     kept: defaultdict[tuple[Id, tuple[str | int, ...]], list[str]] = defaultdict(list)
     for follower in followers:
-        kept[follower.named.said_by, follower.named.path].append(follower.server.metadata.name)
+        kept[follower.image.document, follower.image.path].append(follower.server.metadata.name)
     found = [
-        Behind(
+        OptOutUse(
             what=each.what,
             image=each.image,
             reason=each.reason,
@@ -191,25 +193,25 @@ def _behind(repository: FleetRepository, followers: list[StreamFollower], at: da
             overdue=each.until is not None and each.until <= at,
             servers=tuple(kept.get((each.resource, (*each.path, "image")), ())),
         )
-        for each in opt_outs(repository)
+        for each in list_opt_outs(repository)
     ]
     far = datetime.max.replace(tzinfo=UTC)
     return tuple(sorted(found, key=lambda each: (each.until or far, each.what)))
 
 
-OLDEST: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
+MAX_REPORT_AGE: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
 # The evidence in a record that an installation ended. "Adopted" is missing: no machine has shown it.
 _COMPLETION: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
 # The evidence that an installation began: a file was fetched, or a boot override was consumed.
 _BEGINNING: Final = frozenset({"Fetched", "Consumed"})
 
 
-class Proof(Struct, frozen=True, kw_only=True):
+class InstanceReport(Struct, frozen=True, kw_only=True):
     """What an instance knows of its machines, and how far that counts."""
 
     commit: Revision  # that it had applied
     at: datetime | None  # when it said so last
-    doubt: str | None  # why it does not go by its records itself, or offers no boots
+    wait_reason: str | None  # why it does not go by its records itself, or offers no boots
     records: Mapping[SystemUuid, Record]
 
 
@@ -222,7 +224,7 @@ class StepOutcome(StrEnum):
     STOPPED = "Stopped"  # a person has to look
 
 
-class Headway(Struct, frozen=True, kw_only=True):
+class RolloutProgress(Struct, frozen=True, kw_only=True):
     """What comes of it, why, and by which machines."""
 
     stream: str
@@ -246,23 +248,23 @@ class AppliedRollout(Struct, frozen=True, kw_only=True):
     machines: tuple[Decision, ...]  # that boot its image by it, by name
 
 
-def applied_in(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
+def find_applied_rollout(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
     """The rollout of a stream in a commit, and whom it gives its image."""
     found = repository.streams.get(stream)
     by = (Id("ImageStream", stream), ("spec", "rollout", "image"))
     machines = (
         decisions.servers[each.server.metadata.name]
-        for each in followers(repository, decisions)
-        if (each.named.said_by, each.named.path) == by
+        for each in find_followers(repository, decisions)
+        if (each.image.document, each.image.path) == by
     )
     return AppliedRollout(rollout=found.spec.rollout if found is not None else None, machines=tuple(machines))
 
 
-_Standing = Literal["proven", "begun", "failed", "unknown", "unproven"]
+_ImageState = Literal["proven", "begun", "failed", "unknown", "unproven"]
 
 
-def _standing(image: str, decision: Decision, record: Record | None) -> _Standing:
-    step = step_of(decision, record)
+def _image_state(image: str, decision: Decision, record: Record | None) -> _ImageState:
+    step = install_step(decision, record)
     if step is InstallStep.UNKNOWN or record is None:
         return "unknown"
     if step is InstallStep.FAILED:
@@ -276,35 +278,35 @@ def _standing(image: str, decision: Decision, record: Record | None) -> _Standin
 
 def advance(
     stream: str,
-    here: Rollout,
+    rollout: Rollout,
     applied: AppliedRollout,
-    proof: Proof,
+    proof: InstanceReport,
     *,
     steps: Sequence[int],
     after: int,
     at: datetime,
     accept_fetched: bool = False,
-) -> Headway:
+) -> RolloutProgress:
     """Whether ``here``, the rollout as Git has it now, takes its next step at ``at``.
 
     ``after``: of how many in a hundred of the servers that it reaches it has to be proven that they have the image.
     ``accept_fetched``: count the servers whose record shows only the beginning of an installation, too.
     """
-    known: defaultdict[_Standing, tuple[str, ...]] = defaultdict(tuple)  # servers, by name
+    known: defaultdict[_ImageState, tuple[str, ...]] = defaultdict(tuple)  # servers, by name
     for decision in applied.machines:
-        known[_standing(here.image, decision, proof.records.get(decision.uuid))] += (decision.server,)
-    following = min((step for step in steps if step > here.percent), default=None)
-    outcome, why = _judged(
-        here, applied.rollout, known, proof, following, after=after, at=at, accept_fetched=accept_fetched
+        known[_image_state(rollout.image, decision, proof.records.get(decision.uuid))] += (decision.server,)
+    following = min((step for step in steps if step > rollout.percent), default=None)
+    outcome, why = _judge_rollout(
+        rollout, applied.rollout, known, proof, following, after=after, at=at, accept_fetched=accept_fetched
     )
     if outcome is StepOutcome.NEXT and following is None:
-        outcome, why = StepOutcome.COMPLETE, f"{why}: make {here.image} the stream's current image"
-    return Headway(
+        outcome, why = StepOutcome.COMPLETE, f"{why}: make {rollout.image} the stream's current image"
+    return RolloutProgress(
         stream=stream,
         outcome=outcome,
         why=why,
-        image=here.image,
-        percent=here.percent,
+        image=rollout.image,
+        percent=rollout.percent,
         next=following if outcome is StepOutcome.NEXT else None,
         reached=len(applied.machines),
         proven=len(known["proven"]),
@@ -315,44 +317,44 @@ def advance(
     )
 
 
-def _judged(
-    here: Rollout,
-    there: Rollout | None,
-    known: Mapping[_Standing, tuple[str, ...]],
-    proof: Proof,
+def _judge_rollout(
+    rollout: Rollout,
+    applied_rollout: Rollout | None,
+    servers_by_state: Mapping[_ImageState, tuple[str, ...]],
+    proof: InstanceReport,
     following: int | None,
     *,
     after: int,
     at: datetime,
     accept_fetched: bool,
 ) -> tuple[StepOutcome, str]:
-    if here != there:
+    if rollout != applied_rollout:
         told = f"the instance has applied {proof.commit[:12]}, in which the rollout is another one"
-        return StepOutcome.WAITS, f"{told} ({_shown(there)}, here {_shown(here)})"
-    if proof.at is None or not -OLDEST <= at - proof.at <= OLDEST:
+        return StepOutcome.WAITS, f"{told} ({_format_rollout(applied_rollout)}, here {_format_rollout(rollout)})"
+    if proof.at is None or not -MAX_REPORT_AGE <= at - proof.at <= MAX_REPORT_AGE:
         said = f"at {format_instant(proof.at)}" if proof.at is not None else "at no time that it names"
         return StepOutcome.WAITS, f"the instance said last how it fares {said}: that is not now"
-    if proof.doubt is not None:
-        return StepOutcome.WAITS, proof.doubt
-    if failed := known["failed"]:
-        return StepOutcome.STOPPED, f"installing has failed on {some(failed)}"
-    if unknown := known["unknown"]:
-        return StepOutcome.WAITS, f"it is not known what is on the disks of {some(unknown)}"
-    begun, number = known["begun"], sum(map(len, known.values()))
-    counted = len(known["proven"]) + (len(begun) if accept_fetched else 0)
+    if proof.wait_reason is not None:
+        return StepOutcome.WAITS, proof.wait_reason
+    if failed := servers_by_state["failed"]:
+        return StepOutcome.STOPPED, f"installing has failed on {format_names(failed)}"
+    if unknown := servers_by_state["unknown"]:
+        return StepOutcome.WAITS, f"it is not known what is on the disks of {format_names(unknown)}"
+    begun, number = servers_by_state["begun"], sum(map(len, servers_by_state.values()))
+    counted = len(servers_by_state["proven"]) + (len(begun) if accept_fetched else 0)
     has = "has" if number == 1 else "have"
-    share = f"{counted} of {count(number, 'server')} {has} {here.image} at {here.percent} %"
+    share = f"{counted} of {format_count(number, 'server')} {has} {rollout.image} at {rollout.percent} %"
     if begun and accept_fetched:
-        share += f" (no completion was reported by {some(begun)})"
+        share += f" (no completion was reported by {format_names(begun)})"
     if not number and following is None:
         return StepOutcome.WAITS, f"{share}: it reaches nobody, and no step follows that does"
     if counted * 100 < after * number:
-        unproven = f"; not yet {some(known['unproven'])}" if known["unproven"] else ""
+        unproven = f"; not yet {format_names(servers_by_state['unproven'])}" if servers_by_state["unproven"] else ""
         if begun and not accept_fetched:
-            unproven += f"; {some(begun)} fetched the boot, and no completion was reported"
+            unproven += f"; {format_names(begun)} fetched the boot, and no completion was reported"
         return StepOutcome.WAITS, f"{share}, fewer than {after} %{unproven}"
     return StepOutcome.NEXT, share
 
 
-def _shown(rollout: Rollout | None) -> str:
+def _format_rollout(rollout: Rollout | None) -> str:
     return f"{rollout.image} at {rollout.percent} %" if rollout is not None else "none"

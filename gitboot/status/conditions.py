@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
-from gitboot.text import count, shell_words, some
+from gitboot.text import format_count, format_names, quote_words
 
 _MOST_NAMED: Final = 3
 
@@ -26,7 +26,7 @@ class Event(Struct, frozen=True, kw_only=True):
     warning: bool = False  # whether a person should look
 
 
-def folded(events: Iterable[Event]) -> tuple[Event, ...]:
+def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
     """Return the events in their order. Events that differ by their server alone become one, at the first of them."""
     alike: dict[object, list[Event]] = {}
     for number, event in enumerate(events):
@@ -35,14 +35,14 @@ def folded(events: Iterable[Event]) -> tuple[Event, ...]:
             others = tuple(sorted((name, str(value)) for name, value in event.facts.items() if name != "server"))
             key = event.type, event.at, event.warning, event.message.removeprefix(f"{server}: "), others
         alike.setdefault(key, []).append(event)
-    return tuple(each[0] if len(each) == 1 else _of_all(each) for each in alike.values())
+    return tuple(each[0] if len(each) == 1 else _merge_events(each) for each in alike.values())
 
 
-def _of_all(events: list[Event]) -> Event:
+def _merge_events(events: list[Event]) -> Event:
     first, servers = events[0], sorted(str(each.facts["server"]) for each in events)
     facts = {**{name: value for name, value in first.facts.items() if name != "server"}, "servers": servers}
     text = first.message.removeprefix(f"{first.facts['server']}: ")
-    message = f"{count(len(servers), 'server')} ({some(servers, _MOST_NAMED)}): {text}"
+    message = f"{format_count(len(servers), 'server')} ({format_names(servers, _MOST_NAMED)}): {text}"
     return structs.replace(first, message=message, facts=facts)
 
 
@@ -70,7 +70,7 @@ class Announcement(Enum):
 
     CHANGE = auto()  # if the status, the reason or the message changed
     REASON = auto()  # if the status or the reason changed
-    TURN = auto()  # if the status changed
+    STATUS = auto()  # if the status changed
 
 
 class Alert(NamedTuple):
@@ -93,18 +93,18 @@ class ConditionType(Struct, frozen=True):
     alerts: tuple[Alert, ...]
     event: str | None = None  # the type of the event that announces it; None: other events report it
     events: Mapping[str, str | None] = field(default_factory=dict)  # the same for reasons with another event
-    announced: Announcement = Announcement.CHANGE
+    announces_on: Announcement = Announcement.CHANGE
 
-    def remedy(self, reason: str) -> str | None:
+    def find_remedy(self, reason: str) -> str | None:
         return self.remedies.get(reason, self.remedies.get(ANY))
 
-    def announcement(self, before: Condition | None, now: Condition) -> str | None:
+    def find_event_type(self, before: Condition | None, now: Condition) -> str | None:
         """Return the type of the event that announces a false condition. None: no event does, or one did before."""
         is_same = before is not None and (
             before.status == now.status
-            if self.announced is Announcement.TURN
+            if self.announces_on is Announcement.STATUS
             else (before.status, before.reason) == (now.status, now.reason)
-            if self.announced is Announcement.REASON
+            if self.announces_on is Announcement.REASON
             else (before.status, before.reason, before.message) == (now.status, now.reason, now.message)
         )
         return None if is_same else self.events.get(now.reason, self.event)
@@ -135,28 +135,28 @@ _TYPES: Final = (
         {"Missing": "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted"},
         (Alert("GitbootArtifactsMissing", "warning", "30m"),),
         event="ArtifactsMissing",
-        announced=Announcement.TURN,  # each file is an event of its own
+        announces_on=Announcement.STATUS,  # each file is an event of its own
     ),
     ConditionType(
         "BmcsReachable",
         {"FailuresInARow": "gitboot bmc apply --state STATE"},
         (Alert("GitbootBmcsUnreachable", "critical", "10m"),),
         event="BmcsFailing",
-        announced=Announcement.TURN,
+        announces_on=Announcement.STATUS,
     ),
     ConditionType(
         "BmcsSet",
         {"LedgerNotNamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
         (Alert("GitbootBmcsNotSet", "warning", "10m"),),
         event="LedgerNotNamed",
-        announced=Announcement.TURN,  # not with each server that comes
+        announces_on=Announcement.STATUS,  # not with each server that comes
     ),
     ConditionType(
         "BootsServed",
         {ANY: "gitboot boot-script SERVER --tree OUTPUT"},
         (Alert("GitbootBootWithheld", "warning", "5m"),),
         event="BootWithheld",
-        announced=Announcement.REASON,
+        announces_on=Announcement.REASON,
     ),
     ConditionType(
         "InstallsAllowed",
@@ -181,7 +181,7 @@ _TYPES: Final = (
         {ANY: _BRANCH},
         (Alert("GitbootBranchNotFollowed", "warning", "30m"),),
         event="BranchNotFollowed",
-        announced=Announcement.TURN,  # not with each branch that is checked out
+        announces_on=Announcement.STATUS,  # not with each branch that is checked out
     ),
     ConditionType(
         "CertificateRead",
@@ -262,21 +262,21 @@ _TYPES: Final = (
         },
         (Alert("GitbootSignedListNotCurrent", "warning", "30m"),),
         event="SignedListNotCurrent",
-        announced=Announcement.REASON,
+        announces_on=Announcement.REASON,
     ),
     ConditionType(
         "NotificationsSent",
         {ANY: "gitboot events --state STATE | tail  # it is tried again; what is noted waits"},
         (Alert("GitbootNotificationsNotSent", "warning", "15m"),),
         event="NotificationsFailing",
-        announced=Announcement.TURN,  # not with each other error
+        announces_on=Announcement.STATUS,  # not with each other error
     ),
     ConditionType(
         "OneTimeBootsServed",
         {"OutputWithoutEndpoint": _ENDPOINT, "NoEndpoint": _ENDPOINT},
         (Alert("GitbootOneTimeBootsMissing", "warning", "10m"),),
         event="OneTimeBootsMissing",
-        announced=Announcement.REASON,
+        announces_on=Announcement.REASON,
     ),
     ConditionType(
         "OptOutsInTime",
@@ -299,7 +299,7 @@ _TYPES: Final = (
         {"Unnamed": 'trusted-proxies = ["PROXIES"]  # add it to the file of --config, if it is your proxy'},
         (Alert("GitbootProxyNotTrusted", "warning", "1h"),),
         event="ProxyNotTrusted",
-        announced=Announcement.TURN,  # a stranger chooses its address
+        announces_on=Announcement.STATUS,  # a stranger chooses its address
     ),
     ConditionType(
         "Published",
@@ -339,7 +339,7 @@ _TYPES: Final = (
         {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
         (Alert("GitbootSecretFetchedAgain", "warning", "5m"),),
         event="SecretsFetchedAgain",
-        announced=Announcement.REASON,  # a stranger who fetches all the time changes the message each time
+        announces_on=Announcement.REASON,  # a stranger who fetches all the time changes the message each time
     ),
     ConditionType(
         "Serving",
@@ -390,7 +390,7 @@ _TYPES: Final = (
         {"Died": "gitboot events --state STATE | tail  # report the traceback in the log"},
         (Alert("GitbootThreadDied", "warning", "0m"),),
         event="ThreadDied",
-        announced=Announcement.TURN,  # not with each other death
+        announces_on=Announcement.STATUS,  # not with each other death
     ),
     ConditionType(
         "OutputTreeReadable",
@@ -427,36 +427,36 @@ _TYPES: Final = (
 CONDITIONS: Final[Mapping[str, ConditionType]] = {each.name: each for each in _TYPES}
 
 
-def condition_type(type: str) -> ConditionType | None:
+def find_condition_type(type: str) -> ConditionType | None:
     """Return the declaration of a condition. None: the condition is never false, or no remedy is known."""
     return CONDITIONS.get(BMC if "/" in type else type)
 
 
-def remedy(type: str, reason: str, given: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
+def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
     """Return the line that leads out of a condition that does not hold; STATE is left for `with_state`.
 
     ``given`` has what the other words in capitals stand for, as in `filled`. None: there is no such state.
     """
-    declared, server = condition_type(type), type.partition("/")[2]
-    line = declared.remedy(reason) if declared is not None else None
-    return line and filled(line, {**(given or {}), **({SERVER: server} if server else {})})
+    declared, server = find_condition_type(type), type.partition("/")[2]
+    line = declared.find_remedy(reason) if declared is not None else None
+    return line and fill_placeholders(line, {**(values or {}), **({SERVER: server} if server else {})})
 
 
-def filled(line: str, given: Mapping[str, str | Sequence[str]]) -> str:
+def fill_placeholders(line: str, values: Mapping[str, str | Sequence[str]]) -> str:
     """Return a line with the words in capitals replaced, each value quoted for a shell. A word without a value stays.
 
     A value of several words is a sequence. A word in double quotes becomes strings of a TOML list.
     """
 
     def value(word: re.Match[str]) -> str:
-        found = given.get(word[1])
+        found = values.get(word[1])
         if found is None:
             return word[0]
         words = (found,) if isinstance(found, str) else found
-        return ", ".join(map(json.dumps, words)) if word[0].startswith('"') else shell_words(*words)
+        return ", ".join(map(json.dumps, words)) if word[0].startswith('"') else quote_words(*words)
 
     return re.sub(r'"?\b([A-Z]{5,})\b"?', value, line)
 
 
-def with_state(line: str, state: str) -> str:
-    return filled(line, {STATE: state})
+def fill_state(line: str, state: str) -> str:
+    return fill_placeholders(line, {STATE: state})

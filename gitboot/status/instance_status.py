@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field
 
 from gitboot.fleet.revision import Signer
-from gitboot.jsonio import Digest, facts, format_instant
+from gitboot.jsonio import Digest, format_instant, to_json_value
 from gitboot.problems import Problem
-from gitboot.status.conditions import STALE_S, STATUS_CURRENT, Condition, remedy
+from gitboot.status.conditions import STALE_S, STATUS_CURRENT, Condition, find_remedy
 
 WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often
 
@@ -19,7 +19,7 @@ WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at leas
 class Endpoints(Struct, frozen=True, kw_only=True):
     """The processes of the endpoint that an instance starts."""
 
-    wanted: int
+    expected: int
     alive: int  # those that respond
     restarts: int  # since the start
     hung: int = 0  # processes that do not respond
@@ -27,15 +27,15 @@ class Endpoints(Struct, frozen=True, kw_only=True):
     certificate: str | None = None  # why the operators' certificate cannot be used
 
 
-class Telling(Struct, frozen=True, kw_only=True):
+class ForgeReport(Struct, frozen=True, kw_only=True):
     """The reports to the forge."""
 
     commit: str | None = None  # the last one that was reported
-    says: str = ""  # the report about it
+    report: str = ""  # the report about it
     failure: tuple[str, str] | None = None  # the error of the last try: name, message
-    asked: bool = True  # whether gitboot asked what the forge knows of the ledger, with or without success
-    known: int | None = None  # changes of the ledger that the forge knew; None: it knew none, or did not answer
-    claimed: int | None = None  # changes that commit statuses without a proof name
+    has_asked: bool = True  # whether gitboot asked what the forge knows of the ledger, with or without success
+    known_changes: int | None = None  # changes of the ledger that the forge knew; None: it knew none, or did not answer
+    claimed_changes: int | None = None  # changes that commit statuses without a proof name
 
 
 class ThreadFailure(NamedTuple):
@@ -46,11 +46,11 @@ class ThreadFailure(NamedTuple):
     deaths: int  # since the instance started
 
 
-class Following(Struct, frozen=True, kw_only=True):
+class TargetStatus(Struct, frozen=True, kw_only=True):
     """A target that follows OUTPUT."""
 
     name: str
-    serves: str | None = None  # the base URL under which machines find it, if it is known
+    base_url: str | None = None  # the base URL under which machines find it, if it is known
     commit: str | None = None  # the commit whose files it has completely, if any
     behind_since: datetime | None = None  # None: it is up to date
     overdue_since: datetime | None = None  # the first transition that it may not have
@@ -100,14 +100,14 @@ class ChangedArea(Struct, frozen=True, kw_only=True):
     subject: str = ""  # the first line of the commit's message
 
 
-class PassedMerge(Struct, frozen=True, kw_only=True):
+class PassedCommit(Struct, frozen=True, kw_only=True):
     """A commit between the accepted one and the newest."""
 
     commit: str
     says: str  # accepted, held …, invalid …
 
 
-class Heeded(Struct, frozen=True, kw_only=True):
+class Acknowledgement(Struct, frozen=True, kw_only=True):
     """An acknowledgement by which a commit was accepted."""
 
     commit: str
@@ -123,11 +123,11 @@ class Status(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()  # of the attempted commit
     held: Held | None = None  # the attempted commit, if a guard holds it
     withheld: tuple[WithheldServer, ...] = ()  # servers whose install boots are withheld, by name
-    passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one, the oldest first
+    passed_commits: tuple[PassedCommit, ...] = ()  # the commits that came with the attempted one, the oldest first
     accepted: str | None = None  # the commit that the next one is compared with
     committed_at: datetime | None = None  # the committer time of the accepted commit
     signer: Signer | None = None  # the owner of the trusted key that signed it
-    acknowledged: tuple[Heeded, ...] = ()  # acknowledgements of the steps to it
+    acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements of the steps to it
     changed: tuple[ChangedArea, ...] = ()  # by the commits that were accepted last
     applied: str | None = None  # the commit of the published files
     fetch_began: datetime | None = None  # when the last fetch that ended began
@@ -156,7 +156,7 @@ class Status(Struct, frozen=True, kw_only=True):
             "ledger": self.ledger,
             "attempted": {
                 "commit": self.attempted,
-                "problems": facts(self.problems),
+                "problems": to_json_value(self.problems),
                 "held": {
                     "digest": self.held.digest,
                     "guards": list(self.held.guards),
@@ -165,14 +165,14 @@ class Status(Struct, frozen=True, kw_only=True):
                 }
                 if self.held
                 else None,
-                "withheld": facts(self.withheld),
+                "withheld": to_json_value(self.withheld),
             },
             "accepted": {
                 "commit": self.accepted,
                 "committedAt": format_instant(self.committed_at) if self.committed_at else None,
-                "signer": facts(self.signer),
-                "acknowledged": facts(self.acknowledged),
-                "changed": facts(self.changed),
+                "signer": to_json_value(self.signer),
+                "acknowledged": to_json_value(self.acknowledged),
+                "changed": to_json_value(self.changed),
             },
             "applied": {"commit": self.applied},
             "fetched": {
@@ -192,11 +192,11 @@ class Status(Struct, frozen=True, kw_only=True):
             "belowMinimumVersion": dict(sorted(self.below_minimum_version.items())),
             "secretFetches": list(self.secret_fetches),
             "stages": dict(sorted(self.stages.items())),
-            "conditions": facts(self.conditions),
+            "conditions": to_json_value(self.conditions),
         }
 
 
-def with_age(status: Mapping[str, Any], age_s: float | None, written: datetime | None) -> dict[str, Any]:
+def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime | None) -> dict[str, Any]:
     """Return a status with its age in seconds, and with a false condition if it is stale.
 
     All of a stale status may be wrong by now, so the condition has to be there even if all others are true.
@@ -204,12 +204,14 @@ def with_age(status: Mapping[str, Any], age_s: float | None, written: datetime |
     instance has written one.
     """
     conditions = [each for each in status["conditions"] if each["type"] != STATUS_CURRENT]
-    if age_s is not None and age_s > STALE_S and written is not None:
-        conditions = sorted([*conditions, _stale(written, age_s)], key=lambda each: str(each["type"]))
+    if age_s is not None and age_s > STALE_S and written_at is not None:
+        conditions = sorted(
+            [*conditions, _build_stale_condition(written_at, age_s)], key=lambda each: str(each["type"])
+        )
     return {**status, "ageSeconds": None if age_s is None else int(age_s), "conditions": conditions}
 
 
-def written_at(status: Mapping[str, Any]) -> datetime | None:
+def parse_written_at(status: Mapping[str, Any]) -> datetime | None:
     """Return when an instance wrote a status, by the clock of its host; None: no instance has written it."""
     try:
         return datetime.fromisoformat(status["clock"]).astimezone(UTC)
@@ -217,9 +219,9 @@ def written_at(status: Mapping[str, Any]) -> datetime | None:
         return None
 
 
-def _stale(written: datetime, age_s: float) -> dict[str, Any]:
+def _build_stale_condition(written_at: datetime, age_s: float) -> dict[str, Any]:
     message = (
-        f"gitboot wrote this status {int(age_s)} s ago, at {format_instant(written)}: it does not run, it hangs, or it "
+        f"gitboot wrote this status {int(age_s)} s ago, at {format_instant(written_at)}: it does not run, it hangs, or it "
         "cannot write its status. All that the status says may be wrong by now"
     )
     return {
@@ -227,6 +229,6 @@ def _stale(written: datetime, age_s: float) -> dict[str, Any]:
         "status": False,
         "reason": "Stale",
         "message": message,
-        "lastTransitionTime": format_instant(written + timedelta(seconds=STALE_S)),
-        "remedy": remedy(STATUS_CURRENT, "Stale"),
+        "lastTransitionTime": format_instant(written_at + timedelta(seconds=STALE_S)),
+        "remedy": find_remedy(STATUS_CURRENT, "Stale"),
     }

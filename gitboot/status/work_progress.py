@@ -12,23 +12,23 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from gitboot.text import count
+from gitboot.text import format_count
 
-Told = Callable[[int, int], None]  # gets the finished and the total number of items
+ReportProgress = Callable[[int, int], None]  # gets the finished and the total number of items
 _T = TypeVar("_T")
 
 
-def unheard(_done: int, _total: int) -> None:
+def ignore_progress(_done: int, _total: int) -> None:
     """Ignore progress."""
 
 
-def counted(items: Collection[_T], told: Told) -> Iterator[_T]:
+def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iterator[_T]:
     """Yield the items, and call ``told`` before each item and at the end."""
     total = len(items)
     for done, item in enumerate(items):
-        told(done, total)
+        report(done, total)
         yield item
-    told(total, total)
+    report(total, total)
 
 
 class Work(StrEnum):
@@ -42,27 +42,25 @@ class Work(StrEnum):
 _OF: Final = {Work.READ: "file", Work.PLAN: "server", Work.PUBLISH: "step"}
 
 
-class Underway(Struct, frozen=True, kw_only=True):
+class WorkProgress(Struct, frozen=True, kw_only=True):
     work: Work
     done: int
     total: int
-    left_s: int | None  # an estimate; None: there is none yet
+    remaining_s: int | None  # an estimate; None: there is none yet
 
     @property
     def message(self) -> str:
         """The progress in words: planning: 40,000 of 100,000 servers, about 90 s left (2 of 3)."""
-        left = f", about {self.left_s:,} s left" if self.left_s is not None else ""
+        left = f", about {self.remaining_s:,} s left" if self.remaining_s is not None else ""
         number = list(Work).index(self.work) + 1
-        return (
-            f"{self.work.lower()}: {self.done:,} of {count(self.total, _OF[self.work])}{left} ({number} of {len(Work)})"
-        )
+        return f"{self.work.lower()}: {self.done:,} of {format_count(self.total, _OF[self.work])}{left} ({number} of {len(Work)})"
 
     def facts(self) -> dict[str, Any]:
         return {
             "work": self.work,
             "done": self.done,
             "total": self.total,
-            "leftSeconds": self.left_s,
+            "leftSeconds": self.remaining_s,
             "message": self.message,
         }
 
@@ -93,7 +91,7 @@ _RECONCILED: Final = (
 )
 
 
-class Laps:
+class StageTimes:
     """Durations since the start, as histograms. Any thread may use this."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -102,13 +100,13 @@ class Laps:
         self._seconds = dict.fromkeys(Stage, 0.0)
         self._under_way: tuple[Stage, float] | None = None  # a stage of a reconcile, and when it last made progress
 
-    def start(self, first: Stage | None = None) -> Lap:
+    def start(self, first: Stage | None = None) -> Stopwatch:
         """Start a stopwatch. ``first`` is the stage of a reconcile that begins now."""
         if first is not None:
             self.enter(first)
-        return Lap(self, self._clock_s, of_reconcile=first is not None)
+        return Stopwatch(self, self._clock_s, of_reconcile=first is not None)
 
-    def measure(self, stage: Stage) -> Callable[[], None]:
+    def start_stage(self, stage: Stage) -> Callable[[], None]:
         """Start a stopwatch for one stage, and return the function that ends and counts it."""
         return partial(self.start(), stage)
 
@@ -121,7 +119,7 @@ class Laps:
         if under_way is not None:
             self.enter(under_way[0])
 
-    def stalled(self, seconds: float) -> Stage | None:
+    def find_stalled_stage(self, seconds: float) -> Stage | None:
         """Return the stage of a reconcile that has made no progress for so long, if there is one."""
         under_way = self._under_way
         is_stalled = under_way is not None and self._clock_s() - under_way[1] >= seconds
@@ -142,34 +140,34 @@ class Laps:
             }
 
 
-class Lap:
+class Stopwatch:
     """A stopwatch: each call counts a stage, from the end of the one before."""
 
-    def __init__(self, laps: Laps, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
-        self._laps, self._clock_s, self._of_reconcile = laps, clock_s, of_reconcile
+    def __init__(self, times: StageTimes, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
+        self._times, self._clock_s, self._of_reconcile = times, clock_s, of_reconcile
         self._began = self._last = clock_s()
 
     def __call__(self, stage: Stage) -> None:
         now = self._clock_s()
-        self._laps.add(stage, now - self._last)
+        self._times.add(stage, now - self._last)
         self._last = now
         if self._of_reconcile and stage is not _RECONCILED[-1]:
-            self._laps.enter(_RECONCILED[_RECONCILED.index(stage) + 1])
+            self._times.enter(_RECONCILED[_RECONCILED.index(stage) + 1])
 
     def end(self, stage: Stage) -> None:
         if self._of_reconcile:
-            self._laps.enter(None)
-        self._laps.add(stage, self._clock_s() - self._began)
+            self._times.enter(None)
+        self._times.add(stage, self._clock_s() - self._began)
 
 
 FIRST_S: Final = 5.0  # shorter work is not reported
 EVERY_S: Final = 10.0
 
 
-class _Stretch(Struct, kw_only=True):
+class _WorkPeriod(Struct, kw_only=True):
     began_s: float
     next_s: float  # when to report it
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class WorkListener:
@@ -177,31 +175,31 @@ class WorkListener:
 
     def __init__(
         self,
-        told: Callable[[Underway | None], None] = lambda _: None,
+        report: Callable[[WorkProgress | None], None] = lambda _: None,
         *,
         progress: Callable[[], None] = lambda: None,  # called whenever work goes on
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._told, self._clock_s, self._lock = told, clock_s, threading.Lock()
+        self._report, self._clock_s, self._lock = report, clock_s, threading.Lock()
         self._progress = progress
-        self._stretches: dict[Work, _Stretch] = {}
+        self._periods: dict[Work, _WorkPeriod] = {}
 
-    def of(self, work: Work) -> Told:
+    def make_reporter(self, work: Work) -> ReportProgress:
         """Return the function to call as this work goes on, first with 0, and with the total at its end."""
-        return partial(self._note, work)
+        return partial(self._record, work)
 
-    def _note(self, work: Work, done: int, total: int) -> None:
+    def _record(self, work: Work, done: int, total: int) -> None:
         self._progress()
         now = self._clock_s()
         with self._lock:
-            stretch = self._stretches.get(work)
-            if stretch is None or (done == 0 and total):
-                stretch = self._stretches[work] = _Stretch(began_s=now, next_s=now + FIRST_S)
+            period = self._periods.get(work)
+            if period is None or (done == 0 and total):
+                period = self._periods[work] = _WorkPeriod(began_s=now, next_s=now + FIRST_S)
             if done >= total:
-                del self._stretches[work]
-                if stretch.is_told:
-                    self._told(None)
-            elif now >= stretch.next_s:
-                stretch.next_s, stretch.is_told = now + EVERY_S, True
-                left = round((now - stretch.began_s) * (total - done) / done) if done else None
-                self._told(Underway(work=work, done=done, total=total, left_s=left))
+                del self._periods[work]
+                if period.is_reported:
+                    self._report(None)
+            elif now >= period.next_s:
+                period.next_s, period.is_reported = now + EVERY_S, True
+                left = round((now - period.began_s) * (total - done) / done) if done else None
+                self._report(WorkProgress(work=work, done=done, total=total, remaining_s=left))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.artifacts.availability import Lookout, Presence, Sighting, named_artifacts
-from gitboot.bmc.override_state import State
-from gitboot.controller.instance.assembly import looking, seen_before
+from gitboot.artifacts.availability import Presence, Sighting, ThreadedArtifactWatch, list_artifacts
+from gitboot.bmc.override_state import OverrideState
+from gitboot.controller.instance.assembly import read_sightings, watch_artifacts
 from gitboot.controller.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
 from gitboot.disk_cache import DiskCache
 from gitboot.jsonio import Digest
@@ -83,11 +83,11 @@ def test_a_boot_fetches_what_it_starts_and_what_it_is_told_of(
         policy("web"),
     )
     (boot,) = decision("web01", *documents, files={"t": f"liveimg --url={BASE}rootfs\n"}).boots
-    assert {each.url for each in boot.fetched} == {f"{BASE}{name}" for name in fetched}
+    assert {each.url for each in boot.fetched_files} == {f"{BASE}{name}" for name in fetched}
 
 
 def test_an_artifact_is_named_once_for_all_who_need_it() -> None:
-    named = named_artifacts(decided(*SEED, server("web02", "role: web")), {"web02": "fra"})
+    named = list_artifacts(decided(*SEED, server("web02", "role: web")), {"web02": "fra"})
     assert [(each.images, each.sites, each.servers) for each in named] == [(("flatcar-1",), ("", "fra"), 2)] * 2
 
 
@@ -97,7 +97,7 @@ def test_unknown_machines_need_artifacts_too() -> None:
         image("x-1", "writesDisk: false"),
         profile("discovery", "x-1"),
     )
-    found = named_artifacts(decided(*documents), {})
+    found = list_artifacts(decided(*documents), {})
     assert [(each.file.url, each.servers) for each in found] == [(f"{BASE}initrd", 0), (f"{BASE}kernel", 0)]
 
 
@@ -119,7 +119,7 @@ class Told:
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
         self.wanted = files
 
-    def seen(self) -> Mapping[BootFile, Sighting]:
+    def get_sightings(self) -> Mapping[BootFile, Sighting]:
         return self.sightings
 
     def wait(self) -> None:
@@ -151,7 +151,7 @@ def shown(planned: BootPlan | None) -> tuple[Phase, Cause, str | None]:
     return planned.phase, planned.cause, planned.boot.image if planned.boot is not None else None
 
 
-DISK = (Phase.DISK, Cause.ABSENT, None)
+DISK = (Phase.DISK, Cause.FILE_MISSING, None)
 OFFERED = (Phase.NETWORK, Cause.PENDING, "flatcar-1")
 
 
@@ -221,7 +221,7 @@ def test_others_go_on_and_a_file_of_many_is_counted(bench: Bench, told: Told) ->
     told.see(ABSENT, "flatcar-2/kernel")
     bench.reconcile()
     found = {name: shown(state.plan)[1] for name, state in bench.servers.items()}
-    assert found == {"web01": Cause.PENDING, **{f"blue{number}": Cause.ABSENT for number in range(3)}}
+    assert found == {"web01": Cause.PENDING, **{f"blue{number}": Cause.FILE_MISSING for number in range(3)}}
     assert "BootImage/flatcar-2 for 3 servers" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
 
 
@@ -233,7 +233,7 @@ def test_what_writes_no_disk_boots_in_place_of_a_maintenance_that_is_absent(benc
     )
     assert shown(bench.decide(*diskless).reconcile()) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
     told.see(ABSENT, "memtest-7/kernel")
-    assert shown(bench.reconcile()) == (Phase.NETWORK, Cause.ABSENT, "live-1")
+    assert shown(bench.reconcile()) == (Phase.NETWORK, Cause.FILE_MISSING, "live-1")
     told.see(ABSENT, "live-1/initrd")
     assert shown(bench.reconcile()) == DISK
     bench.now = at("20T14:00")
@@ -271,9 +271,9 @@ def test_what_is_absent_is_not_given_once_nobody_hears_of_the_instance(bench: Be
         bench.reconcile()
         return shown(bench.rendered["web01"].later[-1][1])
 
-    assert unheard() == (Phase.NETWORK, Cause.UNHEARD, "live-1")
+    assert unheard() == (Phase.NETWORK, Cause.INSTANCE_SILENT, "live-1")
     told.see(ABSENT, "live-1/kernel")
-    assert unheard() == (Phase.DISK, Cause.UNHEARD, None)
+    assert unheard() == (Phase.DISK, Cause.INSTANCE_SILENT, None)
 
 
 def test_a_window_that_opens_later_is_not_published_ahead_with_what_is_absent(bench: Bench, told: Told) -> None:
@@ -295,7 +295,7 @@ def test_a_boot_that_was_given_is_given_on_to_who_asks_again(bench: Bench, told:
     assert shown(bench.wait(seconds=10).reconcile()) == OFFERED
     planned = bench.wait(seconds=60).reconcile()
     assert planned is not None and planned.boot is None
-    assert planned.cause is not Cause.ABSENT  # what was begun is told as what it is
+    assert planned.cause is not Cause.FILE_MISSING  # what was begun is told as what it is
 
 
 def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(bench: Bench, told: Told) -> None:
@@ -370,7 +370,7 @@ def test_an_override_is_withdrawn_and_set_again_with_the_file(make_site: MakeSit
     site.bench.reconcile()
     site.bench.reconcile()
     assert site.shown.startswith("Disabled")
-    assert site.states == {"provision/1": State.WITHDRAWN}
+    assert site.states == {"provision/1": OverrideState.CLEARED}
     told.see(THERE, KERNEL)
     site.wait(5)
     site.bench.reconcile()
@@ -390,7 +390,7 @@ def test_what_an_override_has_begun_is_let_be(make_site: MakeSite) -> None:
     site.wait(31)
     planned = site.bench.reconcile()
     planned = site.bench.reconcile()
-    assert site.states["provision/1"] is State.CONSUMED
+    assert site.states["provision/1"] is OverrideState.CONSUMED
     told.see(ABSENT, KERNEL)
     planned = site.bench.reconcile()
     assert shown(planned) == OFFERED
@@ -404,17 +404,17 @@ def test_the_ledger_has_what_was_seen_last_and_a_shared_one_by_which_host(bench:
     told.see(SILENT, "memtest-7/kernel")
     bench.reconcile()
     kernel, initrd, _ = told.sightings
-    assert instance_tables.sightings(bench.ledger, "any host") == {kernel: ABSENT, initrd: THERE}
+    assert instance_tables.read_sightings(bench.ledger, "any host") == {kernel: ABSENT, initrd: THERE}
     told.see(THERE, KERNEL)
     bench.reconcile()
-    assert instance_tables.sightings(bench.ledger, "any host") == {kernel: THERE, initrd: THERE}
+    assert instance_tables.read_sightings(bench.ledger, "any host") == {kernel: THERE, initrd: THERE}
     with bench.ledger.writing() as tx:
-        instance_tables.store_sightings(tx, told.sightings, "one:/state")
-    assert instance_tables.sightings(bench.ledger, "one:/state") == {kernel: THERE, initrd: THERE}
-    assert instance_tables.sightings(bench.ledger, "two:/state") == {}
+        instance_tables.write_sightings(tx, told.sightings, "one:/state")
+    assert instance_tables.read_sightings(bench.ledger, "one:/state") == {kernel: THERE, initrd: THERE}
+    assert instance_tables.read_sightings(bench.ledger, "two:/state") == {}
     with bench.ledger.writing() as tx:
-        instance_tables.store_sightings(tx, {}, "one:/state")
-    assert instance_tables.sightings(bench.ledger, "one:/state") == {}
+        instance_tables.write_sightings(tx, {}, "one:/state")
+    assert instance_tables.read_sightings(bench.ledger, "one:/state") == {}
 
 
 # Looking, in threads
@@ -443,108 +443,121 @@ def ledger(tmp_path: Path) -> Iterator[Store]:
 def test_an_upgrade_keeps_what_an_earlier_version_saw_until_the_ledger_has_it(tmp_path: Path, ledger: Store) -> None:
     seen = {BootFile(url="http://boot.test/kernel", sha256=Digest(SHA), size=7): THERE}
     file = tmp_path / "artifacts.json"
-    assert seen_before(settings(tmp_path), ledger) == {}
+    assert read_sightings(settings(tmp_path), ledger) == {}
     file.write_text("no JSON")
-    assert seen_before(settings(tmp_path), ledger) == {}
+    assert read_sightings(settings(tmp_path), ledger) == {}
     item = {"url": "http://boot.test/kernel", "sha256": SHA, "size": 7, "presence": "Found", "message": "", "head": {}}
     file.write_text(json.dumps({"version": 1, "items": [item]}))
-    assert seen_before(settings(tmp_path), ledger) == seen
+    assert read_sightings(settings(tmp_path), ledger) == seen
     assert file.exists()
     with ledger.writing() as tx:
-        instance_tables.store_sightings(tx, seen, "")
-    assert seen_before(settings(tmp_path), ledger) == seen
+        instance_tables.write_sightings(tx, seen, "")
+    assert read_sightings(settings(tmp_path), ledger) == seen
     assert not file.exists()
 
 
 @pytest.fixture
-def looks(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., Lookout]]:
+def looks(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., ThreadedArtifactWatch]]:
     with DiskCache(tmp_path / "cache.sqlite", pytest.fail) as cache, ExitStack() as stack:
 
-        def looks(check: str = "head", assets: Path | None = None, wake: Callable[[], None] = lambda: None) -> Lookout:
-            return present(stack.enter_context(looking(settings(tmp_path, check, assets), ledger, cache, wake)))
+        def looks(
+            check: str = "head", assets: Path | None = None, wake: Callable[[], None] = lambda: None
+        ) -> ThreadedArtifactWatch:
+            return present(stack.enter_context(watch_artifacts(settings(tmp_path, check, assets), ledger, cache, wake)))
 
         yield looks
 
 
-def look(lookout: Lookout, files: Collection[BootFile], bases: tuple[str, ...]) -> Mapping[BootFile, Sighting]:
+def look(
+    lookout: ThreadedArtifactWatch, files: Collection[BootFile], bases: tuple[str, ...]
+) -> Mapping[BootFile, Sighting]:
     """Let a lookout look at each of these files once; return what it has seen."""
     lookout.want(files, bases)
     lookout.wait()
-    return lookout.seen()
+    return lookout.get_sightings()
 
 
-def test_a_lookout_sees_what_is_missing_and_when_it_comes(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
+def test_a_lookout_sees_what_is_missing_and_when_it_comes(
+    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch]
+) -> None:
     woken: list[bool] = []
     lookout = looks(wake=lambda: woken.append(True))
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
     look(lookout, {there, missing}, (web.url,))
-    assert lookout.seen()[there].presence is Presence.FOUND
-    assert lookout.seen()[missing].is_absent
+    assert lookout.get_sightings()[there].presence is Presence.FOUND
+    assert lookout.get_sightings()[missing].is_absent
     assert woken
     web.put("/missing", KERNEL_BYTES)
-    eventually(lambda: lookout.seen()[missing].is_there)
+    eventually(lambda: lookout.get_sightings()[missing].is_there)
     eventually(lambda: len(woken) >= 2)
     assert len(woken) == 2  # who is woken is woken for a reason
     del web.files["/there"]
-    eventually(lambda: lookout.seen()[there].is_absent)
+    eventually(lambda: lookout.get_sightings()[there].is_absent)
 
 
-def test_who_falls_silent_has_not_got_what_was_missing(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
+def test_who_falls_silent_has_not_got_what_was_missing(
+    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch]
+) -> None:
     lookout = looks()
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
     look(lookout, {there, missing}, (web.url,))
     web.statuses |= {"/there": 503, "/missing": 503}
-    eventually(lambda: lookout.seen()[there].presence is Presence.UNKNOWN)
+    eventually(lambda: lookout.get_sightings()[there].presence is Presence.UNKNOWN)
     before = web.asked["HEAD", "/missing"]
     eventually(lambda: web.asked["HEAD", "/missing"] > before + 1)
-    assert lookout.seen()[missing].is_absent
+    assert lookout.get_sightings()[missing].is_absent
 
 
 def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
-    web: ArtifactServer, looks: Callable[..., Lookout], ledger: Store
+    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], ledger: Store
 ) -> None:
     missing, there = web.file("/missing", KERNEL_BYTES), web.put("/there", KERNEL_BYTES)
     first = looks()
     look(first, {missing, there}, (web.url,))
     first.close()
     with ledger.writing() as tx:
-        instance_tables.store_sightings(tx, first.seen(), "")
+        instance_tables.write_sightings(tx, first.get_sightings(), "")
     asked = sum(web.asked.values())
     second = looks()
-    assert {file: each.presence for file, each in second.seen().items()} == {
+    assert {file: each.presence for file, each in second.get_sightings().items()} == {
         missing: Presence.MISSING,
         there: Presence.FOUND,
     }
     assert sum(web.asked.values()) == asked
     web.put("/missing", KERNEL_BYTES)
     look(second, {missing, there}, (web.url,))
-    assert second.seen()[missing].is_there
+    assert second.get_sightings()[missing].is_there
 
 
 def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
-    web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
+    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
     right, wrong = web.put("/right", KERNEL_BYTES), replace(web.put("/wrong", OTHER), sha256=digest_of(KERNEL_BYTES))
     for reads in (1, 1, 2):
         lookout = looks("read")
         look(lookout, {right, wrong}, (web.url,))
-        assert (lookout.seen()[right].presence, lookout.seen()[wrong].presence) == (Presence.VERIFIED, Presence.WRONG)
+        assert (lookout.get_sightings()[right].presence, lookout.get_sightings()[wrong].presence) == (
+            Presence.VERIFIED,
+            Presence.WRONG,
+        )
         assert (web.asked["GET", "/right"], web.asked["GET", "/wrong"]) == (reads, reads)
         lookout.close()
         if web.asked["HEAD", "/right"] > 1:
             (tmp_path / "cache.sqlite").unlink()
 
 
-def test_what_nobody_wants_any_more_is_forgotten(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
+def test_what_nobody_wants_any_more_is_forgotten(
+    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch]
+) -> None:
     lookout, missing = looks(), web.file("/missing", KERNEL_BYTES)
     same = look(lookout, {missing}, (web.url,))
-    assert lookout.seen() is same
+    assert lookout.get_sightings() is same
     lookout.want((), (web.url,))
-    assert lookout.seen() == {}
+    assert lookout.get_sightings() == {}
 
 
 def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked_for(
-    web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
+    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
     assets = tmp_path / "assets"
     assets.mkdir()
@@ -553,20 +566,20 @@ def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked
     other = replace(other, sha256=own.sha256)
     lookout = looks(assets=assets)
     look(lookout, {own, other}, (web.url,))
-    assert lookout.seen()[own].presence is Presence.WRONG
-    assert lookout.seen()[other].presence is Presence.FOUND
+    assert lookout.get_sightings()[own].presence is Presence.WRONG
+    assert lookout.get_sightings()[other].presence is Presence.FOUND
     assert web.asked["HEAD", "/assets/kernel"] == 0
     (assets / "new").write_bytes(KERNEL_BYTES)
     (assets / "new").rename(assets / "kernel")
-    eventually(lambda: lookout.seen()[own].presence is Presence.VERIFIED)
+    eventually(lambda: lookout.get_sightings()[own].presence is Presence.VERIFIED)
     lookout.close()
     reading = looks("read")
     look(reading, {other}, (web.url,))
-    assert reading.seen()[other].presence is Presence.WRONG
+    assert reading.get_sightings()[other].presence is Presence.WRONG
 
 
 def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
-    web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
+    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
     # A site is asked itself; where nobody answers there, it will have what stands here.
     path = f"o/{digest_of(KERNEL_BYTES)}/kernel"
@@ -579,15 +592,15 @@ def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
     ]
     (tmp_path / "boot" / path).parent.mkdir(parents=True)
     (tmp_path / "boot" / path).write_bytes(KERNEL_BYTES)
-    eventually(lambda: lookout.seen()[own].presence is Presence.VERIFIED)
-    eventually(lambda: lookout.seen()[silent].presence is Presence.FOUND)
-    assert lookout.seen()[site].presence is Presence.MISSING
+    eventually(lambda: lookout.get_sightings()[own].presence is Presence.VERIFIED)
+    eventually(lambda: lookout.get_sightings()[silent].presence is Presence.FOUND)
+    assert lookout.get_sightings()[site].presence is Presence.MISSING
     web.put(f"/{path}", KERNEL_BYTES)
-    eventually(lambda: lookout.seen()[site].presence is Presence.FOUND)
+    eventually(lambda: lookout.get_sightings()[site].presence is Presence.FOUND)
 
 
 def test_nobody_looks_where_that_is_switched_off(tmp_path: Path, ledger: Store) -> None:
-    with looking(settings(tmp_path, "off"), ledger, DiskCache(None, pytest.fail), lambda: None) as lookout:
+    with watch_artifacts(settings(tmp_path, "off"), ledger, DiskCache(None, pytest.fail), lambda: None) as lookout:
         assert lookout is None
 
 

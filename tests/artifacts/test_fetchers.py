@@ -14,11 +14,11 @@ from gitboot.artifacts.availability import (
     Presence,
     ReadResults,
     Sighting,
-    look_at,
-    look_at_all,
-    unbootable_by_firmware,
+    check_artifact,
+    check_artifacts,
+    find_firmware_obstacle,
 )
-from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
+from gitboot.artifacts.fetchers import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import AllowedRegistry, Registries
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.http_client import HttpClient
@@ -66,21 +66,21 @@ def named(url: str, content: bytes = KERNEL) -> BootFile:
 
 def test_what_nginx_has_is_there_and_is_what_it_should_be(published: tuple[str, Path]) -> None:
     url, _ = published
-    looked = look_at(WebFetcher(), named(f"{url}/linux.efi"), read=False)
+    looked = check_artifact(WebFetcher(), named(f"{url}/linux.efi"), read=False)
     assert (looked.presence, looked.head.size) == (Presence.FOUND, len(KERNEL))
-    assert unbootable_by_firmware(looked.head) is None
-    read = look_at(WebFetcher(), named(f"{url}/linux.efi"), looked, read=True)
+    assert find_firmware_obstacle(looked.head) is None
+    read = check_artifact(WebFetcher(), named(f"{url}/linux.efi"), looked, read=True)
     assert (read.presence, read.head.version) == (Presence.VERIFIED, looked.head.version)
     assert read.head.version is not None
-    assert unbootable_by_firmware(WebFetcher().head(f"{url}/vmlinuz")) is not None  # octets
+    assert find_firmware_obstacle(WebFetcher().head(f"{url}/vmlinuz")) is not None  # octets
 
 
 def test_what_nginx_has_not_is_missing_until_it_comes(published: tuple[str, Path]) -> None:
     url, folder = published
     file = named(f"{url}/late.iso")
-    assert look_at(WebFetcher(), file, read=True).presence is Presence.MISSING
+    assert check_artifact(WebFetcher(), file, read=True).presence is Presence.MISSING
     (folder / "late.iso").write_bytes(KERNEL)
-    assert look_at(WebFetcher(), file, read=True).presence is Presence.VERIFIED
+    assert check_artifact(WebFetcher(), file, read=True).presence is Presence.VERIFIED
 
 
 def test_nginx_is_read_on_from_where_it_broke_off(published: tuple[str, Path]) -> None:
@@ -96,7 +96,7 @@ def test_nginx_is_read_on_from_where_it_broke_off(published: tuple[str, Path]) -
 def test_a_server_that_refuses_is_not_known_to_lack_anything(server: ArtifactServer, status: int) -> None:
     file = server.put("/a", KERNEL)
     server.statuses["/a"] = status
-    seen = look_at(WebFetcher(), file, read=True)
+    seen = check_artifact(WebFetcher(), file, read=True)
     assert seen.presence is Presence.UNKNOWN
     assert str(status) in seen.message
 
@@ -105,69 +105,75 @@ def test_a_server_that_refuses_is_not_known_to_lack_anything(server: ArtifactSer
 def test_a_server_that_says_no_lacks_it(server: ArtifactServer, status: int) -> None:
     file = server.put("/a", KERNEL)
     server.statuses["/a"] = status
-    assert look_at(WebFetcher(), file, read=False).presence is Presence.MISSING
+    assert check_artifact(WebFetcher(), file, read=False).presence is Presence.MISSING
 
 
 def test_nobody_who_listens_and_no_name_is_unknown() -> None:
     for url in (f"http://127.0.0.1:{free_port()}/a", "http://nowhere.invalid/a", "oci://registry.test/a"):
-        seen = look_at(Fetchers({"http://": WebFetcher()}), named(url), read=True)
+        seen = check_artifact(PrefixFetcher({"http://": WebFetcher()}), named(url), read=True)
         assert seen.presence is Presence.UNKNOWN, url
         assert seen.message
         assert "<" not in seen.message
 
 
 def test_another_size_is_wrong_without_being_read(server: ArtifactServer) -> None:
-    seen = look_at(WebFetcher(), replace(server.put("/a", KERNEL), size=7), read=False)
+    seen = check_artifact(WebFetcher(), replace(server.put("/a", KERNEL), size=7), read=False)
     assert (seen.presence, seen.message) == (Presence.WRONG, f"it has {len(KERNEL)} bytes, and the image says 7")
 
 
 def test_a_body_that_goes_on_is_not_read_to_its_end(server: ArtifactServer) -> None:
     file = replace(server.put("/a", bytes(8 << 20)), size=7)
     server.no_length = True
-    seen = look_at(WebFetcher(), file, read=True)
+    seen = check_artifact(WebFetcher(), file, read=True)
     assert (seen.presence, seen.message) == (Presence.WRONG, "it goes on after 7 bytes")
 
 
 def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None:
     file = replace(server.put("/a", KERNEL), sha256=Digest("0" * 64))
-    looked = look_at(WebFetcher(), file, read=False)
+    looked = check_artifact(WebFetcher(), file, read=False)
     assert looked.presence is Presence.FOUND
-    read = look_at(WebFetcher(), file, looked, read=True)
+    read = check_artifact(WebFetcher(), file, looked, read=True)
     assert read.presence is Presence.WRONG
     assert digest_of(KERNEL) in read.message
-    again = look_at(WebFetcher(), file, read, read=False)  # known by its ETag still
+    again = check_artifact(WebFetcher(), file, read, read=False)  # known by its ETag still
     assert again.presence is Presence.WRONG
     server.put("/a", b"other")
-    assert look_at(WebFetcher(), replace(file, size=None), read, read=False).presence is Presence.FOUND
+    assert check_artifact(WebFetcher(), replace(file, size=None), read, read=False).presence is Presence.FOUND
 
 
 def test_what_was_read_is_not_read_again_while_its_version_is_the_same(server: ArtifactServer) -> None:
     file, fetcher = server.put("/a", KERNEL), WebFetcher()
-    first = look_at(fetcher, file, read=True)
-    assert (look_at(fetcher, file, first, read=True).presence, server.asked["GET", "/a"]) == (Presence.VERIFIED, 1)
+    first = check_artifact(fetcher, file, read=True)
+    assert (check_artifact(fetcher, file, first, read=True).presence, server.asked["GET", "/a"]) == (
+        Presence.VERIFIED,
+        1,
+    )
     server.no_version = True  # nothing says any more that it is the same
-    look_at(fetcher, file, first, read=True)
+    check_artifact(fetcher, file, first, read=True)
     assert server.asked["GET", "/a"] == 2
 
 
 def test_what_was_read_is_found_by_its_version_and_by_what_the_image_says(server: ArtifactServer) -> None:
     file, fetcher, cache = server.put("/a", KERNEL), WebFetcher(), Held()
     results = ReadResults(cache)
-    assert look_at(fetcher, file, read=True, results=results).presence is Presence.VERIFIED
-    again = look_at(fetcher, file, read=False, results=results)
+    assert check_artifact(fetcher, file, read=True, results=results).presence is Presence.VERIFIED
+    again = check_artifact(fetcher, file, read=False, results=results)
     assert (again.presence, again.head.size) == (Presence.VERIFIED, len(KERNEL))
     other = replace(file, sha256=Digest("0" * 64))
-    assert look_at(fetcher, other, read=False, results=results).presence is Presence.FOUND
-    assert look_at(fetcher, other, read=True, results=results).presence is Presence.WRONG
-    assert look_at(fetcher, other, read=False, results=results).message == look_at(fetcher, other, read=True).message
+    assert check_artifact(fetcher, other, read=False, results=results).presence is Presence.FOUND
+    assert check_artifact(fetcher, other, read=True, results=results).presence is Presence.WRONG
+    assert (
+        check_artifact(fetcher, other, read=False, results=results).message
+        == check_artifact(fetcher, other, read=True).message
+    )
     assert server.asked["GET", "/a"] == 3
     server.put("/a", KERNEL[::-1])
-    assert look_at(fetcher, file, read=True, results=results).presence is Presence.WRONG
+    assert check_artifact(fetcher, file, read=True, results=results).presence is Presence.WRONG
     cache.held = dict.fromkeys(cache.held, b"of another type")
-    assert look_at(fetcher, file, read=False, results=results).presence is Presence.FOUND
+    assert check_artifact(fetcher, file, read=False, results=results).presence is Presence.FOUND
     server.no_version = True
     cache.held.clear()
-    assert look_at(fetcher, file, read=True, results=results).presence is Presence.WRONG
+    assert check_artifact(fetcher, file, read=True, results=results).presence is Presence.WRONG
     assert cache.held == {}
 
 
@@ -187,13 +193,13 @@ class Held:
 def test_a_body_that_ends_too_early_says_nothing(server: ArtifactServer) -> None:
     file = server.put("/a", KERNEL)
     server.cut["/a"] = 1000
-    assert look_at(WebFetcher(), file, read=True).presence is Presence.UNKNOWN
+    assert check_artifact(WebFetcher(), file, read=True).presence is Presence.UNKNOWN
 
 
 def test_a_server_without_head_is_asked_by_get(server: ArtifactServer) -> None:
     file = server.put("/a", KERNEL)
     server.no_head = True
-    assert look_at(WebFetcher(), file, read=False).head.size == len(KERNEL)
+    assert check_artifact(WebFetcher(), file, read=False).head.size == len(KERNEL)
 
 
 def test_a_server_without_ranges_is_read_from_the_beginning(server: ArtifactServer) -> None:
@@ -206,23 +212,23 @@ def test_a_server_without_ranges_is_read_from_the_beginning(server: ArtifactServ
 def test_a_redirect_is_followed_and_firmware_would_not(server: ArtifactServer) -> None:
     server.put("/a", KERNEL, "application/efi")
     server.led["/old"] = "/a"
-    seen = look_at(WebFetcher(), named(f"{server.url}/old"), read=True)
-    assert (seen.presence, seen.head.led_to) == (Presence.VERIFIED, f"{server.url}/a")
-    assert "redirect" in (unbootable_by_firmware(seen.head) or "")
+    seen = check_artifact(WebFetcher(), named(f"{server.url}/old"), read=True)
+    assert (seen.presence, seen.head.redirect_url) == (Presence.VERIFIED, f"{server.url}/a")
+    assert "redirect" in (find_firmware_obstacle(seen.head) or "")
 
 
 @pytest.mark.parametrize("where", ["/old", "file:///etc/passwd", "ftp://127.0.0.1/a"])
 def test_a_redirect_that_leads_nowhere_is_not_followed(server: ArtifactServer, where: str) -> None:
     server.led["/old"] = where
-    assert look_at(WebFetcher(), named(f"{server.url}/old"), read=True).presence is Presence.UNKNOWN
+    assert check_artifact(WebFetcher(), named(f"{server.url}/old"), read=True).presence is Presence.UNKNOWN
 
 
 def test_firmware_is_told_the_size(server: ArtifactServer) -> None:
     file = server.put("/a", KERNEL, "application/efi")
     server.no_length = True
-    seen = look_at(WebFetcher(), file, read=True)
+    seen = check_artifact(WebFetcher(), file, read=True)
     assert seen.presence is Presence.VERIFIED
-    assert "Content-Length" in (unbootable_by_firmware(seen.head) or "")
+    assert "Content-Length" in (find_firmware_obstacle(seen.head) or "")
 
 
 @pytest.mark.parametrize("path", ["../outside", "%2e%2e/outside", "link", ".hidden", "none", "folder"])
@@ -233,7 +239,7 @@ def test_a_folder_has_what_endpoints_answer_of_it_and_no_more(tmp_path: Path, pa
         (tmp_path / name).write_bytes(KERNEL)
     (root / "link").symlink_to(tmp_path / "outside")
     fetcher = FolderFetcher(root, "http://boot.test/assets/")
-    assert look_at(fetcher, named("http://boot.test/assets/vm%20linuz"), read=True).presence is Presence.VERIFIED
+    assert check_artifact(fetcher, named("http://boot.test/assets/vm%20linuz"), read=True).presence is Presence.VERIFIED
     with pytest.raises(ArtifactMissing):
         fetcher.head(f"http://boot.test/assets/{path}")
     with pytest.raises(ArtifactMissing), fetcher.read(f"http://boot.test/assets/{path}"):
@@ -249,21 +255,21 @@ def test_an_error_of_who_writes_is_not_one_of_the_source(tmp_path: Path) -> None
 def test_a_file_that_is_replaced_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(KERNEL)
     fetcher, file = FolderFetcher(tmp_path, "http://b/"), named("http://b/a")
-    first = look_at(fetcher, file, read=True)
-    assert look_at(fetcher, file, first, read=False).presence is Presence.VERIFIED
+    first = check_artifact(fetcher, file, read=True)
+    assert check_artifact(fetcher, file, first, read=False).presence is Presence.VERIFIED
     (tmp_path / "b").write_bytes(KERNEL[::-1])
     os.utime(tmp_path / "b", ns=(0, (tmp_path / "a").stat().st_mtime_ns))
     (tmp_path / "b").rename(tmp_path / "a")
-    assert look_at(fetcher, file, first, read=True).presence is Presence.WRONG
+    assert check_artifact(fetcher, file, first, read=True).presence is Presence.WRONG
 
 
 def test_the_longest_prefix_says_who_is_asked(tmp_path: Path, server: ArtifactServer) -> None:
     (tmp_path / "a").write_bytes(KERNEL)
-    both = Fetchers(
+    both = PrefixFetcher(
         {"http://": WebFetcher(), f"{server.url}/assets/": FolderFetcher(tmp_path, f"{server.url}/assets/")}
     )
-    assert look_at(both, named(f"{server.url}/assets/a"), read=True).presence is Presence.VERIFIED
-    assert look_at(both, named(f"{server.url}/a"), read=True).presence is Presence.MISSING
+    assert check_artifact(both, named(f"{server.url}/assets/a"), read=True).presence is Presence.VERIFIED
+    assert check_artifact(both, named(f"{server.url}/a"), read=True).presence is Presence.MISSING
     with pytest.raises(HostUnreachable), both.read("ftp://x/a"):
         pass
 
@@ -281,11 +287,11 @@ def test_all_are_looked_at_and_each_is_told_once(server: ArtifactServer) -> None
     files = [server.put(f"/{number}", b"%d" % number) for number in range(50)]
     seen: dict[BootFile, Sighting] = {}
     results = ReadResults(Held())
-    look_at_all(WebFetcher(), files, results, seen.__setitem__, read=True, parallel=8)
+    check_artifacts(WebFetcher(), files, results, seen.__setitem__, read=True, parallel=8)
     assert {each.presence for each in seen.values()} == {Presence.VERIFIED}
     assert seen.keys() == set(files)
     again: dict[BootFile, Sighting] = {}
-    look_at_all(WebFetcher(), files, results, again.__setitem__, read=True, parallel=8)
+    check_artifacts(WebFetcher(), files, results, again.__setitem__, read=True, parallel=8)
     assert (again, server.asked["GET", "/1"]) == (seen, 1)
 
 

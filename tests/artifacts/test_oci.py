@@ -19,9 +19,9 @@ from gitboot.artifacts.oci import (
     OciReference,
     Registries,
     RegistryCredentials,
-    chosen,
-    files,
-    origin,
+    choose_manifests,
+    find_origin,
+    group_layers,
     parse_manifest,
     resolve,
 )
@@ -346,7 +346,7 @@ def layer(media_type: str) -> Descriptor:
     ids=["platforms", "others", "no-system", "annotated", "cname", "cname-of-one"],
 )
 def test_an_index_has_one_image_an_architecture(index: list[Descriptor], cname: str, names: dict[str, str]) -> None:
-    assert {str(each): found.cname for each, found in chosen(index, cname, "x").items()} == names
+    assert {str(each): found.cname for each, found in choose_manifests(index, cname, "x").items()} == names
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_an_index_has_one_image_an_architecture(index: list[Descriptor], cname: 
 )
 def test_what_is_meant_has_to_be_clear(index: list[Descriptor], cname: str, says: str) -> None:
     with pytest.raises(RegistryRefused, match=says):
-        chosen(index, cname, "x")
+        choose_manifests(index, cname, "x")
 
 
 @pytest.mark.parametrize(
@@ -376,12 +376,12 @@ def test_what_is_meant_has_to_be_clear(index: list[Descriptor], cname: str, says
     ids=["ironcore", "gardenlinux", "direct", "first-version"],
 )
 def test_a_layers_media_type_says_what_it_is(types: list[str], roles: list[str]) -> None:
-    assert list(files([layer(f"application/{each}") for each in types], "x")) == roles
+    assert list(group_layers([layer(f"application/{each}") for each in types], "x")) == roles
 
 
 def test_initrds_keep_their_order() -> None:
     layers = [Descriptor("sha256:" + each * 64, 1, media_type="application/io.gardenlinux.initrd") for each in "ba"]
-    found = files([layer("application/io.gardenlinux.kernel"), *layers], "x")
+    found = group_layers([layer("application/io.gardenlinux.kernel"), *layers], "x")
     assert [each.sha256[0] for each in found["initrds"]] == ["b", "a"]
 
 
@@ -396,7 +396,7 @@ def test_initrds_keep_their_order() -> None:
 )
 def test_layers_that_cannot_be_booted_are_refused(types: list[str], says: str) -> None:
     with pytest.raises(RegistryRefused, match=says):
-        files([layer(f"application/{each}") for each in types], "x")
+        group_layers([layer(f"application/{each}") for each in types], "x")
 
 
 @for_each(
@@ -480,17 +480,17 @@ def test_what_names_no_image_is_refused(text: str) -> None:
 def test_only_registries_that_are_named_are_asked(allowed: str, reference: str, is_allowed: bool) -> None:
     found = OciReference.parse(reference)
     if is_allowed:
-        assert origin(found, [AllowedRegistry.parse(allowed)]) == f"https://{found.host}"
+        assert find_origin(found, [AllowedRegistry.parse(allowed)]) == f"https://{found.host}"
     else:
         with pytest.raises(RegistryRefused, match="give --registries"):
-            origin(found, [AllowedRegistry.parse(allowed)])
+            find_origin(found, [AllowedRegistry.parse(allowed)])
 
 
 def test_a_registry_is_asked_unencrypted_only_where_that_is_said() -> None:
     found = OciReference.parse("oci://registry.test/a:1")
     named = ["https://registry.test/a", "http://registry.test"]
-    assert origin(found, [AllowedRegistry.parse(each) for each in named]) == "https://registry.test"
-    assert origin(found, [AllowedRegistry.parse(each) for each in reversed(named)]) == "http://registry.test"
+    assert find_origin(found, [AllowedRegistry.parse(each) for each in named]) == "https://registry.test"
+    assert find_origin(found, [AllowedRegistry.parse(each) for each in reversed(named)]) == "http://registry.test"
 
 
 @for_each("text", ["*", "*.*", "https://*", "*/os", "", "/os", "user@registry.test", "a b"])

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.cli.main import Exit, cli
 from gitboot.errors import UsageError
-from gitboot.git.signatures import Distrusted
+from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
 from tests.helpers.artifact_servers import ArtifactServer, Sigstore, artifact_server, digest_of, registry
 from tests.helpers.fleets import document, fleet
@@ -76,7 +76,7 @@ def test_no_other_signature_of_openpgp_counts(people: Mapping[str, Person], kern
         (b"", "gpg cannot read"),
         (by_gpg(people["vendor"], kernel) + by_gpg(people["stranger"], kernel), "gpg cannot read"),
     ]:
-        with pytest.raises(Distrusted, match=says):
+        with pytest.raises(UntrustedSignature, match=says):
             found.signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
 
 
@@ -91,10 +91,10 @@ def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Pat
         (signature.replace(b"file:vmlinuz", b"file:vmlinux"), "not what its minisign signature is of"),
         (b"", "or that is none"),
     ]:
-        with pytest.raises(Distrusted, match=says):
+        with pytest.raises(UntrustedSignature, match=says):
             found.signer(SignatureKind.MINISIGN, bad, kernel, digest(kernel))
     kernel.write_bytes(b"another")
-    with pytest.raises(Distrusted, match="not what its minisign signature is of"):
+    with pytest.raises(UntrustedSignature, match="not what its minisign signature is of"):
         found.signer(SignatureKind.MINISIGN, signature, kernel, digest(kernel))
 
 
@@ -109,7 +109,7 @@ def test_a_kind_of_which_no_key_is_listed_vouches_for_nothing(
         (by_openpgp, SignatureKind.SIGSTORE),
         (by_minisign, SignatureKind.OPENPGP),
     ]:
-        with pytest.raises(Distrusted, match="listed"):
+        with pytest.raises(UntrustedSignature, match="listed"):
             found.signer(kind, vendor.sign(kernel), kernel, digest(kernel))
 
 
@@ -157,7 +157,7 @@ def test_no_other_bundle_of_sigstore_counts(kernel: Path, tmp_path: Path) -> Non
         (b"{}", "not signed by anybody"),
         (b"", "not signed by anybody"),
     ]:
-        with pytest.raises(Distrusted, match=says):
+        with pytest.raises(UntrustedSignature, match=says):
             found.signer(SignatureKind.SIGSTORE, bundle, kernel, digest(kernel))
 
 

@@ -14,10 +14,17 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.credentials import CredentialDirectory, Credentials, Trust, as_file, origin_of, read_trust
+from gitboot.bmc.credentials import (
+    CredentialDirectory,
+    Credentials,
+    Trust,
+    normalize_origin,
+    read_trust,
+    render_access_file,
+)
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.transport import Reach
-from gitboot.bmc.worker_pool import Connections
+from gitboot.bmc.redfish.transport import ConnectionPolicy
+from gitboot.bmc.worker_pool import ConnectionCache
 from gitboot.cli.main import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.fleet.identities import BmcAccess
@@ -258,7 +265,7 @@ def test_t2_what_is_said_beside_credentials(
     assert trust.covers(access) is (refused is None), case
     if refused is not None:
         with pytest.raises(BmcNotTrusted, match=refused):
-            trust.allowed(access, known=False)
+            trust.build_address_filter(access, is_in_ledger=False)
 
 
 @pytest.mark.parametrize(
@@ -283,13 +290,13 @@ def test_t2_what_is_local_to_a_link_or_machine_is_meant_only_by_name(
     tmp_path: Path, networks: str, address: str, is_allowed: bool
 ) -> None:
     trust = trust_of(tmp_path, f'networks = ["{networks}"]')
-    allowed = trust.allowed(bmc("https://name.test"), known=False)
+    allowed = trust.build_address_filter(bmc("https://name.test"), is_in_ledger=False)
     assert allowed(ip_address(address)) is is_allowed
 
 
 @pytest.mark.parametrize("text", ["", 'hosts = ["name.test"]'])
 def test_t2_a_known_bmc_is_not_followed_to_the_metadata_of_a_cloud(tmp_path: Path, text: str) -> None:
-    allowed = trust_of(tmp_path, text).allowed(bmc("https://name.test"), known=True)
+    allowed = trust_of(tmp_path, text).build_address_filter(bmc("https://name.test"), is_in_ledger=True)
     assert allowed(ip_address("10.0.0.1"))
     assert not allowed(ip_address("169.254.169.254"))
 
@@ -313,9 +320,9 @@ def is_let_in(folder: Path, authority: Authority, name: str, host: str = "127.0.
     machine, tls = Machine("web01"), authority.server_context(name)
     with RedfishServer(Service(machine, credentials={USER: PASSWORD}), tls=tls, host=host) as server:
         url = server.url.replace(host, "localhost") if name == "DNS:localhost" else server.url
-        with closing(Connections(CredentialDirectory(folder))) as kept:
+        with closing(ConnectionCache(CredentialDirectory(folder))) as kept:
             try:
-                return kept.to(SystemUuid("1"), "web01", bmc(url)).observe().power == "On"
+                return kept.connect(SystemUuid("1"), "web01", bmc(url)).observe().power == "On"
             except BmcRejected as error:
                 if "certificate refused" not in str(error) or machine.requests:
                     raise
@@ -356,7 +363,7 @@ def test_the_narrowest_place_says_whose_authority_counts(
         (tmp_path / f"{name}.crt").write_text(name)
     trust = trust_of(tmp_path, SITES, authority="shared" if is_shared else None)
     found = authority if is_shared or authority != "shared" else None
-    assert trust.trusted_authority(bmc(address)) == found
+    assert trust.find_authority(bmc(address)) == found
     assert trust.covers(bmc(address)) is (found is not None)
 
 
@@ -396,7 +403,7 @@ def test_t2_a_word_that_cannot_be_understood_lets_nobody_in(tmp_path: Path, text
     with pytest.raises(UsageError, match=message.replace("*", "[*]")):
         trust_of(tmp_path, text)
     with pytest.raises(UsageError):
-        Connections(CredentialDirectory(tmp_path)).to(SystemUuid("1"), "web01", bmc())
+        ConnectionCache(CredentialDirectory(tmp_path)).connect(SystemUuid("1"), "web01", bmc())
 
 
 def test_what_is_printed_is_understood(tmp_path: Path) -> None:
@@ -406,7 +413,7 @@ def test_what_is_printed_is_understood(tmp_path: Path) -> None:
         bmc("http://bmc.test"),
         bmc("https://other.test", ca="PEM"),
     ]
-    text = as_file(bmcs)
+    text = render_access_file(bmcs)
     assert 'networks = ["10.0.0.0/29", "2001:db8::1/128"]' in text
     trust = trust_of(tmp_path, text)
     assert all(trust.covers(each) for each in bmcs)
@@ -415,7 +422,9 @@ def test_what_is_printed_is_understood(tmp_path: Path) -> None:
 
 def test_two_spellings_are_one_bmc() -> None:
     assert (
-        origin_of("https://BMC1.test:443/redfish/") == origin_of("https://bmc1.test") != origin_of("http://bmc1.test")
+        normalize_origin("https://BMC1.test:443/redfish/")
+        == normalize_origin("https://bmc1.test")
+        != normalize_origin("http://bmc1.test")
     )
 
 
@@ -457,7 +466,7 @@ def test_t2_a_name_is_resolved_once_and_what_was_looked_at_is_connected_to(
     machine = Machine()
     with RedfishServer(Service(machine, credentials={USER: PASSWORD})) as server:
         port = server.url.rpartition(":")[2]
-        reach = Reach(allowed=lambda address: str(address) == "127.0.0.1")
+        reach = ConnectionPolicy(is_address_allowed=lambda address: str(address) == "127.0.0.1")
         with BmcConnection(f"http://bmc.test:{port}", credentials, reach=reach) as connection:
             assert connection.observe().power == "On"
         assert len(resolved) == server.connections == 1

@@ -16,7 +16,7 @@ from gitboot.bmc import credentials
 from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_trust
 from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.errors import UsageError
-from gitboot.fleet.identities import machines
+from gitboot.fleet.identities import list_machines
 from gitboot.fleet.validation import load
 from gitboot.model.scalars import parse_fingerprint
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, write_credentials
@@ -58,7 +58,7 @@ def test_user_name_and_password_are_of_one_moment(tmp_path: Path, monkeypatch: p
 def test_files_that_never_stand_still_are_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_credentials(tmp_path)
     versions = iter(range(1000))
-    monkeypatch.setattr(credentials, "_version", lambda _: (next(versions), 0, 0, 0))
+    monkeypatch.setattr(credentials, "_read_file_version", lambda _: (next(versions), 0, 0, 0))
     with pytest.raises(UsageError, match="change all the time"):
         read_credentials(tmp_path, "rack")
 
@@ -66,10 +66,10 @@ def test_files_that_never_stand_still_are_no_credentials(tmp_path: Path, monkeyp
 def test_another_secret_is_another_fingerprint_which_tells_neither(tmp_path: Path) -> None:
     mount(tmp_path / "rack", "one", "hidden-one")
     directory = CredentialDirectory(tmp_path)
-    first = directory.of("rack")
+    first = directory.read("rack")
     assert directory.fingerprint("rack") == first.fingerprint
     mount(tmp_path / "rack", "two", "hidden-two")
-    second = directory.of("rack")
+    second = directory.read("rack")
     assert (first.credentials.password, second.credentials.password) == ("hidden-one", "hidden-two")
     assert second.fingerprint == directory.fingerprint("rack") != first.fingerprint
     assert "hidden" not in f"{first} {second} {first.fingerprint}"
@@ -102,7 +102,7 @@ def runs(folder: Path) -> int:
 
 def test_a_command_says_the_password_of_a_name_and_there_is_no_shell(folder: Path) -> None:
     says(folder, 'printf "%s\\n" "$1"', "secret of {name}; $(id) *")
-    assert CredentialDirectory(folder).of("rack").credentials.password == "secret of rack; $(id) *"
+    assert CredentialDirectory(folder).read("rack").credentials.password == "secret of rack; $(id) *"
 
 
 def test_it_is_asked_once_however_many_wait_and_not_to_tell_what_has_changed(folder: Path) -> None:
@@ -110,35 +110,35 @@ def test_it_is_asked_once_however_many_wait_and_not_to_tell_what_has_changed(fol
     directory = CredentialDirectory(folder)
     assert (directory.fingerprint("rack"), runs(folder)) == (None, 0)
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: directory.of("rack").credentials.password, range(40)))
+        found = list(threads.map(lambda _: directory.read("rack").credentials.password, range(40)))
     assert (set(found), runs(folder)) == ({"secret"}, 1)
-    assert directory.fingerprint("rack") == directory.of("rack").fingerprint
+    assert directory.fingerprint("rack") == directory.read("rack").fingerprint
 
 
 def test_it_is_asked_again_after_a_while_and_soon_after_a_refusal(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says(folder, f"wc -l < {folder}/runs | tr -d ' '")
-    monkeypatch.setattr(credentials, "_READ_AGAIN_S", 0)
+    monkeypatch.setattr(credentials, "_CACHE_S", 0)
     directory = CredentialDirectory(folder)
-    assert [directory.of("rack").credentials.password for _ in range(2)] == ["1", "1"]
-    directory.doubt("rack")
-    assert directory.of("rack").credentials.password == "1", "not at once for each BMC that refuses it"
-    monkeypatch.setattr(credentials, "_DOUBTED_S", 0)
+    assert [directory.read("rack").credentials.password for _ in range(2)] == ["1", "1"]
+    directory.report_failure("rack")
+    assert directory.read("rack").credentials.password == "1", "not at once for each BMC that refuses it"
+    monkeypatch.setattr(credentials, "_RETRY_AFTER_FAILURE_S", 0)
     before = directory.fingerprint("rack")
-    directory.doubt("rack")
-    assert directory.of("rack").credentials.password == "2"
+    directory.report_failure("rack")
+    assert directory.read("rack").credentials.password == "2"
     assert directory.fingerprint("rack") != before
-    monkeypatch.setattr(credentials, "_ASK_AGAIN_S", 0)
-    directory.doubt("rack")
-    assert [directory.of("rack").credentials.password for _ in range(2)] == ["3", "4"]
+    monkeypatch.setattr(credentials, "_PASSWORD_CACHE_S", 0)
+    directory.report_failure("rack")
+    assert [directory.read("rack").credentials.password for _ in range(2)] == ["3", "4"]
 
 
 def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
     make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "_READ_AGAIN_S", 0)
-    monkeypatch.setattr(credentials, "_DOUBTED_S", 0)
+    monkeypatch.setattr(credentials, "_CACHE_S", 0)
+    monkeypatch.setattr(credentials, "_RETRY_AFTER_FAILURE_S", 0)
     rack = make_rack()
     (rack.folder / "rack" / "password").unlink()
     said = rack.folder / "said"
@@ -148,16 +148,21 @@ def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
         for text in ("wrong", PASSWORD, "not asked for again"):
             said.write_text(text)
             fleet.submit([job := rack.job()])
-            found.append(fleet.finished(wait_all=True)[job.uuid])
+            found.append(fleet.take_results(wait_all=True)[job.uuid])
         assert [each.outcome for each in found] == [Outcome.STALLED, Outcome.APPLIED, Outcome.UNCHANGED]
-        assert found[0].credentials != found[1].credentials == found[2].credentials == fleet.fingerprint(job.bmc)
+        assert (
+            found[0].credentials_fingerprint
+            != found[1].credentials
+            == found[2].credentials
+            == fleet.fingerprint(job.bmc)
+        )
     assert runs(rack.folder) == 2
 
 
 def test_a_file_comes_before_a_command(folder: Path) -> None:
     says(folder, "echo said")
     (folder / "rack" / "password").write_text("written\n")
-    assert (CredentialDirectory(folder).of("rack").credentials.password, runs(folder)) == ("written", 0)
+    assert (CredentialDirectory(folder).read("rack").credentials.password, runs(folder)) == ("written", 0)
 
 
 @pytest.mark.parametrize(
@@ -179,12 +184,12 @@ def test_why_a_command_said_none_is_named_and_what_it_wrote_is_shown_nowhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
 ) -> None:
     if "sleep" in script:
-        monkeypatch.setattr(credentials, "_PATIENCE_S", 0.4)
+        monkeypatch.setattr(credentials, "_COMMAND_TIMEOUT_S", 0.4)
     says(folder, script)
     directory = CredentialDirectory(folder)
     for _ in range(3):
         with pytest.raises(UsageError) as raised:
-            directory.of("rack")
+            directory.read("rack")
         assert f"no password for credentials rack: password-command of {folder}/access.toml: " in str(raised.value)
         assert why in str(raised.value)
         assert "secret" not in str(raised.value)
@@ -194,7 +199,7 @@ def test_why_a_command_said_none_is_named_and_what_it_wrote_is_shown_nowhere(
 def test_a_program_that_is_not_there_is_named(folder: Path) -> None:
     (folder / "access.toml").write_text('password-command = ["/nowhere/say"]')
     with pytest.raises(UsageError, match="No such file or directory: '/nowhere/say'"):
-        CredentialDirectory(folder).of("rack")
+        CredentialDirectory(folder).read("rack")
 
 
 # Certificates that are named
@@ -209,7 +214,7 @@ def test_a_document_says_which_certificate_its_bmc_shows() -> None:
     tls = f"{{verify: false, fingerprint: '{':'.join(['AB'] * 32)}'}}"
     text = server("web02", spec=f"bmc: {{address: 'https://10.0.0.1', credentials: rack, tls: {tls}}}")
     repository = load(snapshot(text, *SEED), {})
-    (machine,) = machines(repository, ["web02"]).values()
+    (machine,) = list_machines(repository, ["web02"]).values()
     assert machine.bmc is not None and machine.bmc.fingerprint == "ab" * 32
 
 
@@ -228,7 +233,7 @@ def finished(rack: Rack, **changed: Any) -> TaskResult:
     with rack.fleet() as fleet:
         job = structs.replace(rack.job(), bmc=structs.replace(rack.job().bmc, **changed))
         fleet.submit([job])
-        return fleet.finished(wait_all=True)[job.uuid]
+        return fleet.take_results(wait_all=True)[job.uuid]
 
 
 def test_a_certificate_that_the_instance_names_is_enough_whoever_has_signed_it(
@@ -248,7 +253,7 @@ def test_another_certificate_than_the_named_one_gets_no_password_not_even_a_veri
     names(rack, fingerprint_of(authority.issue()))
     (rack.folder / "ca.crt").write_text(authority.pem)
     result = finished(rack)
-    assert (result.outcome, result.answered) == (Outcome.STALLED, False)
+    assert (result.outcome, result.is_reachable) == (Outcome.STALLED, False)
     assert "the certificate has to be" in result.message
     assert rack.machine.requests == []
 

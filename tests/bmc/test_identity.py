@@ -10,25 +10,25 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.bmc.identity import (
-    Another,
-    CannotTell,
-    Described,
-    Identified,
+    AnotherMachine,
+    DocumentIdentity,
     IdentityChanged,
-    Pinned,
-    Same,
-    Sharing,
-    Shown,
-    accept,
-    claimed_by,
+    IdentityResult,
+    PinnedIdentity,
+    ReportedIdentity,
+    SameMachine,
+    SharedIdentityValues,
+    UnprovenIdentity,
+    accept_identity,
     identify,
     is_another_system,
-    pin,
-    values_of,
+    list_document_values,
+    list_pinned_values,
+    update_pin,
 )
 from gitboot.fleet.identities import Machine
-from gitboot.fleet.layered_dict import replaced
-from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swapped
+from gitboot.fleet.layered_dict import apply_changes
+from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swap_byte_order
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at, uuid_of
 
@@ -38,61 +38,71 @@ OURS = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
 OTHER = SystemUuid("4c4c4544-0058-3610-8044-c2c04f503933")
 UNSET = SystemUuid("03000200-0400-0500-0006-000700080009")
 
-BY_UUID = Described(uuid=OURS)
-BY_BOTH = Described(uuid=OURS, serial="J4JMO72")
-BY_UNSET = Described(uuid=UNSET, serial="J4JMO72")
+BY_UUID = DocumentIdentity(uuid=OURS)
+BY_BOTH = DocumentIdentity(uuid=OURS, serial="J4JMO72")
+BY_UNSET = DocumentIdentity(uuid=UNSET, serial="J4JMO72")
 REPORTS_UUID, REPORTS_SERIAL = (
     structs.replace(BY_BOTH, reports_uuid=OTHER),
     structs.replace(BY_BOTH, reports_serial="X6DCP93"),
 )
 
-SHOWS_BOTH = Shown(uuid=OURS, serial="J4JMO72")
-SHOWS_OTHER = Shown(uuid=OTHER, serial="X6DCP93")
-SHOWS_NOTHING = Shown(serial="To be filled by O.E.M.", sku="Default string")
+SHOWS_BOTH = ReportedIdentity(uuid=OURS, serial="J4JMO72")
+SHOWS_OTHER = ReportedIdentity(uuid=OTHER, serial="X6DCP93")
+SHOWS_NOTHING = ReportedIdentity(serial="To be filled by O.E.M.", sku="Default string")
 
 
-def _word(identified: Identified) -> str:
+def _word(identified: IdentityResult) -> str:
     return type(identified).__name__
 
 
 # in words; what the document says, what the BMC shows, whose machine it is
-CASES: list[tuple[str, Described, Shown, str]] = [
-    ("the UUID agrees", BY_UUID, Shown(uuid=OURS), "Same"),
-    ("in the other byte order", BY_UUID, Shown(uuid=swapped(OURS)), "Same"),
+CASES: list[tuple[str, DocumentIdentity, ReportedIdentity, str]] = [
+    ("the UUID agrees", BY_UUID, ReportedIdentity(uuid=OURS), "Same"),
+    ("in the other byte order", BY_UUID, ReportedIdentity(uuid=swap_byte_order(OURS)), "Same"),
     ("the UUID agrees, the serial does not", BY_BOTH, structs.replace(SHOWS_BOTH, serial="X6DCP93"), "Same"),
     ("the serial agrees, the UUID does not: a new board", BY_BOTH, structs.replace(SHOWS_BOTH, uuid=OTHER), "Same"),
-    ("the serial in small letters", BY_BOTH, Shown(uuid=OTHER, serial="j4jmo72"), "Same"),
-    ("the SKU is the serial: Dell", BY_BOTH, Shown(uuid=OTHER, serial="CNIVC009710", sku="J4JMO72"), "Same"),
+    ("the serial in small letters", BY_BOTH, ReportedIdentity(uuid=OTHER, serial="j4jmo72"), "Same"),
+    ("the SKU is the serial: Dell", BY_BOTH, ReportedIdentity(uuid=OTHER, serial="CNIVC009710", sku="J4JMO72"), "Same"),
     ("neither agrees", BY_BOTH, SHOWS_OTHER, "Another"),
     ("the UUID does not agree, no serial is known", BY_UUID, SHOWS_OTHER, "Another"),
-    ("the serial does not agree, no UUID is shown", BY_BOTH, Shown(serial="X6DCP93"), "Another"),
-    ("the serial does not agree, the UUID is unset", BY_BOTH, Shown(uuid=UNSET, serial="X6DCP93"), "Another"),
-    ("a SKU of a product contradicts nothing", BY_BOTH, Shown(sku="P56966-B21"), "CannotTell"),
-    ("nothing is shown", BY_BOTH, Shown(), "CannotTell"),
+    ("the serial does not agree, no UUID is shown", BY_BOTH, ReportedIdentity(serial="X6DCP93"), "Another"),
+    (
+        "the serial does not agree, the UUID is unset",
+        BY_BOTH,
+        ReportedIdentity(uuid=UNSET, serial="X6DCP93"),
+        "Another",
+    ),
+    ("a SKU of a product contradicts nothing", BY_BOTH, ReportedIdentity(sku="P56966-B21"), "CannotTell"),
+    ("nothing is shown", BY_BOTH, ReportedIdentity(), "CannotTell"),
     ("placeholders are shown", BY_BOTH, structs.replace(SHOWS_NOTHING, uuid=UNSET), "CannotTell"),
-    ("a serial is shown, and none is known", BY_UUID, Shown(serial="X6DCP93"), "CannotTell"),
-    ("both say the same, which nobody has set", Described(uuid=UNSET), Shown(uuid=UNSET), "CannotTell"),
+    ("a serial is shown, and none is known", BY_UUID, ReportedIdentity(serial="X6DCP93"), "CannotTell"),
+    (
+        "both say the same, which nobody has set",
+        DocumentIdentity(uuid=UNSET),
+        ReportedIdentity(uuid=UNSET),
+        "CannotTell",
+    ),
     ("the same, and the serial agrees", BY_UNSET, structs.replace(SHOWS_BOTH, uuid=UNSET), "Same"),
-    ("the same, and the serial does not", BY_UNSET, Shown(uuid=UNSET, serial="X6DCP93"), "Another"),
+    ("the same, and the serial does not", BY_UNSET, ReportedIdentity(uuid=UNSET, serial="X6DCP93"), "Another"),
     ("what it reports is named: the UUID", REPORTS_UUID, SHOWS_OTHER, "Same"),
     ("what it reports is named: the serial", REPORTS_SERIAL, SHOWS_OTHER, "Same"),
-    ("it reports neither", REPORTS_UUID, Shown(uuid=SystemUuid(OTHER.replace("58", "59"))), "Another"),
+    ("it reports neither", REPORTS_UUID, ReportedIdentity(uuid=SystemUuid(OTHER.replace("58", "59"))), "Another"),
 ]
 
 
 @for_each(("described", "shown", "whose"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
-def test_whose_machine_it_is(described: Described, shown: Shown, whose: str) -> None:
+def test_whose_machine_it_is(described: DocumentIdentity, shown: ReportedIdentity, whose: str) -> None:
     assert _word(identify(described, shown)) == whose
 
 
 def test_both_are_named_with_the_line_to_add() -> None:
     another = identify(BY_BOTH, SHOWS_OTHER)
-    assert another == Another(
+    assert another == AnotherMachine(
         message=f'the BMC shows UUID {OTHER}, serial "X6DCP93", and the document says UUID {OURS}, serial "J4JMO72"; '
         f'correct bmc.address, or add to bmc, where it is this machine: reports: {{uuid: {OTHER}, serial: "X6DCP93"}}'
     )
     cannot_tell = identify(BY_UUID, SHOWS_NOTHING)
-    assert cannot_tell == CannotTell(
+    assert cannot_tell == UnprovenIdentity(
         message='the BMC shows serial "To be filled by O.E.M.", SKU "Default string", so nothing tells whether it is '
         f"UUID {OURS}"
     )
@@ -107,7 +117,7 @@ UNSET_UUIDS = [
     "01010101-0101-0101-0101-010101010101",
     "fefefefe-fefe-fefe-fefe-fefefefefefe",
     UNSET,
-    swapped(UNSET),
+    swap_byte_order(UNSET),
     "6ab5b300-538d-1014-9fb5-b0684d007b53",
     "00010203-0405-0607-0809-0a0b0c0d0e0f",
     "12345678-1234-5678-90ab-cddeefaabbcc",
@@ -166,8 +176,8 @@ def test_a_serial_number_that_nobody_has_set_is_known(serial: str) -> None:
     assert is_placeholder_serial(serial) is (serial in UNSET_SERIALS)
 
 
-def _pinned(shown: Shown, place: tuple[str, str | None] = PLACE) -> Pinned:
-    return Pinned(uuid=shown.uuid, serial=shown.serial, at=NOW, place=place)
+def _pinned(shown: ReportedIdentity, place: tuple[str, str | None] = PLACE) -> PinnedIdentity:
+    return PinnedIdentity(uuid=shown.uuid, serial=shown.serial, at=NOW, place=place)
 
 
 ELSEWHERE = ("https://10.0.0.2", None)
@@ -181,28 +191,31 @@ HERE, THERE = _pinned(SHOWS_OTHER), _pinned(SHOWS_OTHER, ELSEWHERE)
         ("two", [HERE, THERE], {}, {OTHER, "X6DCP93"}),
         ("two at one place: a new board", [HERE, HERE], {}, set()),
         ("two, of which it is one's", [HERE, THERE], {OTHER: "x6dcp93"}, set()),
-        ("in the other byte order", [HERE, THERE], {swapped(OTHER): None}, {"X6DCP93"}),
+        ("in the other byte order", [HERE, THERE], {swap_byte_order(OTHER): None}, {"X6DCP93"}),
         (
             "since it has changed",
-            [structs.replace(_pinned(SHOWS_BOTH), changed=Shown(uuid=OTHER)), _pinned(Shown(uuid=OTHER), ELSEWHERE)],
+            [
+                structs.replace(_pinned(SHOWS_BOTH), changed=ReportedIdentity(uuid=OTHER)),
+                _pinned(ReportedIdentity(uuid=OTHER), ELSEWHERE),
+            ],
             {},
             {OTHER},
         ),
     ],
 )
 def test_what_two_machines_show_is_nobodys(
-    case: str, pins: list[Pinned], described: dict[SystemUuid, str | None], found: set[str]
+    case: str, pins: list[PinnedIdentity], described: dict[SystemUuid, str | None], found: set[str]
 ) -> None:
     machines = {
         uuid: Machine(uuid=uuid, name=uuid, macs=(), serial=serial, bmc=None) for uuid, serial in described.items()
     }
     kept = {SystemUuid(uuid_of(f"web{number}")): pinned for number, pinned in enumerate(pins)}
-    assert Sharing().after(kept, machines).values == found, case
+    assert SharedIdentityValues().update(kept, machines).values == found, case
 
 
 def test_what_two_machines_show_tells_nothing() -> None:
-    assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared=frozenset({OTHER})), Another)
-    assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared=frozenset({OTHER, "X6DCP93"})), CannotTell)
+    assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared_values=frozenset({OTHER})), AnotherMachine)
+    assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared_values=frozenset({OTHER, "X6DCP93"})), UnprovenIdentity)
 
 
 # What is pinned
@@ -213,7 +226,7 @@ def test_what_two_machines_show_tells_nothing() -> None:
     [
         ("as before", SHOWS_OTHER, SHOWS_OTHER, "Another"),
         ("as before, and ours", SHOWS_BOTH, SHOWS_BOTH, "Same"),
-        ("the byte order", SHOWS_BOTH, structs.replace(SHOWS_BOTH, uuid=swapped(OURS)), "Same"),
+        ("the byte order", SHOWS_BOTH, structs.replace(SHOWS_BOTH, uuid=swap_byte_order(OURS)), "Same"),
         (
             "the serial, which is not the document's",
             SHOWS_BOTH,
@@ -227,13 +240,15 @@ def test_what_two_machines_show_tells_nothing() -> None:
             "IdentityChanged",
         ),
         ("to what the document says", SHOWS_OTHER, SHOWS_BOTH, "Same"),
-        ("something is shown for the first time", Shown(uuid=OURS), SHOWS_BOTH, "Same"),
-        ("something else is no longer shown", SHOWS_BOTH, Shown(uuid=OURS), "Same"),
-        ("nothing is shown any more", SHOWS_BOTH, Shown(), "IdentityChanged"),
-        ("a placeholder for another", SHOWS_NOTHING, Shown(serial="Default string"), "IdentityChanged"),
+        ("something is shown for the first time", ReportedIdentity(uuid=OURS), SHOWS_BOTH, "Same"),
+        ("something else is no longer shown", SHOWS_BOTH, ReportedIdentity(uuid=OURS), "Same"),
+        ("nothing is shown any more", SHOWS_BOTH, ReportedIdentity(), "IdentityChanged"),
+        ("a placeholder for another", SHOWS_NOTHING, ReportedIdentity(serial="Default string"), "IdentityChanged"),
     ],
 )
-def test_what_has_changed_since_the_first_contact_holds(case: str, before: Shown, now: Shown, whose: str) -> None:
+def test_what_has_changed_since_the_first_contact_holds(
+    case: str, before: ReportedIdentity, now: ReportedIdentity, whose: str
+) -> None:
     assert _word(identify(BY_BOTH, now, pinned=_pinned(before))) == whose, case
 
 
@@ -247,59 +262,63 @@ def test_a_change_is_named() -> None:
 
 def test_a_document_that_names_what_has_changed_accepts_it() -> None:
     named = structs.replace(BY_UUID, reports_uuid=OTHER, reports_serial="X6DCP93")
-    assert identify(named, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH)) == Same()
+    assert identify(named, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH)) == SameMachine()
 
 
 def test_a_person_accepts_what_it_shows_now_and_nothing_else() -> None:
     first = _pinned(SHOWS_BOTH)
     held = identify(BY_UUID, SHOWS_OTHER, pinned=first)
-    kept = pin(SHOWS_OTHER, held, pinned=first, place=PLACE, at=NOW)
+    kept = update_pin(SHOWS_OTHER, held, pinned=first, place=PLACE, at=NOW)
     assert (kept.uuid, kept.changed) == (OURS, SHOWS_OTHER)
-    accepted = accept(kept, at=NOW + timedelta(hours=1))
-    assert identify(BY_UUID, SHOWS_OTHER, pinned=accepted) == Same(accepted=True)
+    accepted = accept_identity(kept, at=NOW + timedelta(hours=1))
+    assert identify(BY_UUID, SHOWS_OTHER, pinned=accepted) == SameMachine(accepted=True)
     assert isinstance(identify(BY_UUID, structs.replace(SHOWS_OTHER, serial="Z9"), pinned=accepted), IdentityChanged)
 
 
 def test_a_person_accepts_what_was_another_machine_from_the_first() -> None:
     another = identify(BY_UUID, SHOWS_OTHER)
-    kept = pin(SHOWS_OTHER, another, pinned=None, place=PLACE, at=NOW)
-    assert isinstance(identify(BY_UUID, SHOWS_OTHER, pinned=kept), Another)
-    assert identify(BY_UUID, SHOWS_OTHER, pinned=accept(kept, at=NOW)) == Same(accepted=True)
+    kept = update_pin(SHOWS_OTHER, another, pinned=None, place=PLACE, at=NOW)
+    assert isinstance(identify(BY_UUID, SHOWS_OTHER, pinned=kept), AnotherMachine)
+    assert identify(BY_UUID, SHOWS_OTHER, pinned=accept_identity(kept, at=NOW)) == SameMachine(accepted=True)
 
 
 def test_a_pin_changes_only_where_something_is_new() -> None:
     later = NOW + timedelta(hours=1)
-    first = pin(Shown(uuid=OURS), Same(), pinned=None, place=PLACE, at=NOW)
-    assert first == Pinned(uuid=OURS, serial=None, at=NOW, place=PLACE)
-    assert pin(Shown(), Same(), pinned=first, place=PLACE, at=later) == first
-    assert pin(SHOWS_BOTH, Same(), pinned=first, place=PLACE, at=later) == structs.replace(first, serial="J4JMO72")
+    first = update_pin(ReportedIdentity(uuid=OURS), SameMachine(), pinned=None, place=PLACE, at=NOW)
+    assert first == PinnedIdentity(uuid=OURS, serial=None, at=NOW, place=PLACE)
+    assert update_pin(ReportedIdentity(), SameMachine(), pinned=first, place=PLACE, at=later) == first
+    assert update_pin(SHOWS_BOTH, SameMachine(), pinned=first, place=PLACE, at=later) == structs.replace(
+        first, serial="J4JMO72"
+    )
     held = structs.replace(first, changed=SHOWS_OTHER)
-    assert pin(Shown(uuid=OURS), Same(), pinned=held, place=PLACE, at=later) == first
-    moved = pin(SHOWS_OTHER, Same(), pinned=first, place=ELSEWHERE, at=later)
-    assert moved == Pinned(uuid=OTHER, serial="X6DCP93", at=later, place=ELSEWHERE)
+    assert update_pin(ReportedIdentity(uuid=OURS), SameMachine(), pinned=held, place=PLACE, at=later) == first
+    moved = update_pin(SHOWS_OTHER, SameMachine(), pinned=first, place=ELSEWHERE, at=later)
+    assert moved == PinnedIdentity(uuid=OTHER, serial="X6DCP93", at=later, place=ELSEWHERE)
 
 
 @for_each(
     ("before", "now", "another"),
     [
         (SHOWS_BOTH, SHOWS_OTHER, True),
-        (SHOWS_BOTH, structs.replace(SHOWS_OTHER, uuid=swapped(OURS)), False),
+        (SHOWS_BOTH, structs.replace(SHOWS_OTHER, uuid=swap_byte_order(OURS)), False),
         (SHOWS_BOTH, structs.replace(SHOWS_BOTH, uuid=OTHER), False),
-        (SHOWS_BOTH, Shown(), False),
-        (Shown(), SHOWS_BOTH, False),
-        (Shown(serial="J4JMO72"), Shown(serial="X6DCP93", sku="J4JMO72"), True),
+        (SHOWS_BOTH, ReportedIdentity(), False),
+        (ReportedIdentity(), SHOWS_BOTH, False),
+        (ReportedIdentity(serial="J4JMO72"), ReportedIdentity(serial="X6DCP93", sku="J4JMO72"), True),
         (SHOWS_NOTHING, SHOWS_BOTH, False),
     ],
 )
-def test_whether_two_readings_are_of_two_systems(before: Shown, now: Shown, another: bool) -> None:
+def test_whether_two_readings_are_of_two_systems(
+    before: ReportedIdentity, now: ReportedIdentity, another: bool
+) -> None:
     assert is_another_system(before, now) is another
 
 
 UUIDS = tuple(SystemUuid(uuid_of(f"web{number}")) for number in range(6))
 _serials = st.sampled_from([None, "abc", "ABC", "Default string"])
-_shown = st.builds(Shown, uuid=st.sampled_from([None, *UUIDS]), serial=_serials)
+_shown = st.builds(ReportedIdentity, uuid=st.sampled_from([None, *UUIDS]), serial=_serials)
 _pins = st.builds(
-    Pinned,
+    PinnedIdentity,
     uuid=st.sampled_from([None, *UUIDS]),
     serial=_serials,
     at=st.just(at("20T12:00")),
@@ -315,38 +334,38 @@ def machine(uuid: SystemUuid, serial: str | None = None) -> Machine:
     return Machine(uuid=uuid, name=uuid, macs=(), serial=serial, bmc=None)
 
 
-def found_anew(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
+def found_anew(pins: Iterable[PinnedIdentity], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
     """What is shown at two places, and claimed by no document."""
-    shown = [(value, each.place) for each in pins for value in values_of(each)]
+    shown = [(value, each.place) for each in pins for value in list_pinned_values(each)]
     places = {value: {place for each, place in shown if each == value} for value, _ in shown}
-    return frozenset(value for value, its in places.items() if len(its) > 1) - claimed_by(described)
+    return frozenset(value for value, its in places.items() if len(its) > 1) - list_document_values(described)
 
 
 @given(_steps, st.dictionaries(st.sampled_from(UUIDS), _serials))
 def test_after_any_readings_it_is_what_is_found_anew(
-    steps: list[tuple[dict[SystemUuid, Pinned], set[SystemUuid]]], serials: dict[SystemUuid, str | None]
+    steps: list[tuple[dict[SystemUuid, PinnedIdentity], set[SystemUuid]]], serials: dict[SystemUuid, str | None]
 ) -> None:
-    sharing = Sharing()
-    pins: Mapping[SystemUuid, Pinned] = {}
+    sharing = SharedIdentityValues()
+    pins: Mapping[SystemUuid, PinnedIdentity] = {}
     documents: list[dict[SystemUuid, Machine]] = [{}, {uuid: machine(uuid, serial) for uuid, serial in serials.items()}]
     for number, (come, gone) in enumerate(steps):
-        pins, machines = replaced(pins, come, gone), documents[number % 2]
-        sharing = sharing.after(pins, machines)
+        pins, machines = apply_changes(pins, come, gone), documents[number % 2]
+        sharing = sharing.update(pins, machines)
         assert sharing.values == found_anew(pins.values(), {uuid: each.serial for uuid, each in machines.items()})
 
 
-class Unwalked(dict[SystemUuid, Pinned]):
+class Unwalked(dict[SystemUuid, PinnedIdentity]):
     def __iter__(self) -> Iterator[SystemUuid]:
         raise AssertionError("all of it was looked at")
 
 
 def test_one_reading_looks_at_no_other() -> None:
-    def pinned(number: int, serial: str) -> Pinned:
-        return Pinned(uuid=None, serial=serial, at=at("20T12:00"), place=(f"bmc{number}", None))
+    def pinned(number: int, serial: str) -> PinnedIdentity:
+        return PinnedIdentity(uuid=None, serial=serial, at=at("20T12:00"), place=(f"bmc{number}", None))
 
     base = Unwalked({uuid: pinned(number, f"s{number}") for number, uuid in enumerate(UUIDS)})
-    first = Sharing().after(dict(dict.items(base)), {})
-    again = Sharing(pins=base, _places=first._places)
-    found = again.after(replaced(base, {UUIDS[0]: pinned(0, "S1")}), {})
+    first = SharedIdentityValues().update(dict(dict.items(base)), {})
+    again = SharedIdentityValues(pins=base, _places_by_value=first._places_by_value)
+    found = again.update(apply_changes(base, {UUIDS[0]: pinned(0, "S1")}), {})
     assert found.values == {"S1"}
-    assert found.after(replaced(found.pins, {UUIDS[0]: pinned(0, "mine")}), {}).values == frozenset()
+    assert found.update(apply_changes(found.pins, {UUIDS[0]: pinned(0, "mine")}), {}).values == frozenset()

@@ -22,30 +22,30 @@ from msgspec import structs
 from pyghmi.ipmi.bmc import Bmc
 from pyghmi.ipmi.private.session import Session
 
-from gitboot.bmc.credentials import Credentials, as_file, read_trust
-from gitboot.bmc.identity import Another, Same, Shown
-from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
+from gitboot.bmc.credentials import Credentials, read_trust, render_access_file
+from gitboot.bmc.identity import AnotherMachine, ReportedIdentity, SameMachine
+from gitboot.bmc.ipmi import IpmiConnection, _parse_override, parse_system_guid
 from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import (
-    Observed,
+    BmcObservation,
     OperatorCondition,
     Override,
     OverrideRecord,
-    State,
-    Wanted,
+    OverrideState,
+    WantedOverride,
 )
-from gitboot.bmc.override_steps import OFF, fit, stands
+from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
 from gitboot.bmc.power_steps import (
-    Manner,
-    NotSwitched,
     PowerAction,
+    PowerChangeRefused,
+    PowerOperation,
+    PowerRecord,
+    PowerRecordState,
     ResetType,
-    Switching,
-    SwitchRecord,
-    SwitchState,
-    next_power,
+    WantedPowerChange,
+    choose_reset_type,
 )
-from gitboot.bmc.redfish.transport import Reach
+from gitboot.bmc.redfish.transport import ConnectionPolicy
 from gitboot.cli.main import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
 from gitboot.fleet.identities import BmcAccess
@@ -153,13 +153,13 @@ def bmc(machine: IpmiMachine) -> IpmiConnection:
     return _connection(machine.port)
 
 
-def _connection(port: int, *, password: str = PASSWORD, reach: Reach | None = None) -> IpmiConnection:
+def _connection(port: int, *, password: str = PASSWORD, reach: ConnectionPolicy | None = None) -> IpmiConnection:
     credentials = Credentials(username="root", password=password, name="rack")
     return IpmiConnection(f"ipmi://127.0.0.1:{port}", credentials, reach=reach)
 
 
 @pytest.fixture(scope="module")
-def off(machine: IpmiMachine) -> Observed:
+def off(machine: IpmiMachine) -> BmcObservation:
     machine.flags[:] = bytes(5)
     return _connection(machine.port).observe()
 
@@ -167,8 +167,8 @@ def off(machine: IpmiMachine) -> Observed:
 @needs_ipmitool
 def test_what_a_bmc_shows(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     seen = bmc.observe()
-    assert stands(OFF, seen)
-    assert (seen.power, seen.in_post, seen.marks.settled, seen.bmc) == ("On", False, False, "IPMI")
+    assert is_shown(NO_OVERRIDE, seen)
+    assert (seen.power, seen.in_post, seen.marks.settled, seen.quirks_name) == ("On", False, False, "IPMI")
     machine.power = "off"
     assert bmc.observe().power == "Off"
     machine.power = "on"
@@ -185,7 +185,7 @@ def test_power_as_the_standard_has_it(
 ) -> None:
     """IPMI 2.0, table 28-4."""
     seen = bmc.observe()
-    step = next_power(PowerAction(action), seen, Same(), force=force)
+    step = choose_reset_type(PowerAction(action), seen, SameMachine(), force=force)
     assert isinstance(step, ResetType)
     machine.controls.clear()
     bmc.reset(step, seen)
@@ -194,8 +194,8 @@ def test_power_as_the_standard_has_it(
 
 @needs_ipmitool
 def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
-    step = next_power(PowerAction.RESET, bmc.observe(), Same(), force=False)
-    assert isinstance(step, NotSwitched) and step.why.endswith("--force asks no operating system")
+    step = choose_reset_type(PowerAction.RESET, bmc.observe(), SameMachine(), force=False)
+    assert isinstance(step, PowerChangeRefused) and step.why.endswith("--force asks no operating system")
 
 
 @needs_ipmitool
@@ -212,20 +212,20 @@ def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
     ids=["Once Pxe", "Legacy", "Continuous", "Hdd", "Cd", "UefiHttp becomes Pxe"],
 )
 def test_boot_flags_as_the_standard_has_them(
-    machine: IpmiMachine, bmc: IpmiConnection, off: Observed, wanted: Override, flags: str
+    machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation, wanted: Override, flags: str
 ) -> None:
     """IPMI 2.0, table 28-14."""
-    fitted = fit(wanted, off)
+    fitted = adapt_override(wanted, off)
     assert fitted is not None
     bmc.set_override(fitted, off)
     assert machine.flags.hex(" ") == flags
     assert machine.keeps_valid == 0x1F  # not for a minute, and not for one kind of reset alone
-    assert _override(machine.flags[0], machine.flags[1]) == fitted
+    assert _parse_override(machine.flags[0], machine.flags[1]) == fitted
 
 
 @needs_ipmitool
 def test_what_another_has_set_since_it_was_read_is_not_written_over(
-    machine: IpmiMachine, bmc: IpmiConnection, off: Observed
+    machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation
 ) -> None:
     machine.flags[:] = bytes.fromhex("a008000000")
     with pytest.raises(BmcChanged, match="has changed since it was read"):
@@ -234,17 +234,17 @@ def test_what_another_has_set_since_it_was_read_is_not_written_over(
 
 
 @needs_ipmitool
-def test_what_stands_already_is_not_written(machine: IpmiMachine, bmc: IpmiConnection, off: Observed) -> None:
+def test_what_stands_already_is_not_written(machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation) -> None:
     bmc.set_override(INSTALL, off)
     seen = bmc.observe()
-    assert stands(INSTALL, seen)
+    assert is_shown(INSTALL, seen)
     machine.requests.clear()
     bmc.set_override(INSTALL, seen)
     assert machine.requests == []
-    bmc.set_override(OFF, seen)
+    bmc.set_override(NO_OVERRIDE, seen)
     assert bytes(machine.flags) == bytes(5)
     machine.requests.clear()
-    bmc.set_override(OFF, off)
+    bmc.set_override(NO_OVERRIDE, off)
     assert machine.requests == []
 
 
@@ -255,7 +255,7 @@ def test_what_stands_already_is_not_written(machine: IpmiMachine, bmc: IpmiConne
     ids=["busy", "not now", "no right", "wrong"],
 )
 def test_a_refusal_passes_by_itself_or_does_not(
-    machine: IpmiMachine, bmc: IpmiConnection, off: Observed, code: int, error: type[Exception]
+    machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation, code: int, error: type[Exception]
 ) -> None:
     machine.fails = [0xCC, code]  # the first: that it does not know parameter 3, which is no matter
     with pytest.raises(error, match=f"raw 0x00 0x08 0x05 .*: 0x{code:x}"):
@@ -274,7 +274,7 @@ def test_a_wrong_password_is_refused_and_never_shown(machine: IpmiMachine) -> No
 @needs_ipmitool
 def test_nobody_is_asked_at_an_address_that_is_not_allowed(machine: IpmiMachine) -> None:
     machine.requests.clear()
-    reach = Reach(allowed=lambda address: address == ip_address("10.0.0.1"))
+    reach = ConnectionPolicy(is_address_allowed=lambda address: address == ip_address("10.0.0.1"))
     with pytest.raises(BmcNotTrusted, match="no address at which these credentials may be used"):
         _connection(machine.port, reach=reach).observe()
     assert machine.requests == []
@@ -335,7 +335,7 @@ def test_what_is_no_answer(
 def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fru = "echo ' Chassis Type          : Rack'; echo ' Product Serial        : 7M2 XKQ3 '"
     _pretend(tmp_path, monkeypatch, f'case "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
-    assert _connection(6230).observe().shown == Shown(serial="7M2 XKQ3")
+    assert _connection(6230).observe().identity == ReportedIdentity(serial="7M2 XKQ3")
 
 
 @for_each(
@@ -353,12 +353,14 @@ def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeyp
 )
 def test_a_guid_in_each_order(guid: bytes, uuid: str | None) -> None:
     """The second is the first in SMBIOS's order: `identify` knows both."""
-    assert system_uuid(guid) == uuid
+    assert parse_system_guid(guid) == uuid
 
 
 # What becomes of an override, and of a reset
 
-GENTLY = Switching(reason="power/check/1", manner=Manner.GRACEFUL_RESTART, override="provision/1", now=True)
+GENTLY = WantedPowerChange(
+    reason="power/check/1", operation=PowerOperation.GRACEFUL_RESTART, override_reason="provision/1", may_start_now=True
+)
 
 
 @dataclass
@@ -370,23 +372,23 @@ class Asked:
     wanted: Override | None = INSTALL
     records: dict[str, OverrideRecord] = field(default_factory=dict)
     at: datetime = STARTED
-    switching: Switching | None = None
-    switches: dict[str, SwitchRecord] = field(default_factory=dict)
+    switching: WantedPowerChange | None = None
+    switches: dict[str, PowerRecord] = field(default_factory=dict)
 
     def once(self, *, crash: bool = False) -> TaskResult:
-        def write(record: OverrideRecord | SwitchRecord) -> None:
-            if isinstance(record, SwitchRecord):
+        def write(record: OverrideRecord | PowerRecord) -> None:
+            if isinstance(record, PowerRecord):
                 self.switches[record.reason] = record
                 if crash:
                     raise KeyboardInterrupt
                 return
             self.records[record.reason] = record
-            if crash and self.switching is None and record.state is State.RECORDED:
+            if crash and self.switching is None and record.state is OverrideState.RECORDED:
                 raise KeyboardInterrupt
 
         wanted = None
         if self.wanted is not None:
-            wanted = Wanted(reason="provision/1", plan_digest="d" * 64, override=self.wanted)
+            wanted = WantedOverride(reason="provision/1", plan_digest="d" * 64, override=self.wanted)
         access = BmcAccess(address="ipmi://127.0.0.1", system=None, credentials="rack", verify=True, ca=None)
         job = BmcTask(
             server="web01",
@@ -394,13 +396,13 @@ class Asked:
             bmc=access,
             wanted=wanted,
             records=tuple(self.records.values()),
-            switching=self.switching,
-            switches=tuple(self.switches.values()),
+            wanted_power=self.switching,
+            power_records=tuple(self.switches.values()),
         )
         return OverrideSession(self.bmc, job, write, lambda: self.at).run()
 
     @property
-    def state(self) -> State:
+    def state(self) -> OverrideState:
         return self.records["provision/1"].state
 
 
@@ -412,7 +414,7 @@ def test_what_is_consumed_is_lost_and_never_set_again(machine: IpmiMachine, bmc:
     assert asked.state == "Confirmed"
     machine.boot()
     asked.at += timedelta(minutes=5)
-    assert (asked.once().outcome, asked.state) == (Outcome.APPLIED, State.LOST)
+    assert (asked.once().outcome, asked.state) == (Outcome.APPLIED, OverrideState.LOST)
     machine.boot()
     asked.at += timedelta(hours=1)
     assert asked.once().outcome is Outcome.UNCHANGED
@@ -427,13 +429,13 @@ def test_a_machine_is_reset_once_though_nothing_shows_it(machine: IpmiMachine, b
     for _ in range(3):
         asked.once()
         asked.at += timedelta(hours=1)
-    assert (machine.controls, asked.switches[GENTLY.reason].state) == ([0x03], SwitchState.ASKED)
+    assert (machine.controls, asked.switches[GENTLY.reason].state) == ([0x03], PowerRecordState.REQUESTED)
 
 
 @needs_ipmitool
 @pytest.mark.parametrize("switching", [None, GENTLY], ids=["before it was set", "before it was reset"])
 def test_after_a_crash_a_person_is_asked_and_nothing_is_done_once_more(
-    machine: IpmiMachine, bmc: IpmiConnection, switching: Switching | None
+    machine: IpmiMachine, bmc: IpmiConnection, switching: WantedPowerChange | None
 ) -> None:
     machine.controls.clear()
     asked = Asked(bmc, switching=switching)
@@ -441,7 +443,7 @@ def test_after_a_crash_a_person_is_asked_and_nothing_is_done_once_more(
         asked.once(crash=True)
     flags = bytes(machine.flags)
     asked.at += timedelta(minutes=5)
-    assert asked.once().asks is OperatorCondition.NEEDS_OPERATOR
+    assert asked.once().condition is OperatorCondition.NEEDS_OPERATOR
     assert (bytes(machine.flags), machine.controls, any(flags)) == (flags, [], switching is not None)
 
 
@@ -459,8 +461,8 @@ def test_what_is_no_longer_wanted_is_withdrawn(machine: IpmiMachine, bmc: IpmiCo
 def test_nothing_is_set_on_another_machine(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     asked = Asked(bmc, uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d9999"))
     result = asked.once()
-    assert isinstance(result.identified, Another)
-    assert (result.asks, bytes(machine.flags)) == (OperatorCondition.ANOTHER_MACHINE, bytes(5))
+    assert isinstance(result.identity_result, AnotherMachine)
+    assert (result.condition, bytes(machine.flags)) == (OperatorCondition.ANOTHER_MACHINE, bytes(5))
 
 
 # OpenIPMI's simulator
@@ -513,7 +515,7 @@ def _await(port: int, process: subprocess.Popen[bytes]) -> None:
 @needs_ipmitool
 def test_a_simulator_that_others_wrote_is_read_by_the_suite_that_it_has(simulator: int) -> None:
     seen = _connection(simulator).observe()
-    assert (seen.shown.uuid, seen.power, stands(OFF, seen)) == (UUID_, "On", True)
+    assert (seen.identity.uuid, seen.power, is_shown(NO_OVERRIDE, seen)) == (UUID_, "On", True)
     with pytest.raises(BmcRejected, match="refuses the user name or password"):
         _connection(simulator, password="wrong").observe()
 
@@ -524,7 +526,7 @@ def test_flags_that_are_taken_and_not_shown_are_not_believed(simulator: int) -> 
     asked = Asked(_connection(simulator))
     assert "is not shown yet" in asked.once().message
     asked.at += timedelta(minutes=5)
-    assert asked.once().asks is OperatorCondition.NEEDS_OPERATOR
+    assert asked.once().condition is OperatorCondition.NEEDS_OPERATOR
 
 
 # Who may be asked, and how it is written
@@ -574,12 +576,12 @@ def test_credentials_go_by_ipmi_only_where_that_is_said(tmp_path: Path) -> None:
     bmc = BmcAccess(address="ipmi://10.112.0.13", system=None, credentials="rack", verify=True, ca=None)
     give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\n')
     with pytest.raises(BmcNotTrusted, match=r"IPMI hands a hash of the password to whoever asks, .* ipmi = true"):
-        read_trust(tmp_path, "rack").allowed(bmc, known=True)
+        read_trust(tmp_path, "rack").build_address_filter(bmc, is_in_ledger=True)
     give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\nipmi = true\n')
-    assert read_trust(tmp_path, "rack").allowed(bmc, known=False)(ip_address("10.112.0.13"))
-    assert as_file([bmc]) == (
+    assert read_trust(tmp_path, "rack").build_address_filter(bmc, is_in_ledger=False)(ip_address("10.112.0.13"))
+    assert render_access_file([bmc]) == (
         'networks = ["10.112.0.13/32"]\n'
         "ipmi = true  # a hash of the password goes to whoever asks: ipmi://10.112.0.13\n"
     )
-    assert bmc.place == ("ipmi://10.112.0.13", None)
-    assert structs.replace(bmc, address="ipmi://10.112.0.13:623").place == bmc.place
+    assert bmc.normalized_address == ("ipmi://10.112.0.13", None)
+    assert structs.replace(bmc, address="ipmi://10.112.0.13:623").normalized_address == bmc.normalized_address

@@ -14,8 +14,8 @@ from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials, read_credentials
 from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
-from gitboot.bmc.override_state import Override, OverrideRecord, State, Wanted
-from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.override_state import Override, OverrideRecord, OverrideState, WantedOverride
+from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
@@ -44,9 +44,9 @@ from tests.helpers.redfish_double.server import Body, Drop, Fault, Intrusion, Re
 
 def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed(rack: Rack) -> None:
     result = rack.bring_about()
-    assert rack.written == [("web01", State.RECORDED, 0), ("web01", State.CONFIRMED, 1)]
+    assert rack.written == [("web01", OverrideState.RECORDED, 0), ("web01", OverrideState.CONFIRMED, 1)]
     assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Once Pxe")
-    assert [record.state for record in result.wrote] == [State.RECORDED, State.CONFIRMED]
+    assert [record.state for record in result.written_records] == [OverrideState.RECORDED, OverrideState.CONFIRMED]
     assert result.observed is not None and result.observed.override.enabled is OverrideEnabled.ONCE
     assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
 
@@ -55,7 +55,7 @@ def test_what_is_as_it_should_be_is_read_once_and_left_alone(rack: Rack) -> None
     rack.bring_about()
     before = len(rack.machine.requests)
     result = rack.bring_about()
-    assert (result.outcome, result.wrote) == (Outcome.UNCHANGED, ())
+    assert (result.outcome, result.written_records) == (Outcome.UNCHANGED, ())
     assert len(rack.machine.requests) == before + 1
 
 
@@ -63,41 +63,47 @@ def test_a_withdrawal_is_recorded_before_it_is_made(rack: Rack) -> None:
     rack.bring_about()
     del rack.written[:]
     result = rack.bring_about(None)
-    assert rack.written == [("web01", State.WITHDRAWING, 1), ("web01", State.WITHDRAWN, 2)]
+    assert rack.written == [("web01", OverrideState.CLEARING, 1), ("web01", OverrideState.CLEARED, 2)]
     assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Disabled Pxe")
 
 
 @pytest.mark.parametrize(
     ("case", "fault", "outcome", "left", "said"),
     [
-        ("at work on something else", Status(status=409), Outcome.WAITING, State.WITHDRAWN, "409"),
-        ("not now", Status(status=503), Outcome.WAITING, State.WITHDRAWN, "503"),
-        ("each form of its ETag", Status(status=412), Outcome.WAITING, State.UNSENT, "412"),
-        ("someone set the same meanwhile", Intrusion(boot=SET_AT_BMC), Outcome.WAITING, State.SET_BY_ANOTHER, "412"),
+        ("at work on something else", Status(status=409), Outcome.WAITING, OverrideState.CLEARED, "409"),
+        ("not now", Status(status=503), Outcome.WAITING, OverrideState.CLEARED, "503"),
+        ("each form of its ETag", Status(status=412), Outcome.WAITING, OverrideState.UNSENT, "412"),
+        (
+            "someone set the same meanwhile",
+            Intrusion(boot=SET_AT_BMC),
+            Outcome.WAITING,
+            OverrideState.SET_BY_ANOTHER,
+            "412",
+        ),
         (
             "someone set another meanwhile",
             Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}),
             Outcome.WAITING,
-            State.UNSENT,
+            OverrideState.UNSENT,
             "412",
         ),
-        ("not a value it takes", Status(status=400), Outcome.STALLED, State.WITHDRAWN, "400"),
-        ("not allowed", Status(status=403), Outcome.STALLED, State.WITHDRAWN, "403"),
-        ("no answer, and nothing done", Drop(applied=False), Outcome.WAITING, State.RECORDED, "PATCH"),
-        ("no answer, but it is done", Drop(applied=True), Outcome.WAITING, State.RECORDED, "PATCH"),
-        ("undone right after", Reverted(), Outcome.WAITING, State.RECORDED, "a moment ago"),
+        ("not a value it takes", Status(status=400), Outcome.STALLED, OverrideState.CLEARED, "400"),
+        ("not allowed", Status(status=403), Outcome.STALLED, OverrideState.CLEARED, "403"),
+        ("no answer, and nothing done", Drop(applied=False), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
+        ("no answer, but it is done", Drop(applied=True), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
+        ("undone right after", Reverted(), Outcome.WAITING, OverrideState.RECORDED, "a moment ago"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_becomes_of_a_refused_or_lost_patch(
-    rack: Rack, case: str, fault: Fault, outcome: Outcome, left: State, said: str
+    rack: Rack, case: str, fault: Fault, outcome: Outcome, left: OverrideState, said: str
 ) -> None:
     times = 4 if isinstance(fault, Status) and fault.status == 412 else 1  # "x", x, *, and without If-Match
     rack.server.fault(fault, on="PATCH", times=times)
     result = rack.bring_about()
     assert (result.outcome, rack.records["web01"]["provision/1"].state) == (outcome, left), case
     assert said in result.message
-    assert result.wrote[0].state is State.RECORDED
+    assert result.written_records[0].state is OverrideState.RECORDED
     assert len(rack.machine.writes) == times
 
 
@@ -110,7 +116,7 @@ def test_a_lost_answer_is_followed_by_a_look_and_at_most_by_what_is_missing(
     rack.bring_about()
     rack.wait(120)
     assert rack.bring_about().outcome is Outcome.APPLIED
-    assert rack.records["web01"]["provision/1"].state is State.CONFIRMED
+    assert rack.records["web01"]["provision/1"].state is OverrideState.CONFIRMED
     assert len(rack.machine.writes) == patches
 
 
@@ -188,7 +194,7 @@ def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
     ],
 )
 def test_a_dry_run_says_the_patch_and_writes_nothing(
-    rack: Rack, case: str, times_set: bool, wanted: Wanted | None, said: str
+    rack: Rack, case: str, times_set: bool, wanted: WantedOverride | None, said: str
 ) -> None:
     if times_set:
         rack.bring_about()
@@ -225,7 +231,7 @@ def test_a_password_that_is_no_text_is_named_with_its_file(tmp_path: Path) -> No
 
 def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
     assert fleet.submit([job]) == {job.uuid}
-    return fleet.finished(wait_all=True)[job.uuid]
+    return fleet.take_results(wait_all=True)[job.uuid]
 
 
 @pytest.mark.parametrize(
@@ -281,8 +287,8 @@ def test_results_are_collected_once_by_server(make_rack: MakeRack) -> None:
         begun = fleet.submit([rack.job(machine=machine) for machine in reversed(rack.machines)])
         while len(results) < len(rack.machines):
             assert ended.acquire(timeout=60)
-            results |= fleet.finished()
-        assert fleet.finished() == {}
+            results |= fleet.take_results()
+        assert fleet.take_results() == {}
     assert begun == {uuid_of(name) for name in ("web01", "web02", "web03")}
     assert [result.server for result in results.values()] == ["web01", "web02", "web03"]
     assert {result.outcome for result in results.values()} == {Outcome.APPLIED}
@@ -302,7 +308,7 @@ class Gate:
 
     def write(self, uuid: SystemUuid, record: OverrideRecord) -> None:
         self.rack.write(uuid, record)
-        if uuid == uuid_of(self.held) and record.state is State.RECORDED:
+        if uuid == uuid_of(self.held) and record.state is OverrideState.RECORDED:
             self.reached.set()
             assert self.opened.wait(60)
 
@@ -320,7 +326,7 @@ def test_closing_lets_a_job_end_that_is_under_way_and_begins_no_other(make_rack:
         gate.opened.set()
         closing.join(60)
         assert not closing.is_alive()
-    assert rack.records["web01"]["provision/1"].state is State.CONFIRMED
+    assert rack.records["web01"]["provision/1"].state is OverrideState.CONFIRMED
     assert [len(machine.requests) for machine in rack.machines[1:]] == [0, 0]
 
 
@@ -344,8 +350,8 @@ def test_a_bmc_that_cannot_be_reached_and_a_record_that_cannot_be_written_spoil_
     with rack.fleet(write=write) as fleet:
         dead = rack.job(machine=web03, address="http://127.0.0.1:1")
         fleet.submit([rack.job(machine=web01), rack.job(machine=web02), dead])
-        results = fleet.finished(wait_all=True)
-    assert {result.server: (result.outcome, result.answered) for result in results.values()} == {
+        results = fleet.take_results(wait_all=True)
+    assert {result.server: (result.outcome, result.is_reachable) for result in results.values()} == {
         "web01": (Outcome.APPLIED, True),
         "web02": (Outcome.WAITING, True),
         "web03": (Outcome.WAITING, False),
@@ -362,9 +368,9 @@ def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: Mak
         fleet.submit([rack.job(machine=web01), rack.job(machine=web02), rack.job(machine=web03)])
         assert gate.reached.wait(60)
         assert fleet.submit([rack.job(ALWAYS, machine=web02)]) == {web02.uuid}
-        fleet.forget([SystemUuid(web03.uuid)])
+        fleet.drop_pending([SystemUuid(web03.uuid)])
         gate.opened.set()
-        fleet.finished(wait_all=True)
+        fleet.take_results(wait_all=True)
     assert [each["Boot"]["BootSourceOverrideEnabled"] for each in web02.writes] == ["Continuous"]
     assert web03.requests == []
 
@@ -378,7 +384,7 @@ def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: Mak
     ],
     ids=["Continuous", "Once", "nothing"],
 )
-def test_no_more_is_asked_than_it_takes(rack: Rack, wanted: Wanted | None, asked: list[str]) -> None:
+def test_no_more_is_asked_than_it_takes(rack: Rack, wanted: WantedOverride | None, asked: list[str]) -> None:
     rack.bring_about(wanted)
     names = {rack.machine.path: "system", rack.machine.manager_path: "manager"}
     assert [f"{each.method} {names[each.path]}" for each in rack.server.service.requests] == asked
@@ -440,7 +446,7 @@ INSTALL = structs.replace(
         mode="UEFI",
         http_boot_uri="http://boot.test/1.efi",
     ),
-    is_first=True,
+    is_first_install=True,
 )
 WITHOUT_ETAGS = replace(GENERIC, etag_header="", etag_body="")
 # Of one job: what is read and recorded; without ETags, what is read once more; the request; and what is read back.
@@ -458,7 +464,7 @@ class Contender:
     _waits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     @property
-    def state(self) -> State:
+    def state(self) -> OverrideState:
         (record,) = self.records.values()
         return record.state
 
@@ -503,7 +509,7 @@ class Contender:
         self._waits.release()
         self._goes.acquire()
 
-    def _write(self, record: OverrideRecord | SwitchRecord) -> None:
+    def _write(self, record: OverrideRecord | PowerRecord) -> None:
         assert isinstance(record, OverrideRecord)
         self.records[record.reason] = record
 
@@ -543,7 +549,7 @@ class Contest:
         return sum(boot.target == "UefiHttp" for boot in self.rack.machine.boots)
 
 
-def contest(folder: Path, profile: Profile, order: str) -> tuple[int, State, State]:
+def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideState, OverrideState]:
     """How often the machine was installed, and what either has recorded in the end."""
     with racks(folder) as make:
         played = Contest(make(profile=profile))
@@ -554,19 +560,27 @@ def contest(folder: Path, profile: Profile, order: str) -> tuple[int, State, Sta
 @for_each(
     ("profile", "order", "expected"),
     [
-        (GENERIC, "bObbbaaa", (1, State.CONSUMED, State.SET_BY_ANOTHER)),  # who was first sends nothing
-        (GENERIC, "abaabb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
-        (GENERIC, "abaabBb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
-        (GENERIC, "abaaBbb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
-        (WITHOUT_ETAGS, "abaaaBbb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
-        (WITHOUT_ETAGS, "abaaabb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
-        (WITHOUT_ETAGS, "bObbaaaa", (1, State.CONSUMED, State.SET_BY_ANOTHER)),  # who was first sends nothing
-        (WITHOUT_ETAGS, "abababab", (1, State.CONSUMED, State.CONSUMED)),  # neither sees the other, and it boots once
-        (WITHOUT_ETAGS, "aabbaaBbb", (2, State.CONSUMED, State.CONSUMED)),  # as docs/sites.md says
+        (GENERIC, "bObbbaaa", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),  # who was first sends nothing
+        (GENERIC, "abaabb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
+        (GENERIC, "abaabBb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
+        (GENERIC, "abaaBbb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
+        (WITHOUT_ETAGS, "abaaaBbb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
+        (WITHOUT_ETAGS, "abaaabb", (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER)),
+        (
+            WITHOUT_ETAGS,
+            "bObbaaaa",
+            (1, OverrideState.CONSUMED, OverrideState.SET_BY_ANOTHER),
+        ),  # who was first sends nothing
+        (
+            WITHOUT_ETAGS,
+            "abababab",
+            (1, OverrideState.CONSUMED, OverrideState.CONSUMED),
+        ),  # neither sees the other, and it boots once
+        (WITHOUT_ETAGS, "aabbaaBbb", (2, OverrideState.CONSUMED, OverrideState.CONSUMED)),  # as docs/sites.md says
     ],
 )
 def test_who_comes_second_sees_it(
-    tmp_path: Path, profile: Profile, order: str, expected: tuple[int, State, State]
+    tmp_path: Path, profile: Profile, order: str, expected: tuple[int, OverrideState, OverrideState]
 ) -> None:
     assert contest(tmp_path, profile, order) == expected
 

@@ -13,34 +13,41 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.bmc.identity import (
-    Another,
-    CannotTell,
-    Described,
-    Identified,
+    AnotherMachine,
+    DocumentIdentity,
     IdentityChanged,
-    Pinned,
-    Same,
-    Shown,
+    IdentityResult,
+    PinnedIdentity,
+    ReportedIdentity,
+    SameMachine,
+    UnprovenIdentity,
     identify,
-    pin,
+    update_pin,
 )
 from gitboot.bmc.override_state import (
     AskOperator,
-    Confirm,
-    Leave,
-    Observed,
+    BmcObservation,
+    ClearOverride,
+    ConfirmRecord,
+    NoChange,
     Override,
     OverrideRecord,
-    Set,
-    State,
+    OverrideState,
+    SetOverride,
     Step,
-    Wanted,
-    Withdraw,
+    WantedOverride,
 )
-from gitboot.bmc.override_steps import OFF, fit, needs_clock, next_step, settle_refused, stands
+from gitboot.bmc.override_steps import (
+    NO_OVERRIDE,
+    adapt_override,
+    is_shown,
+    needs_clock,
+    next_step,
+    update_refused_record,
+)
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.redfish import resources
-from gitboot.bmc.redfish.quirks import boot_patch
+from gitboot.bmc.redfish.quirks import build_boot_patch
 from gitboot.bmc.redfish.resources import Resource
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -54,11 +61,11 @@ HTTP = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, h
 CONTINUOUS = Override(enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.PXE)
 FOREIGN = Override(enabled=OverrideEnabled.ONCE, target="BiosSetup")
 
-INSTALL = Wanted(reason="provision 3", plan_digest="d", override=ONCE)
+INSTALL = WantedOverride(reason="provision 3", plan_digest="d", override=ONCE)
 ALWAYS = structs.replace(INSTALL, override=CONTINUOUS)
 SET_ANEW = structs.replace(INSTALL, set_again=True)
 OTHER_URI = structs.replace(INSTALL, override=HTTP)
-FIRST = structs.replace(OTHER_URI, is_first=True)
+FIRST = structs.replace(OTHER_URI, is_first_install=True)
 LEFT_URI = structs.replace(HTTP, enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 OTHER_REASON = structs.replace(INSTALL, reason="provision 4")
 UNHEARD_OF = structs.replace(INSTALL, override=structs.replace(ONCE, target="Floppy"))
@@ -68,23 +75,23 @@ SINCE = structs.replace(THEN, last_reset_time="2026-11-20")
 LONG_AGO = Marks(last_reset_time="2026-11-10", boot_progress_time="2026-11-10", settled=True)
 UNSETTLED = structs.replace(THEN, settled=False)
 NONE = Marks()
-THE_MACHINE = Same()
+THE_MACHINE = SameMachine()
 
-SEEN = Observed(
+SEEN = BmcObservation(
     system="/redfish/v1/Systems/1",
-    override=OFF,
+    override=NO_OVERRIDE,
     marks=THEN,
     allowable_targets=frozenset({"None", "Pxe", "UefiHttp", "Cd", "UsbCd"}),
     supports_http_boot_uri=True,
 )
 
 
-def _seen(override: Override, marks: Marks = THEN, *, in_post: bool = False) -> Observed:
+def _seen(override: Override, marks: Marks = THEN, *, in_post: bool = False) -> BmcObservation:
     return structs.replace(SEEN, override=override, marks=marks, in_post=in_post)
 
 
 def _record(
-    state: State,
+    state: OverrideState,
     override: Override = ONCE,
     *,
     marks: Marks = THEN,
@@ -100,22 +107,22 @@ def _record(
     )
 
 
-def _corrected(state: State, *minutes_ago: int) -> OverrideRecord:
+def _corrected(state: OverrideState, *minutes_ago: int) -> OverrideRecord:
     corrections = tuple(NOW - timedelta(minutes=minutes) for minutes in minutes_ago)
     return structs.replace(_record(state), corrections=corrections)
 
 
-def _ago(seconds: int, state: State) -> OverrideRecord:
+def _ago(seconds: int, state: OverrideState) -> OverrideRecord:
     return structs.replace(_record(state), at=NOW - timedelta(seconds=seconds))
 
 
-def _other(state: State, override: Override = ONCE, *, marks: Marks = THEN) -> OverrideRecord:
+def _other(state: OverrideState, override: Override = ONCE, *, marks: Marks = THEN) -> OverrideRecord:
     return _record(state, override, marks=marks, reason="maintenance bios, run 1")
 
 
 def _word(step: Step) -> str:
     match step:
-        case Set(record=record) | Confirm(record=record) | Withdraw(record=record):
+        case SetOverride(record=record) | ConfirmRecord(record=record) | ClearOverride(record=record):
             return f"{type(step).__name__} {record.state}"
         case AskOperator(condition=condition):
             return condition
@@ -123,20 +130,25 @@ def _word(step: Step) -> str:
 
 
 def _step(
-    wanted: Wanted | None,
-    observed: Observed,
+    wanted: WantedOverride | None,
+    observed: BmcObservation,
     records: Iterable[OverrideRecord] = (),
     *,
     at: datetime = NOW,
-    identified: Identified = THE_MACHINE,
+    identified: IdentityResult = THE_MACHINE,
 ) -> Step:
     return next_step(  # on one screen, a case is one line
-        wanted=wanted, observed=observed, records=records, at=at, identified=identified
+        wanted=wanted, observed=observed, records=records, now=at, identity_result=identified
     )
 
 
-RECORDED, CONFIRMED, WITHDRAWING = State.RECORDED, State.CONFIRMED, State.WITHDRAWING
-WITHDRAWN, CONSUMED, LOST, OPENED = State.WITHDRAWN, State.CONSUMED, State.LOST, State.OPENED
+RECORDED, CONFIRMED, WITHDRAWING = OverrideState.RECORDED, OverrideState.CONFIRMED, OverrideState.CLEARING
+WITHDRAWN, CONSUMED, LOST, OPENED = (
+    OverrideState.CLEARED,
+    OverrideState.CONSUMED,
+    OverrideState.LOST,
+    OverrideState.OPENED,
+)
 SET, WITHDRAW, CONFIRM = "Set Recorded", "Withdraw Withdrawing", "Confirm Confirmed"
 STUCK = structs.replace(THEN, boot_progress_time="2026-11-20T11:29:00Z")
 LATELY = structs.replace(THEN, boot_progress_time="2026-11-20T11:59:00Z")
@@ -147,10 +159,10 @@ SINCE_LOCAL = structs.replace(THEN, boot_progress_time="2026-11-20T11:00:00")
 MOVED = structs.replace(_record(CONSUMED, marks=LONG_AGO, reason="provision 2"), at=NOW - timedelta(days=9))
 
 # in words; what is wanted, what the BMC shows, what is recorded, the next step
-CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]] = [
-    ("nothing at all", None, _seen(OFF), (), "Leave"),
+CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideRecord, ...], str]] = [
+    ("nothing at all", None, _seen(NO_OVERRIDE), (), "Leave"),
     ("someone else's override, none wanted", None, _seen(FOREIGN), (), "Leave"),
-    ("wanted for the first time", INSTALL, _seen(OFF), (), SET),
+    ("wanted for the first time", INSTALL, _seen(NO_OVERRIDE), (), SET),
     ("wanted, someone else's is in its place", INSTALL, _seen(FOREIGN), (), "ForeignOverride"),
     ("the same in POST, where it is consumed", INSTALL, _seen(FOREIGN, in_post=True), (), "Wait"),
     ("the same, and a person lets it be replaced", INSTALL, _seen(FOREIGN), (_record(OPENED),), SET),
@@ -168,39 +180,51 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
     (
         "another instance has set it, and it is gone",
         INSTALL,
-        _seen(OFF),
-        (_record(State.SET_BY_ANOTHER),),
+        _seen(NO_OVERRIDE),
+        (_record(OverrideState.SET_BY_ANOTHER),),
         "NeedsOperator",
     ),
-    ("the same, and stands again", INSTALL, _seen(ONCE), (_record(State.SET_BY_ANOTHER),), "NeedsOperator"),
-    ("wanted during POST", INSTALL, _seen(OFF, in_post=True), (), "Wait"),
-    ("in POST for a minute", INSTALL, _seen(OFF, LATELY, in_post=True), (), "Wait"),
-    ("in POST for half an hour: so it says", INSTALL, _seen(OFF, STUCK, in_post=True), (), SET),
-    ("in POST since a time that cannot be read", INSTALL, _seen(OFF, SINCE_WHEN, in_post=True), (), "Wait"),
-    ("in POST since a time without an offset", INSTALL, _seen(OFF, SINCE_LOCAL, in_post=True), (), "Wait"),
+    ("the same, and stands again", INSTALL, _seen(ONCE), (_record(OverrideState.SET_BY_ANOTHER),), "NeedsOperator"),
+    ("wanted during POST", INSTALL, _seen(NO_OVERRIDE, in_post=True), (), "Wait"),
+    ("in POST for a minute", INSTALL, _seen(NO_OVERRIDE, LATELY, in_post=True), (), "Wait"),
+    ("in POST for half an hour: so it says", INSTALL, _seen(NO_OVERRIDE, STUCK, in_post=True), (), SET),
+    ("in POST since a time that cannot be read", INSTALL, _seen(NO_OVERRIDE, SINCE_WHEN, in_post=True), (), "Wait"),
+    ("in POST since a time without an offset", INSTALL, _seen(NO_OVERRIDE, SINCE_LOCAL, in_post=True), (), "Wait"),
     (
         "in POST since no time",
         INSTALL,
-        _seen(OFF, structs.replace(THEN, boot_progress_time=None), in_post=True),
+        _seen(NO_OVERRIDE, structs.replace(THEN, boot_progress_time=None), in_post=True),
         (),
         "Wait",
     ),
-    ("something else may be wanted from now on", structs.replace(INSTALL, until=NOW), _seen(OFF), (), "Wait"),
-    ("the same, a second later", structs.replace(INSTALL, until=NOW + timedelta(seconds=1)), _seen(OFF), (), SET),
-    ("what the BMC cannot boot", UNHEARD_OF, _seen(OFF), (), "Unsupported"),
+    (
+        "something else may be wanted from now on",
+        structs.replace(INSTALL, valid_until=NOW),
+        _seen(NO_OVERRIDE),
+        (),
+        "Wait",
+    ),
+    (
+        "the same, a second later",
+        structs.replace(INSTALL, valid_until=NOW + timedelta(seconds=1)),
+        _seen(NO_OVERRIDE),
+        (),
+        SET,
+    ),
+    ("what the BMC cannot boot", UNHEARD_OF, _seen(NO_OVERRIDE), (), "Unsupported"),
     ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
     ("the same, then a reset that left it", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
-    ("set a moment ago, not shown yet", INSTALL, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
-    ("set a minute ago", INSTALL, _seen(OFF), (_ago(60, RECORDED),), SET),
-    ("set in the future: the clock went back", INSTALL, _seen(OFF), (_ago(-1, RECORDED),), SET),
-    ("crash between record and set", INSTALL, _seen(OFF), (_record(RECORDED),), SET),
-    ("the same, then POST", INSTALL, _seen(OFF, in_post=True), (_record(RECORDED),), "Wait"),
-    ("crash, then a reset", INSTALL, _seen(OFF, SINCE), (_record(RECORDED),), "NeedsOperator"),
-    ("crash, then POST", INSTALL, _seen(OFF, SINCE, in_post=True), (_record(RECORDED),), "Wait"),
-    ("crash, no marks", INSTALL, _seen(OFF, NONE), (_record(RECORDED, marks=NONE),), "NeedsOperator"),
-    ("crash, recorded in POST", INSTALL, _seen(OFF), (_record(RECORDED, marks=UNSETTLED),), "NeedsOperator"),
+    ("set a moment ago, not shown yet", INSTALL, _seen(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
+    ("set a minute ago", INSTALL, _seen(NO_OVERRIDE), (_ago(60, RECORDED),), SET),
+    ("set in the future: the clock went back", INSTALL, _seen(NO_OVERRIDE), (_ago(-1, RECORDED),), SET),
+    ("crash between record and set", INSTALL, _seen(NO_OVERRIDE), (_record(RECORDED),), SET),
+    ("the same, then POST", INSTALL, _seen(NO_OVERRIDE, in_post=True), (_record(RECORDED),), "Wait"),
+    ("crash, then a reset", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(RECORDED),), "NeedsOperator"),
+    ("crash, then POST", INSTALL, _seen(NO_OVERRIDE, SINCE, in_post=True), (_record(RECORDED),), "Wait"),
+    ("crash, no marks", INSTALL, _seen(NO_OVERRIDE, NONE), (_record(RECORDED, marks=NONE),), "NeedsOperator"),
+    ("crash, recorded in POST", INSTALL, _seen(NO_OVERRIDE), (_record(RECORDED, marks=UNSETTLED),), "NeedsOperator"),
     ("crash, then someone else's", INSTALL, _seen(FOREIGN, SINCE), (_record(RECORDED),), "NeedsOperator"),
-    ("crash, but Continuous", ALWAYS, _seen(OFF, SINCE), (_record(RECORDED, CONTINUOUS),), SET),
+    ("crash, but Continuous", ALWAYS, _seen(NO_OVERRIDE, SINCE), (_record(RECORDED, CONTINUOUS),), SET),
     ("it stands as confirmed", INSTALL, _seen(ONCE), (_record(CONFIRMED),), "Leave"),
     ("it stands after a reset: someone else's", INSTALL, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
     ("it stands after a reset, unwanted", None, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
@@ -209,77 +233,95 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
     ("it stands during POST", INSTALL, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), "Leave"),
     ("it stands, the plan has another URI", OTHER_URI, _seen(ONCE), (_record(CONFIRMED),), SET),
     ("the same during POST", OTHER_URI, _seen(ONCE, in_post=True), (_record(CONFIRMED),), "Wait"),
-    ("gone after a reset", INSTALL, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
-    ("gone in POST", INSTALL, _seen(OFF, SINCE, in_post=True), (_record(CONFIRMED),), "Confirm Consumed"),
-    ("gone, no marks", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED, marks=NONE),), "Confirm Lost"),
-    ("gone, confirmed in POST", INSTALL, _seen(OFF), (_record(CONFIRMED, marks=UNSETTLED),), "Confirm Lost"),
-    ("gone, the marks are no longer shown", INSTALL, _seen(OFF, NONE), (_record(CONFIRMED),), "Confirm Lost"),
-    ("taken away without a reset", INSTALL, _seen(OFF), (_record(CONFIRMED),), SET),
+    ("gone after a reset", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("gone in POST", INSTALL, _seen(NO_OVERRIDE, SINCE, in_post=True), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("gone, no marks", INSTALL, _seen(NO_OVERRIDE, NONE), (_record(CONFIRMED, marks=NONE),), "Confirm Lost"),
+    ("gone, confirmed in POST", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED, marks=UNSETTLED),), "Confirm Lost"),
+    ("gone, the marks are no longer shown", INSTALL, _seen(NO_OVERRIDE, NONE), (_record(CONFIRMED),), "Confirm Lost"),
+    ("taken away without a reset", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED),), SET),
     ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), SET),
-    ("Continuous taken away", ALWAYS, _seen(OFF, SINCE), (_record(CONFIRMED, CONTINUOUS),), SET),
-    ("three times in an hour", INSTALL, _seen(OFF), (_corrected(CONFIRMED, 59, 9, 1),), "Contended"),
-    ("three times, one long ago", INSTALL, _seen(OFF), (_corrected(CONFIRMED, 60, 9, 1),), SET),
-    ("set three times, never kept", INSTALL, _seen(OFF), (_corrected(RECORDED, 9, 5, 1),), "Contended"),
+    ("Continuous taken away", ALWAYS, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED, CONTINUOUS),), SET),
+    ("three times in an hour", INSTALL, _seen(NO_OVERRIDE), (_corrected(CONFIRMED, 59, 9, 1),), "Contended"),
+    ("three times, one long ago", INSTALL, _seen(NO_OVERRIDE), (_corrected(CONFIRMED, 60, 9, 1),), SET),
+    ("set three times, never kept", INSTALL, _seen(NO_OVERRIDE), (_corrected(RECORDED, 9, 5, 1),), "Contended"),
     ("three times, but it stands", INSTALL, _seen(ONCE), (_corrected(RECORDED, 9, 5, 1),), CONFIRM),
-    ("consumed", INSTALL, _seen(OFF, SINCE), (_record(CONSUMED),), "Leave"),
-    ("consumed, to be set anew", SET_ANEW, _seen(OFF, SINCE), (_record(CONSUMED),), SET),
-    ("consumed, to be set anew, in POST", SET_ANEW, _seen(OFF, SINCE, in_post=True), (_record(CONSUMED),), "Wait"),
+    ("consumed", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(CONSUMED),), "Leave"),
+    ("consumed, to be set anew", SET_ANEW, _seen(NO_OVERRIDE, SINCE), (_record(CONSUMED),), SET),
+    (
+        "consumed, to be set anew, in POST",
+        SET_ANEW,
+        _seen(NO_OVERRIDE, SINCE, in_post=True),
+        (_record(CONSUMED),),
+        "Wait",
+    ),
     ("consumed, to be set anew over someone else's", SET_ANEW, _seen(FOREIGN), (_record(CONSUMED),), "ForeignOverride"),
-    ("gone, to be set anew: not proven", SET_ANEW, _seen(OFF, SINCE), (_record(LOST),), "NeedsOperator"),
-    ("gone", INSTALL, _seen(OFF), (_record(LOST),), "Leave"),
+    ("gone, to be set anew: not proven", SET_ANEW, _seen(NO_OVERRIDE, SINCE), (_record(LOST),), "NeedsOperator"),
+    ("gone", INSTALL, _seen(NO_OVERRIDE), (_record(LOST),), "Leave"),
     ("consumed, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(CONSUMED),), "Leave"),
-    ("withdrawn not consumed, wanted again", INSTALL, _seen(OFF), (_record(WITHDRAWN),), SET),
+    ("withdrawn not consumed, wanted again", INSTALL, _seen(NO_OVERRIDE), (_record(WITHDRAWN),), SET),
     ("the same, someone else's stands by now", INSTALL, _seen(FOREIGN), (_record(WITHDRAWN),), "ForeignOverride"),
     ("no longer wanted", None, _seen(ONCE), (_record(CONFIRMED),), WITHDRAW),
     ("no longer wanted, in POST", None, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), WITHDRAW),
     ("no longer wanted, perhaps set", None, _seen(ONCE), (_record(RECORDED),), WITHDRAW),
-    ("no longer wanted, never set", None, _seen(OFF), (_record(RECORDED),), "Confirm Withdrawn"),
-    ("no longer wanted, set a moment ago, not shown yet", None, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
+    ("no longer wanted, never set", None, _seen(NO_OVERRIDE), (_record(RECORDED),), "Confirm Withdrawn"),
+    ("no longer wanted, set a moment ago, not shown yet", None, _seen(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
     ("no longer wanted, set a moment ago, and shown", None, _seen(ONCE), (_ago(1, RECORDED),), WITHDRAW),
-    ("no longer wanted, set a minute ago", None, _seen(OFF), (_ago(60, RECORDED),), "Confirm Withdrawn"),
-    ("another reason's, set a moment ago", OTHER_REASON, _seen(OFF), (_ago(59, RECORDED),), "Wait"),
-    ("no longer wanted, perhaps consumed", None, _seen(OFF, SINCE), (_record(RECORDED),), "Confirm Lost"),
-    ("no longer wanted, consumed", None, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("no longer wanted, set a minute ago", None, _seen(NO_OVERRIDE), (_ago(60, RECORDED),), "Confirm Withdrawn"),
+    ("another reason's, set a moment ago", OTHER_REASON, _seen(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
+    ("no longer wanted, perhaps consumed", None, _seen(NO_OVERRIDE, SINCE), (_record(RECORDED),), "Confirm Lost"),
+    ("no longer wanted, consumed", None, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
     ("consumed, someone else's stands", None, _seen(FOREIGN, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
     ("the clearing did not take", None, _seen(ONCE), (_record(WITHDRAWING),), WITHDRAW),
     ("cleared a moment ago, still shown", None, _seen(ONCE), (_ago(9, WITHDRAWING),), "Wait"),
     ("cleared ten seconds ago, still shown", None, _seen(ONCE), (_ago(10, WITHDRAWING),), WITHDRAW),
-    ("cleared", None, _seen(OFF), (_record(WITHDRAWING),), "Confirm Withdrawn"),
-    ("cleared, or consumed before", None, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
-    ("cleared, no marks", None, _seen(OFF, NONE), (_record(WITHDRAWING, marks=NONE),), "Confirm Lost"),
-    ("Continuous cleared", None, _seen(OFF, SINCE), (_record(WITHDRAWING, CONTINUOUS),), "Confirm Withdrawn"),
+    ("cleared", None, _seen(NO_OVERRIDE), (_record(WITHDRAWING),), "Confirm Withdrawn"),
+    ("cleared, or consumed before", None, _seen(NO_OVERRIDE, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
+    ("cleared, no marks", None, _seen(NO_OVERRIDE, NONE), (_record(WITHDRAWING, marks=NONE),), "Confirm Lost"),
+    ("Continuous cleared", None, _seen(NO_OVERRIDE, SINCE), (_record(WITHDRAWING, CONTINUOUS),), "Confirm Withdrawn"),
     ("wanted again while it is cleared", INSTALL, _seen(ONCE), (_record(WITHDRAWING),), CONFIRM),
-    ("wanted again when it is cleared", INSTALL, _seen(OFF), (_record(WITHDRAWING),), "Confirm Withdrawn"),
-    ("wanted again, perhaps consumed", INSTALL, _seen(OFF, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
+    ("wanted again when it is cleared", INSTALL, _seen(NO_OVERRIDE), (_record(WITHDRAWING),), "Confirm Withdrawn"),
+    ("wanted again, perhaps consumed", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
     ("another reason's stands", INSTALL, _seen(ONCE), (_other(CONFIRMED),), WITHDRAW),
-    ("another reason's was consumed", INSTALL, _seen(OFF, SINCE), (_other(CONFIRMED),), "Confirm Consumed"),
-    ("another reason's is withdrawn", INSTALL, _seen(OFF), (_other(WITHDRAWN),), SET),
-    ("another reason's is recorded as consumed", INSTALL, _seen(OFF), (_other(CONSUMED),), SET),
-    ("consumed, between another's window", INSTALL, _seen(OFF), (_other(WITHDRAWN), _record(CONSUMED)), "Leave"),
-    ("nothing left to withdraw", None, _seen(OFF), (_record(CONSUMED), _other(LOST)), "Leave"),
+    ("another reason's was consumed", INSTALL, _seen(NO_OVERRIDE, SINCE), (_other(CONFIRMED),), "Confirm Consumed"),
+    ("another reason's is withdrawn", INSTALL, _seen(NO_OVERRIDE), (_other(WITHDRAWN),), SET),
+    ("another reason's is recorded as consumed", INSTALL, _seen(NO_OVERRIDE), (_other(CONSUMED),), SET),
+    (
+        "consumed, between another's window",
+        INSTALL,
+        _seen(NO_OVERRIDE),
+        (_other(WITHDRAWN), _record(CONSUMED)),
+        "Leave",
+    ),
+    ("nothing left to withdraw", None, _seen(NO_OVERRIDE), (_record(CONSUMED), _other(LOST)), "Leave"),
 ]
 
 
 NO_DISK = structs.replace(INSTALL, writes_disk=False)
 
 
-def _of_no_disk(state: State, override: Override = ONCE) -> OverrideRecord:
+def _of_no_disk(state: OverrideState, override: Override = ONCE) -> OverrideRecord:
     return structs.replace(_record(state, override), writes_disk=False)
 
 
 # The same on a BMC whose marks have never moved: what stands still there may do so for ever (rule 18).
-UNPROVEN: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]] = [
-    ("taken away without a reset", INSTALL, _seen(OFF), (_record(CONFIRMED),), "Confirm Lost"),
+UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideRecord, ...], str]] = [
+    ("taken away without a reset", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED),), "Confirm Lost"),
     ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), "Confirm Lost"),
-    ("taken away, but it writes no disk", NO_DISK, _seen(OFF), (_of_no_disk(CONFIRMED),), SET),
-    ("taken away, but it is Continuous", ALWAYS, _seen(OFF), (_record(CONFIRMED, CONTINUOUS),), SET),
-    ("crash between record and set", INSTALL, _seen(OFF), (_record(RECORDED),), "NeedsOperator"),
-    ("the same, but it writes no disk", NO_DISK, _seen(OFF), (_of_no_disk(RECORDED),), SET),
+    ("taken away, but it writes no disk", NO_DISK, _seen(NO_OVERRIDE), (_of_no_disk(CONFIRMED),), SET),
+    ("taken away, but it is Continuous", ALWAYS, _seen(NO_OVERRIDE), (_record(CONFIRMED, CONTINUOUS),), SET),
+    ("crash between record and set", INSTALL, _seen(NO_OVERRIDE), (_record(RECORDED),), "NeedsOperator"),
+    ("the same, but it writes no disk", NO_DISK, _seen(NO_OVERRIDE), (_of_no_disk(RECORDED),), SET),
     ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
-    ("gone after a reset that moves them", INSTALL, _seen(OFF, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
-    ("no longer wanted, perhaps consumed", None, _seen(OFF), (_record(CONFIRMED),), "Confirm Lost"),
-    ("cleared a moment ago", None, _seen(OFF), (_ago(9, WITHDRAWING),), "Confirm Withdrawn"),
-    ("cleared ten seconds ago", None, _seen(OFF), (_ago(10, WITHDRAWING),), "Confirm Lost"),
+    (
+        "gone after a reset that moves them",
+        INSTALL,
+        _seen(NO_OVERRIDE, SINCE),
+        (_record(CONFIRMED),),
+        "Confirm Consumed",
+    ),
+    ("no longer wanted, perhaps consumed", None, _seen(NO_OVERRIDE), (_record(CONFIRMED),), "Confirm Lost"),
+    ("cleared a moment ago", None, _seen(NO_OVERRIDE), (_ago(9, WITHDRAWING),), "Confirm Withdrawn"),
+    ("cleared ten seconds ago", None, _seen(NO_OVERRIDE), (_ago(10, WITHDRAWING),), "Confirm Lost"),
     ("a URI is left: another instance has set it", FIRST, _seen(LEFT_URI), (), "Confirm SetByAnother"),
     ("a URI is left, and evidence says more", OTHER_URI, _seen(LEFT_URI), (), SET),
     ("another URI is left", FIRST, _seen(structs.replace(LEFT_URI, http_boot_uri="http://elsewhere/1.efi")), (), SET),
@@ -292,8 +334,8 @@ UNPROVEN: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], s
 )
 def test_next_step(
     case: str,
-    wanted: Wanted | None,
-    observed: Observed,
+    wanted: WantedOverride | None,
+    observed: BmcObservation,
     records: tuple[OverrideRecord, ...],
     before: tuple[OverrideRecord, ...],
     step: str,
@@ -304,19 +346,19 @@ def test_next_step(
 @for_each(
     ("minutes_left", "record", "seen", "step"),
     [
-        (1, _record(CONFIRMED), _seen(OFF, SINCE), "Confirm Consumed"),
-        (1, _record(CONFIRMED), _seen(OFF), "Confirm Withdrawn"),
-        (0, _record(CONFIRMED), _seen(OFF, SINCE), "Confirm Lost"),
-        (0, _record(CONFIRMED), _seen(OFF), "Confirm Lost"),
-        (0, _record(RECORDED), _seen(OFF, SINCE), "Confirm Lost"),
+        (1, _record(CONFIRMED), _seen(NO_OVERRIDE, SINCE), "Confirm Consumed"),
+        (1, _record(CONFIRMED), _seen(NO_OVERRIDE), "Confirm Withdrawn"),
+        (0, _record(CONFIRMED), _seen(NO_OVERRIDE, SINCE), "Confirm Lost"),
+        (0, _record(CONFIRMED), _seen(NO_OVERRIDE), "Confirm Lost"),
+        (0, _record(RECORDED), _seen(NO_OVERRIDE, SINCE), "Confirm Lost"),
         (0, _record(CONFIRMED), _seen(ONCE, SINCE), "Confirm Lost"),  # somebody else's: a reset has consumed gitboot's
-        (0, _record(WITHDRAWING), _seen(OFF), "Confirm Withdrawn"),
-        (0, _record(CONFIRMED, CONTINUOUS), _seen(OFF, SINCE), "Confirm Withdrawn"),
+        (0, _record(WITHDRAWING), _seen(NO_OVERRIDE), "Confirm Withdrawn"),
+        (0, _record(CONFIRMED, CONTINUOUS), _seen(NO_OVERRIDE, SINCE), "Confirm Withdrawn"),
         (0, _record(CONFIRMED), _seen(ONCE), WITHDRAW),
     ],
 )
 def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
-    minutes_left: int, record: OverrideRecord, seen: Observed, step: str
+    minutes_left: int, record: OverrideRecord, seen: BmcObservation, step: str
 ) -> None:
     """From then on this instance, or another, may have cleared it without a write to the ledger."""
     ended = structs.replace(record, clears_from=NOW + timedelta(minutes=minutes_left))
@@ -332,11 +374,11 @@ def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
         (WITHDRAWING, 1, False),
         (RECORDED, 0, False),
         (CONFIRMED, 0, False),
-        (State.INSERTED, 0, False),
+        (OverrideState.INSERTED, 0, False),
     ],
 )
 def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_its_record_on(
-    state: State, minutes_left: int, needs_no_ledger: bool
+    state: OverrideState, minutes_left: int, needs_no_ledger: bool
 ) -> None:
     record = structs.replace(_record(state), clears_from=NOW + timedelta(minutes=minutes_left))
     assert record.ends_unrecorded(NOW) is needs_no_ledger
@@ -346,41 +388,41 @@ def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_i
 def test_a_mark_that_moves_proves_nothing_for_one_that_never_does() -> None:
     moves = structs.replace(MOVED, marks=structs.replace(LONG_AGO, last_reset_time=THEN.last_reset_time))
     stuck = structs.replace(THEN, boot_progress_time=None)
-    assert _word(_step(INSTALL, _seen(OFF, stuck), (_record(CONFIRMED, marks=stuck), moves))) == "Confirm Lost"
-    assert _word(_step(INSTALL, _seen(OFF), (_record(CONFIRMED), moves))) == SET
+    assert _word(_step(INSTALL, _seen(NO_OVERRIDE, stuck), (_record(CONFIRMED, marks=stuck), moves))) == "Confirm Lost"
+    assert _word(_step(INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED), moves))) == SET
 
 
 # Whose machine it is
 
-HERE = Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="ABC1234")
-ELSEWHERE = Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733"), serial="ABC9999")
-ANOTHER, CHANGED = Another(message="the BMC shows ABC1234"), IdentityChanged(message="it showed ABC9999")
-ACCEPTED = Same(accepted=True)
+HERE = ReportedIdentity(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="ABC1234")
+ELSEWHERE = ReportedIdentity(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733"), serial="ABC9999")
+ANOTHER, CHANGED = AnotherMachine(message="the BMC shows ABC1234"), IdentityChanged(message="it showed ABC9999")
+ACCEPTED = SameMachine(accepted=True)
 
 
-def _at(shown: Shown, record: OverrideRecord) -> OverrideRecord:
+def _at(shown: ReportedIdentity, record: OverrideRecord) -> OverrideRecord:
     return structs.replace(record, shown=shown)
 
 
 OVER_THERE = _at(ELSEWHERE, _record(CONFIRMED))
 
 # in words; whose machine it is, what is wanted, what it shows, what is recorded, the next step
-MACHINES: list[tuple[str, Identified, Wanted | None, Override, tuple[OverrideRecord, ...], str]] = [
+MACHINES: list[tuple[str, IdentityResult, WantedOverride | None, Override, tuple[OverrideRecord, ...], str]] = [
     ("another, nothing wanted", ANOTHER, None, FOREIGN, (), "Leave"),
-    ("another, wanted", ANOTHER, INSTALL, OFF, (), "AnotherMachine"),
+    ("another, wanted", ANOTHER, INSTALL, NO_OVERRIDE, (), "AnotherMachine"),
     ("another, and ours stands there", ANOTHER, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
     ("another, ours since before it was noted", ANOTHER, INSTALL, ONCE, (_record(CONFIRMED),), WITHDRAW),
     ("another, ours is elsewhere", ANOTHER, INSTALL, ONCE, (OVER_THERE,), "AnotherMachine"),
-    ("another, ours is withdrawn", ANOTHER, INSTALL, OFF, (_at(HERE, _record(WITHDRAWN)),), "AnotherMachine"),
-    ("another, ours was consumed", ANOTHER, INSTALL, OFF, (_at(HERE, _record(CONSUMED)),), "AnotherMachine"),
-    ("changed, wanted", CHANGED, INSTALL, OFF, (), "AnotherMachine"),
+    ("another, ours is withdrawn", ANOTHER, INSTALL, NO_OVERRIDE, (_at(HERE, _record(WITHDRAWN)),), "AnotherMachine"),
+    ("another, ours was consumed", ANOTHER, INSTALL, NO_OVERRIDE, (_at(HERE, _record(CONSUMED)),), "AnotherMachine"),
+    ("changed, wanted", CHANGED, INSTALL, NO_OVERRIDE, (), "AnotherMachine"),
     ("changed, and ours stands there", CHANGED, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), "Leave"),
     ("changed, and no longer wanted", CHANGED, None, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
     ("changed, ours is elsewhere", CHANGED, None, ONCE, (OVER_THERE,), "AnotherMachine"),
-    ("ours is elsewhere, gone here", CHANGED, None, OFF, (OVER_THERE,), "AnotherMachine"),
+    ("ours is elsewhere, gone here", CHANGED, None, NO_OVERRIDE, (OVER_THERE,), "AnotherMachine"),
     ("accepted, ours was elsewhere", ACCEPTED, None, ONCE, (OVER_THERE,), WITHDRAW),
-    ("accepted, wanted", ACCEPTED, INSTALL, OFF, (), SET),
-    ("nobody can tell", CannotTell(message="nothing is set"), INSTALL, OFF, (), SET),
+    ("accepted, wanted", ACCEPTED, INSTALL, NO_OVERRIDE, (), SET),
+    ("nobody can tell", UnprovenIdentity(message="nothing is set"), INSTALL, NO_OVERRIDE, (), SET),
 ]
 
 
@@ -390,13 +432,13 @@ MACHINES: list[tuple[str, Identified, Wanted | None, Override, tuple[OverrideRec
     ids=[row[0] for row in MACHINES],
 )
 def test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set(
-    identified: Identified,
-    wanted: Wanted | None,
+    identified: IdentityResult,
+    wanted: WantedOverride | None,
     override: Override,
     records: tuple[OverrideRecord, ...],
     step: str,
 ) -> None:
-    seen = structs.replace(_seen(override), shown=HERE)
+    seen = structs.replace(_seen(override), identity=HERE)
     assert _word(_step(wanted, seen, (*records, MOVED), identified=identified)) == step
 
 
@@ -405,28 +447,30 @@ def test_a_set_carries_its_whole_record() -> None:
         reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW, shown=HERE
     )
     for wanted in (INSTALL, NO_DISK):
-        step = _step(wanted, structs.replace(_seen(OFF), shown=HERE))
-        assert step == Set(record=structs.replace(recorded, writes_disk=wanted.writes_disk))
-    again = _step(INSTALL, _seen(OFF), (_corrected(CONFIRMED, 70, 5), MOVED))
-    assert isinstance(again, Set)
+        step = _step(wanted, structs.replace(_seen(NO_OVERRIDE), identity=HERE))
+        assert step == SetOverride(record=structs.replace(recorded, writes_disk=wanted.writes_disk))
+    again = _step(INSTALL, _seen(NO_OVERRIDE), (_corrected(CONFIRMED, 70, 5), MOVED))
+    assert isinstance(again, SetOverride)
     assert again.record.corrections == (NOW - timedelta(minutes=5), NOW)
 
 
 @pytest.mark.parametrize(
     ("wanted", "state"), [pytest.param(INSTALL, RECORDED, id="confirm"), pytest.param(None, CONFIRMED, id="withdraw")]
 )
-def test_what_stands_is_recorded_with_the_marks_seen_with_it(wanted: Wanted | None, state: State) -> None:
+def test_what_stands_is_recorded_with_the_marks_seen_with_it(
+    wanted: WantedOverride | None, state: OverrideState
+) -> None:
     booting = structs.replace(SINCE, settled=False)
     step = _step(wanted, _seen(ONCE, booting), (_record(state),))
-    assert isinstance(step, Confirm | Withdraw)
+    assert isinstance(step, ConfirmRecord | ClearOverride)
     assert step.record.marks == booting
 
 
 @pytest.mark.parametrize(
-    ("seen", "state"), [(OFF, WITHDRAWN), (FOREIGN, WITHDRAWN), (ONCE, CONFIRMED)], ids=["not", "else", "set"]
+    ("seen", "state"), [(NO_OVERRIDE, WITHDRAWN), (FOREIGN, WITHDRAWN), (ONCE, CONFIRMED)], ids=["not", "else", "set"]
 )
-def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: State) -> None:
-    assert settle_refused(_record(RECORDED), _seen(seen, SINCE)) == _record(state, marks=SINCE)
+def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: OverrideState) -> None:
+    assert update_refused_record(_record(RECORDED), _seen(seen, SINCE)) == _record(state, marks=SINCE)
 
 
 @for_each(
@@ -434,33 +478,38 @@ def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: St
     [
         (
             INSTALL,
-            _seen(OFF),
+            _seen(NO_OVERRIDE),
             _record(RECORDED, marks=NONE),
             "Once Pxe was to be set for provision 3 and does not stand: it was never set, or it was set and consumed",
         ),
         (
             INSTALL,
-            _seen(OFF),
+            _seen(NO_OVERRIDE),
             _corrected(CONFIRMED, 3, 2, 1),
             "Once Pxe was set 4 times within an hour, and the BMC shows Disabled None",
         ),
-        (UNHEARD_OF, _seen(OFF), None, "Floppy is wanted, and the BMC boots only Cd, None, Pxe, UefiHttp, UsbCd"),
+        (
+            UNHEARD_OF,
+            _seen(NO_OVERRIDE),
+            None,
+            "Floppy is wanted, and the BMC boots only Cd, None, Pxe, UefiHttp, UsbCd",
+        ),
         (
             structs.replace(INSTALL, override=structs.replace(ONCE, mode="UEFI")),
-            structs.replace(_seen(structs.replace(OFF, mode="Legacy")), mode_is_fixed=True),
+            structs.replace(_seen(structs.replace(NO_OVERRIDE, mode="Legacy")), mode_is_fixed=True),
             None,
             "mode UEFI is wanted, and the BMC has Legacy, which it cannot change",
         ),
         (
             ALWAYS,
-            structs.replace(_seen(OFF), allowable_enabled=frozenset({"Once", "Disabled"})),
+            structs.replace(_seen(NO_OVERRIDE), allowable_enabled=frozenset({"Once", "Disabled"})),
             None,
             "Continuous is wanted, and the BMC knows only Disabled, Once: override: Once in the policy, or None",
         ),
     ],
 )
 def test_questions_to_the_operator_say_what_was_found(
-    wanted: Wanted, seen: Observed, record: OverrideRecord | None, message: str
+    wanted: WantedOverride, seen: BmcObservation, record: OverrideRecord | None, message: str
 ) -> None:
     step = _step(wanted, seen, (record, MOVED) if record else ())
     assert isinstance(step, AskOperator) and step.message == message
@@ -491,28 +540,28 @@ XCC = frozenset({"Once", "Disabled"})
         pytest.param(CD, SEEN, CD, id="a CD"),
         pytest.param(
             CD,
-            structs.replace(SEEN, boots_cd_as=OverrideTarget.USB_CD),
+            structs.replace(SEEN, cd_target=OverrideTarget.USB_CD),
             structs.replace(CD, target=OverrideTarget.USB_CD),
             id="a USB CD",
         ),
         pytest.param(structs.replace(ONCE, mode="UEFI"), SEEN, ONCE, id="shows no mode"),
         pytest.param(
             structs.replace(ONCE, mode="UEFI"),
-            structs.replace(SEEN, override=structs.replace(OFF, mode="Legacy")),
+            structs.replace(SEEN, override=structs.replace(NO_OVERRIDE, mode="Legacy")),
             structs.replace(ONCE, mode="UEFI"),
             id="shows another mode",
         ),
     ],
 )
-def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: Observed, fitted: Override | None) -> None:
-    assert fit(wanted, bmc) == fitted
+def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: BmcObservation, fitted: Override | None) -> None:
+    assert adapt_override(wanted, bmc) == fitted
 
 
 @for_each(
     ("override", "seen", "standing"),
     [
-        pytest.param(OFF, structs.replace(OFF, target="Pxe"), True, id="off, whatever its target"),
-        pytest.param(OFF, ONCE, False, id="on"),
+        pytest.param(NO_OVERRIDE, structs.replace(NO_OVERRIDE, target="Pxe"), True, id="off, whatever its target"),
+        pytest.param(NO_OVERRIDE, ONCE, False, id="on"),
         pytest.param(ONCE, CONTINUOUS, False, id="Continuous is not Once"),
         pytest.param(HTTP, PLAIN_HTTP, False, id="no URI"),
         pytest.param(PLAIN_HTTP, HTTP, False, id="an old URI"),
@@ -524,19 +573,19 @@ def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: Observed, fitte
     ],
 )
 def test_what_stands(override: Override, seen: Override, standing: bool) -> None:
-    assert stands(override, _seen(seen)) is standing
+    assert is_shown(override, _seen(seen)) is standing
 
 
 def _resource(path: str | None, body: dict[str, Any]) -> Resource:
     return Resource(url=f"http://bmc{path}", body=body, etags=(body["@odata.etag"],))
 
 
-def _read(machine: Machine) -> Observed:
+def _read(machine: Machine) -> BmcObservation:
     system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
     settings = machine.settings() if machine.settings_path else {}
     if "BootSourceOverrideTarget" not in settings.get("Boot", {}):
-        return resources.observe(system, None)
-    return resources.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings))
+        return resources.build_observation(system, None)
+    return resources.build_observation(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings))
 
 
 @dataclass
@@ -544,14 +593,14 @@ class _Instance:
     """gitboot as far as this protocol goes: a ledger, and passes that may crash."""
 
     machine: Machine
-    wanted: Wanted | None = None
+    wanted: WantedOverride | None = None
     ledger: dict[str, OverrideRecord] = field(default_factory=dict)
-    pinned: Pinned | None = None
+    pinned: PinnedIdentity | None = None
 
     def __post_init__(self) -> None:
-        self.described = Described(uuid=SystemUuid(self.machine.uuid), serial=self.machine.serial)
+        self.described = DocumentIdentity(uuid=SystemUuid(self.machine.uuid), serial=self.machine.serial)
 
-    def want(self, wanted: Wanted | None) -> None:
+    def want(self, wanted: WantedOverride | None) -> None:
         self.wanted = wanted
 
     def swap_board(self) -> None:
@@ -560,31 +609,33 @@ class _Instance:
         self.machine.uuid = "4c4c4544-ffff-4a10-8056-b9c04f4d3732" if its else self.described.uuid
         self.machine.serial = "OTHER0042" if its else str(self.described.serial)
 
-    def observe(self) -> Observed:
+    def observe(self) -> BmcObservation:
         observed = _read(self.machine)
         if needs_clock(self.ledger.values(), observed, self.machine.now):
             return self.with_clock(observed)
         return observed
 
-    def with_clock(self, observed: Observed) -> Observed:
+    def with_clock(self, observed: BmcObservation) -> BmcObservation:
         manager = Resource(url=f"http://bmc{self.machine.manager_path}", body=self.machine.manager())
-        return structs.replace(observed, marks=resources.read_clock(observed.marks, manager, self.machine.now))
+        return structs.replace(observed, marks=resources.add_clock(observed.marks, manager, self.machine.now))
 
     def run(self, crash: str = "") -> Step:
         for _ in range(10):
             observed = self.observe()
             records = tuple(self.ledger.values())
-            identified = identify(self.described, observed.shown, pinned=self.pinned)
+            identified = identify(self.described, observed.identity, pinned=self.pinned)
             place = ("http://bmc", None)
-            self.pinned = pin(observed.shown, identified, pinned=self.pinned, place=place, at=self.machine.now)
+            self.pinned = update_pin(
+                observed.identity, identified, pinned=self.pinned, place=place, at=self.machine.now
+            )
             step = _step(self.wanted, observed, records, at=self.machine.now, identified=identified)
-            if not isinstance(step, Set | Confirm | Withdraw):
+            if not isinstance(step, SetOverride | ConfirmRecord | ClearOverride):
                 return step
-            if isinstance(step, Set):
+            if isinstance(step, SetOverride):
                 observed = self.with_clock(observed)
-                step = Set(record=structs.replace(step.record, marks=observed.marks))
+                step = SetOverride(record=structs.replace(step.record, marks=observed.marks))
             self.ledger[step.record.reason] = step.record
-            if isinstance(step, Confirm):
+            if isinstance(step, ConfirmRecord):
                 continue
             if crash == "recorded":
                 return step
@@ -592,18 +643,20 @@ class _Instance:
                 return step
         raise AssertionError("the protocol goes round in circles")
 
-    def _write(self, step: Set | Withdraw, observed: Observed) -> bool:
-        assert isinstance(step, Withdraw) or self.machine.uuid == self.described.uuid
-        boot = boot_patch(step.record.override if isinstance(step, Set) else OFF, observed)
-        etag = self.machine.settings() if observed.settings == self.machine.settings_path else self.machine.system()
-        answer = self.machine.patch(observed.settings, {"Boot": boot}, etag["@odata.etag"].removeprefix("W/"))
+    def _write(self, step: SetOverride | ClearOverride, observed: BmcObservation) -> bool:
+        assert isinstance(step, ClearOverride) or self.machine.uuid == self.described.uuid
+        boot = build_boot_patch(step.record.override if isinstance(step, SetOverride) else NO_OVERRIDE, observed)
+        etag = (
+            self.machine.settings() if observed.settings_path == self.machine.settings_path else self.machine.system()
+        )
+        answer = self.machine.patch(observed.settings_path, {"Boot": boot}, etag["@odata.etag"].removeprefix("W/"))
         taken = not boot or answer.status < 400
-        if not taken and isinstance(step, Set):
-            self.ledger[step.record.reason] = settle_refused(step.record, self.observe())
+        if not taken and isinstance(step, SetOverride):
+            self.ledger[step.record.reason] = update_refused_record(step.record, self.observe())
         return taken
 
 
-BIOS_UPDATE = Wanted(reason="maintenance bios, run 1", plan_digest="d", override=CD)
+BIOS_UPDATE = WantedOverride(reason="maintenance bios, run 1", plan_digest="d", override=CD)
 HDD = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Hdd"}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EVENTS: dict[str, Callable[[_Instance], object]] = {
@@ -650,10 +703,10 @@ def test_nothing_is_booted_twice_for_one_reason(profile: Profile, events: list[s
 @for_each("profile", PROFILES.values(), ids=PROFILES)
 def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profile) -> None:
     gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
-    assert gitboot.run() == Leave()
+    assert gitboot.run() == NoChange()
     gitboot.machine.run_through()
     writes = gitboot.machine.override.copy()
-    assert gitboot.run() == Leave()
+    assert gitboot.run() == NoChange()
     gitboot.machine.run_through()
 
     assert ([boot.target for boot in gitboot.machine.boots], gitboot.machine.override) == (["Pxe", "None"], writes)
@@ -681,7 +734,10 @@ def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Pr
 def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bmc_shows_it_off(
     power: str | None, expected: str
 ) -> None:
-    assert _word(_step(structs.replace(INSTALL, only_off=True), structs.replace(_seen(OFF), power=power))) == expected
+    assert (
+        _word(_step(structs.replace(INSTALL, only_while_off=True), structs.replace(_seen(NO_OVERRIDE), power=power)))
+        == expected
+    )
 
 
 # What gives way to another override for the same reason
@@ -690,15 +746,15 @@ def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bm
 def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
     """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
     first = _step(SET_ANEW, _seen(CONTINUOUS), [_record(CONFIRMED, CONTINUOUS)])
-    assert isinstance(first, Set)
+    assert isinstance(first, SetOverride)
     assert (first.record.override, first.record.replaces) == (ONCE, CONTINUOUS)
     later = NOW + timedelta(minutes=2)
     again = _step(SET_ANEW, _seen(CONTINUOUS), [first.record], at=later)
-    assert isinstance(again, Set)
+    assert isinstance(again, SetOverride)
     assert again.record.replaces == CONTINUOUS
     unwanted = _step(None, _seen(CONTINUOUS), [first.record], at=later)
-    assert isinstance(unwanted, Withdraw)
+    assert isinstance(unwanted, ClearOverride)
     assert unwanted.record.override == CONTINUOUS
     confirmed = _step(SET_ANEW, _seen(ONCE), [again.record], at=later)
-    assert isinstance(confirmed, Confirm)
+    assert isinstance(confirmed, ConfirmRecord)
     assert confirmed.record.replaces is None

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gitboot.bmc.identity import Another, CannotTell, Same, accept
+from gitboot.bmc.identity import AnotherMachine, SameMachine, UnprovenIdentity, accept_identity
 from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.override_state import (
     MediumState,
     OperatorCondition,
     Override,
     OverrideRecord,
-    State,
-    Wanted,
+    OverrideState,
+    WantedOverride,
 )
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -63,7 +63,7 @@ def _condition(result: TaskResult) -> str:
     return result.message.partition(":")[0]
 
 
-def _state(rack: Rack) -> State:
+def _state(rack: Rack) -> OverrideState:
     return rack.records[rack.machine.name][ONCE.reason].state
 
 
@@ -87,7 +87,7 @@ def test_e25_nothing_is_set_on_another_machine(rack: Rack) -> None:
     ):
         assert named in result.message
     assert (rack.machine.writes, rack.written) == ([], [])
-    assert isinstance(result.identified, Another)
+    assert isinstance(result.identity_result, AnotherMachine)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_e25_a_person_can_accept_it(rack: Rack) -> None:
     _swap_board(rack.machine)
     result = rack.bring_about()
     assert result.pinned is not None
-    rack.pins["web01"] = accept(result.pinned, at=rack.now)
+    rack.pins["web01"] = accept_identity(result.pinned, at=rack.now)
     result = rack.bring_about()
-    assert (result.outcome, result.identified) == (Outcome.APPLIED, Same(accepted=True))
+    assert (result.outcome, result.identity_result) == (Outcome.APPLIED, SameMachine(accepted=True))
 
 
 def test_e25_what_two_machines_show_is_nobodys(make_rack: MakeRack) -> None:
@@ -115,7 +115,7 @@ def test_e25_what_two_machines_show_is_nobodys(make_rack: MakeRack) -> None:
     conditions = [_condition(rack.bring_about(machine=machine)) for machine in rack.machines]
     assert conditions == ["AnotherMachine"] * 2
     results = [rack.bring_about(machine=machine) for machine in rack.machines]
-    assert [type(result.identified) for result in results] == [CannotTell, CannotTell]
+    assert [type(result.identity_result) for result in results] == [UnprovenIdentity, UnprovenIdentity]
     assert {result.outcome for result in results} == {Outcome.APPLIED}
 
 
@@ -125,10 +125,10 @@ def test_an_override_is_withdrawn_only_on_the_system_on_which_it_was_set(rack: R
     _swap_board(rack.machine)
     for wanted in (None, ONCE):
         assert _condition(rack.bring_about(wanted)) == "AnotherMachine"
-    assert (len(rack.machine.writes), _state(rack)) == (1, State.CONFIRMED)
+    assert (len(rack.machine.writes), _state(rack)) == (1, OverrideState.CONFIRMED)
     rack.machine.uuid, rack.machine.serial = its
     rack.bring_about(None)
-    assert (rack.machine.override["BootSourceOverrideEnabled"], _state(rack)) == ("Disabled", State.WITHDRAWN)
+    assert (rack.machine.override["BootSourceOverrideEnabled"], _state(rack)) == ("Disabled", OverrideState.CLEARED)
 
 
 # E27: LastResetTime never moves, direct uki
@@ -142,13 +142,15 @@ def test_e27_a_machine_whose_marks_never_move_is_installed_once(make_rack: MakeR
         rack.wait(120)
         rack.bring_about(DIRECT)
     assert [boot.target for boot in rack.machine.boots] == ["UefiHttp", "None", "None", "None"]
-    assert _state(rack) is State.LOST
+    assert _state(rack) is OverrideState.LOST
 
 
 def test_e27_not_after_a_crash_either(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
     rack.bring_about(DIRECT)
-    rack.records["web01"][ONCE.reason] = structs.replace(rack.records["web01"][ONCE.reason], state=State.RECORDED)
+    rack.records["web01"][ONCE.reason] = structs.replace(
+        rack.records["web01"][ONCE.reason], state=OverrideState.RECORDED
+    )
     rack.boot()
     assert (_condition(rack.bring_about(DIRECT)), len(rack.machine.writes)) == ("NeedsOperator", 1)
 
@@ -196,7 +198,7 @@ def test_e34_what_a_bmc_forgets_is_lost_and_neither_consumed_nor_set_again(
     for _ in range(3):
         result = rack.bring_about()
         rack.wait(120)
-    assert (_state(rack), len(rack.machine.writes), result.outcome) == (State.LOST, set_once, Outcome.UNCHANGED)
+    assert (_state(rack), len(rack.machine.writes), result.outcome) == (OverrideState.LOST, set_once, Outcome.UNCHANGED)
 
 
 def _clock_at(year: int) -> Callable[[Rack], object]:
@@ -214,18 +216,18 @@ def _hide_manager(rack: Rack) -> None:
 @pytest.mark.parametrize(
     ("case", "before", "after", "state"),
     [
-        ("it was set", (), (_clock_set_by(9), Rack.boot), State.LOST),
-        ("it was set back", (), (_clock_set_by(-9), Rack.boot), State.LOST),
-        ("it was behind all the time", (_clock_at(2003), Rack.see_marks_move), (Rack.boot,), State.CONSUMED),
-        ("it was ahead all the time", (_clock_at(2099), Rack.see_marks_move), (Rack.boot,), State.CONSUMED),
+        ("it was set", (), (_clock_set_by(9), Rack.boot), OverrideState.LOST),
+        ("it was set back", (), (_clock_set_by(-9), Rack.boot), OverrideState.LOST),
+        ("it was behind all the time", (_clock_at(2003), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
+        ("it was ahead all the time", (_clock_at(2099), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
         # Which is what BMCs show of what has never been, too.
-        ("it stands in 1970", (_clock_at(1970), Rack.see_marks_move), (Rack.boot,), State.LOST),
-        ("so it does at each boot", (_clock_at(1970), Rack.see_marks_move), (Rack.boot, Rack.boot), State.LOST),
-        ("the Manager cannot be read", (_hide_manager,), (Rack.boot,), State.CONSUMED),
+        ("it stands in 1970", (_clock_at(1970), Rack.see_marks_move), (Rack.boot,), OverrideState.LOST),
+        ("so it does at each boot", (_clock_at(1970), Rack.see_marks_move), (Rack.boot, Rack.boot), OverrideState.LOST),
+        ("the Manager cannot be read", (_hide_manager,), (Rack.boot,), OverrideState.CONSUMED),
     ],
 )
 def test_e34_what_a_boot_proves_by_the_clock_of_a_bmc(
-    rack: Rack, case: str, before: Events, after: Events, state: State
+    rack: Rack, case: str, before: Events, after: Events, state: OverrideState
 ) -> None:
     for event in before:
         event(rack)
@@ -244,7 +246,7 @@ def test_e34_an_honest_reset_still_counts_as_one(make_rack: MakeRack, profile: P
     rack.wait(60)
     rack.bring_about()
     proven = profile.shows_resets
-    assert _state(rack) is (State.CONSUMED if proven else State.LOST)
+    assert _state(rack) is (OverrideState.CONSUMED if proven else OverrideState.LOST)
 
 
 def test_e34_the_clock_is_read_only_where_something_is_set_or_gone(rack: Rack) -> None:
@@ -273,10 +275,14 @@ def test_what_a_bmc_accepts_and_sets_later_is_waited_for_and_confirmed(rack: Rac
     for _ in range(90):
         rack.bring_about()
         rack.wait(10)
-    assert (_state(rack), rack.bring_about().outcome, _patches(rack)) == (State.CONFIRMED, Outcome.UNCHANGED, most)
+    assert (_state(rack), rack.bring_about().outcome, _patches(rack)) == (
+        OverrideState.CONFIRMED,
+        Outcome.UNCHANGED,
+        most,
+    )
     rack.boot()
     rack.bring_about()
-    assert (_state(rack), _patches(rack)) == (State.CONSUMED, most)
+    assert (_state(rack), _patches(rack)) == (OverrideState.CONSUMED, most)
 
 
 def test_a_bmc_that_was_always_changed_since_is_asked_once_a_job_and_set_once_in_the_end(rack: Rack) -> None:
@@ -286,11 +292,11 @@ def test_a_bmc_that_was_always_changed_since_is_asked_once_a_job_and_set_once_in
     for number in range(1, 6):
         assert rack.bring_about().outcome is Outcome.WAITING
         assert _patches(rack) <= 4 * number  # the ETag, the ETag without quotes, *, and without If-Match
-        assert _state(rack) is State.UNSENT
+        assert _state(rack) is OverrideState.UNSENT
         rack.wait(60)
     rack.server.heal()
     assert rack.bring_about().outcome is Outcome.APPLIED
-    assert _state(rack) is State.CONFIRMED
+    assert _state(rack) is OverrideState.CONFIRMED
 
 
 # Rule 18: what moves because a machine comes up is no mark of a reset
@@ -310,15 +316,18 @@ def coming_up(rack: Rack) -> Rack:
 
 def test_an_override_that_was_set_while_the_system_came_up_still_stands_when_it_runs(coming_up: Rack) -> None:
     coming_up.bring_about()
-    assert _state(coming_up) is State.CONFIRMED
+    assert _state(coming_up) is OverrideState.CONFIRMED
     coming_up.boot()
     coming_up.bring_about()
-    assert _state(coming_up) is State.CONSUMED
+    assert _state(coming_up) is OverrideState.CONSUMED
 
 
 def test_an_override_that_was_set_while_the_system_came_up_is_withdrawn(coming_up: Rack) -> None:
     coming_up.bring_about(None)
-    assert (coming_up.machine.override["BootSourceOverrideEnabled"], _state(coming_up)) == ("Disabled", State.WITHDRAWN)
+    assert (coming_up.machine.override["BootSourceOverrideEnabled"], _state(coming_up)) == (
+        "Disabled",
+        OverrideState.CLEARED,
+    )
 
 
 @pytest.mark.parametrize("is_booted", [True, False], ids=["a boot", "somebody else"])
@@ -335,7 +344,7 @@ def test_what_ends_an_override_while_the_system_comes_up_is_not_known(rack: Rack
         rack.machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
         rack.wait(rack.machine.post_s)
     rack.bring_about()
-    assert _state(rack) is State.LOST
+    assert _state(rack) is OverrideState.LOST
 
 
 # E36: two fleets or instances know one machine
@@ -358,11 +367,11 @@ def test_a_dry_run_asks_too(rack: Rack) -> None:
 def test_a_bmc_that_fails_pins_nothing(rack: Rack) -> None:
     rack.server.fault(Status(status=500), times=2)
     result = rack.bring_about()
-    assert (result.pinned, result.identified) == (None, None)
+    assert (result.pinned, result.identity_result) == (None, None)
 
 
 ISO, OTHERS = "http://boot.test/assets/node/1.iso", "http://rescue.test/somebody.iso"
-DISC = Wanted(
+DISC = WantedOverride(
     reason="provision/1",
     plan_digest="d" * 64,
     override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO),
@@ -397,7 +406,11 @@ def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rac
     rack = make_rack(profile=PROFILES[name])
     result = rack.bring_about(DISC)
     assert result.outcome is Outcome.APPLIED, result.message
-    assert [state for _, state, _ in rack.written] == [State.INSERTED, State.RECORDED, State.CONFIRMED]
+    assert [state for _, state, _ in rack.written] == [
+        OverrideState.INSERTED,
+        OverrideState.RECORDED,
+        OverrideState.CONFIRMED,
+    ]
     assert (_disc(rack).image, rack.machine.drives[0].image) == (ISO, None)
     rack.boot()
     rack.bring_about(DISC)
@@ -430,7 +443,7 @@ def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
     rack.bring_about(DISC)
     rack.bring_about(None)
     assert (_record(rack).state, _medium(rack), _disc(rack).ejected) == (
-        State.WITHDRAWN,
+        OverrideState.CLEARED,
         MediumState.EJECTED,
         [ISO],
     )
@@ -453,7 +466,11 @@ def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
     sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     off, ejected, *more = sent
     assert (off, ejected.startswith(rack.machine.media_path)) == (rack.machine.writes and more[-1], True)
-    assert (_disc(rack).ejected, _disc(rack).image, _record(rack).state) == ([ISO], other.medium, State.CONFIRMED)
+    assert (_disc(rack).ejected, _disc(rack).image, _record(rack).state) == (
+        [ISO],
+        other.medium,
+        OverrideState.CONFIRMED,
+    )
     rack.boot()
     assert [(each.target, each.medium) for each in rack.machine.boots] == [(fit_target(profile, target), other.medium)]
 
@@ -472,7 +489,7 @@ def _swap(image: str | None) -> Callable[[Rack], object]:
     return swap
 
 
-def _want(wanted: Wanted | None, **more: Any) -> Callable[[Rack], object]:
+def _want(wanted: WantedOverride | None, **more: Any) -> Callable[[Rack], object]:
     return lambda rack: rack.bring_about(wanted, **more)
 
 
@@ -494,7 +511,7 @@ GONE = MediumState.EJECTED
             None,
             [ISO],
             GONE,
-            State.CONSUMED,
+            OverrideState.CONSUMED,
         ),
         # The same reading shows that the override was consumed, by the BMC's clock, and that the plan wants no more.
         (
@@ -503,17 +520,24 @@ GONE = MediumState.EJECTED
             None,
             [ISO],
             GONE,
-            State.CONSUMED,
+            OverrideState.CONSUMED,
         ),
-        ("somebody put another in its place", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, State.WITHDRAWN),
-        ("it lay there before, and is not ours to eject", (_swap(ISO), WANT, END), ISO, [], None, State.WITHDRAWN),
+        ("somebody put another in its place", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, OverrideState.CLEARED),
+        (
+            "it lay there before, and is not ours to eject",
+            (_swap(ISO), WANT, END),
+            ISO,
+            [],
+            None,
+            OverrideState.CLEARED,
+        ),
         (
             "somebody ejects it while its override stands",
             (WANT, _swap(None), WANT),
             ISO,
             [],
             MediumState.INSERTED,
-            State.CONFIRMED,
+            OverrideState.CONFIRMED,
         ),
         (
             "a newer image takes its place",
@@ -521,7 +545,7 @@ GONE = MediumState.EJECTED
             NEWER.override.medium,
             [ISO],
             MediumState.INSERTED,
-            State.CONFIRMED,
+            OverrideState.CONFIRMED,
         ),
     ],
 )
@@ -532,7 +556,7 @@ def test_what_lies_in_a_drive_in_the_end(
     lies: str | None,
     ejected: list[str],
     medium: MediumState | None,
-    state: State,
+    state: OverrideState,
 ) -> None:
     for event in events:
         event(rack)
@@ -543,24 +567,24 @@ def test_what_lies_in_a_drive_in_the_end(
 @pytest.mark.parametrize(
     "wanted", [DISC, structs.replace(DISC, override=structs.replace(DISC.override, enabled=OverrideEnabled.CONTINUOUS))]
 )
-def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(rack: Rack, wanted: Wanted) -> None:
+def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(rack: Rack, wanted: WantedOverride) -> None:
     _disc(rack).image = OTHERS
     result = rack.bring_about(wanted)
-    assert (result.outcome, result.asks) == (Outcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
+    assert (result.outcome, result.condition) == (Outcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
     assert OTHERS in result.message
     assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
 
 
 def test_somebody_elses_override_keeps_a_medium_out(rack: Rack) -> None:
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-    assert rack.bring_about(DISC).asks is OperatorCondition.FOREIGN_OVERRIDE
+    assert rack.bring_about(DISC).condition is OperatorCondition.FOREIGN_OVERRIDE
     assert _disc(rack).image is None
 
 
 def test_a_bmc_without_a_drive_says_so(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
     result = rack.bring_about(DISC)
-    assert (result.asks, rack.machine.writes) == (OperatorCondition.UNSUPPORTED, [])
+    assert (result.condition, rack.machine.writes) == (OperatorCondition.UNSUPPORTED, [])
     assert "no slot for a CD" in result.message
 
 
@@ -572,7 +596,7 @@ def test_nothing_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
     assert (_disc(rack).image, rack.machine.writes) == (ISO, [])
     _disc(rack).shows_late = False
     rack.bring_about(DISC)
-    assert _record(rack).state is State.CONFIRMED
+    assert _record(rack).state is OverrideState.CONFIRMED
 
 
 def test_a_consumed_boot_gets_no_medium_again(inserted: Rack) -> None:
@@ -581,7 +605,7 @@ def test_a_consumed_boot_gets_no_medium_again(inserted: Rack) -> None:
     _disc(inserted).image = None
     inserted.wait(600)
     inserted.bring_about(DISC)
-    assert (_record(inserted).state, _disc(inserted).image) == (State.CONSUMED, None)
+    assert (_record(inserted).state, _disc(inserted).image) == (OverrideState.CONSUMED, None)
 
 
 @pytest.mark.parametrize(
@@ -614,7 +638,12 @@ def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack:
     assert result.outcome is Outcome.APPLIED, result.message
     assert _lying(rack) == [DATA, ISO], "where there is one drive for CDs alone, that boots"
     assert [each for each in _sent(rack) if each in (DATA, ISO)] == [DATA, ISO]
-    assert [state for _, state, _ in rack.written] == [State.INSERTED, State.INSERTED, State.RECORDED, State.CONFIRMED]
+    assert [state for _, state, _ in rack.written] == [
+        OverrideState.INSERTED,
+        OverrideState.INSERTED,
+        OverrideState.RECORDED,
+        OverrideState.CONFIRMED,
+    ]
     rack.boot()
     rack.bring_about(BOTH)
     rack.bring_about(None, keeps=(ISO, DATA))
@@ -636,7 +665,7 @@ def test_of_two_drives_for_cds_the_first_boots(rack: Rack) -> None:
 def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(rack: Rack) -> None:
     rack.machine.drives[0].types = ("Floppy",)
     result = rack.bring_about(BOTH)
-    assert (result.asks, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
+    assert (result.condition, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
     assert f"one slot alone, {_disc(rack).path}" in result.message
     assert "configFrom: SystemUUID" in result.message
     assert (rack.written, rack.machine.writes) == ([], [])
@@ -647,7 +676,7 @@ def test_what_somebody_has_in_either_drive_stays_and_the_other_stays_empty(rack:
     drive = rack.machine.drives[taken]
     drive.image = OTHERS
     result = rack.bring_about(BOTH)
-    assert (result.asks, rack.written) == (OperatorCondition.FOREIGN_MEDIUM, [])
+    assert (result.condition, rack.written) == (OperatorCondition.FOREIGN_MEDIUM, [])
     assert f"{drive.path} has {OTHERS}" in result.message
     assert [each for each in _lying(rack) if each is not None] == [OTHERS]
 
@@ -659,7 +688,7 @@ def test_other_user_data_takes_the_place_of_the_first_and_what_boots_stays(rack:
     rack.bring_about(structs.replace(BOTH, override=structs.replace(BOTH.override, data_medium=newer)))
     assert (_lying(rack), _disc(rack).ejected) == ([newer, ISO], [])
     assert _sent(rack)[1:3] == ["EjectMedia", newer], "the override was withdrawn first"
-    assert _record(rack).state is State.CONFIRMED
+    assert _record(rack).state is OverrideState.CONFIRMED
 
 
 class Killed(Exception):
@@ -680,7 +709,7 @@ CRASHES = [  # in an order in which those next to each other differ little
     ids=lambda value: value.name if isinstance(value, Profile) else None,
 )
 def test_a_crash_at_any_step_boots_media_once_and_leaves_none(
-    make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, wants: Wanted, nth: int, kept: bool
+    make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, wants: WantedOverride, nth: int, kept: bool
 ) -> None:
     rack = make_rack(profile=profile)
     count, write = 0, rack.write
@@ -714,7 +743,7 @@ def test_an_answer_that_is_lost_leaves_a_medium_that_is_ejected(make_rack: MakeR
     rack = make_rack(profile=OPENBMC)
     rack.server.fault(Drop(applied=applied), on="POST")
     assert rack.bring_about(DISC).outcome is Outcome.WAITING
-    assert (_disc(rack).image == ISO, _record(rack).state) == (applied, State.INSERTED)
+    assert (_disc(rack).image == ISO, _record(rack).state) == (applied, OverrideState.INSERTED)
     rack.wait(90)
     rack.bring_about(None)
     assert (_disc(rack).image, _medium(rack)) == (None, MediumState.EJECTED)

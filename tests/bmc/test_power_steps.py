@@ -8,19 +8,19 @@ from typing import Any
 
 from msgspec import structs
 
-from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
+from gitboot.bmc.identity import AnotherMachine, IdentityChanged, IdentityResult, SameMachine
 from gitboot.bmc.override_session import Outcome
-from gitboot.bmc.override_state import AskOperator, Observed, Override, OverrideRecord, State, Wait
+from gitboot.bmc.override_state import AskOperator, BmcObservation, Override, OverrideRecord, OverrideState, Wait
 from gitboot.bmc.power_steps import (
-    AskForReset,
-    Manner,
-    NoteSwitch,
+    PowerChangeStep,
+    PowerOperation,
+    PowerRecord,
+    PowerRecordState,
+    RequestReset,
     ResetType,
-    Switching,
-    SwitchRecord,
-    SwitchState,
-    SwitchStep,
-    next_switch,
+    WantedPowerChange,
+    WritePowerRecord,
+    next_power_step,
 )
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -41,35 +41,39 @@ RAN = Marks(
 )
 RESET = structs.replace(RAN, last_reset_time="2026-11-20T12:00:05Z", boot_progress="OSBootStarted", settled=False)
 UP = structs.replace(RESET, boot_progress="OSRunning", boot_progress_time="2026-11-20T12:02:00Z", settled=True)
-RESTART = Switching(reason="power/check/1", manner=Manner.RESTART, override="maintenance/check/1", now=True)
-GRACEFUL = structs.replace(RESTART, manner=Manner.GRACEFUL_RESTART)
-ON = Switching(reason="provision/1", manner=Manner.ON, override="maintenance/check/1", now=True)
+RESTART = WantedPowerChange(
+    reason="power/check/1", operation=PowerOperation.RESTART, override_reason="maintenance/check/1", may_start_now=True
+)
+GRACEFUL = structs.replace(RESTART, operation=PowerOperation.GRACEFUL_RESTART)
+ON = WantedPowerChange(
+    reason="provision/1", operation=PowerOperation.ON, override_reason="maintenance/check/1", may_start_now=True
+)
 
 
-def seen(**more: Any) -> Observed:
+def seen(**more: Any) -> BmcObservation:
     given = {"override": PXE, "marks": RAN, "power": "On", "runs_os": True, "reset_types": ALL, **more}
-    return Observed(system="/redfish/v1/Systems/1", **given)
+    return BmcObservation(system="/redfish/v1/Systems/1", **given)
 
 
 OFF = seen(power="Off", runs_os=False, marks=structs.replace(RAN, settled=False, boot_progress="None"))
 GONE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
-def overridden(state: State = State.CONFIRMED, **more: Any) -> OverrideRecord:
+def overridden(state: OverrideState = OverrideState.CONFIRMED, **more: Any) -> OverrideRecord:
     given = {"plan_digest": "d" * 64, "override": PXE, "marks": RAN, "at": NOON, **more}
     return OverrideRecord(reason="maintenance/check/1", state=state, **given)
 
 
-def switched(state: SwitchState, type: ResetType = ResetType.FORCE_RESTART, *, ago: int = 120) -> SwitchRecord:
+def switched(state: PowerRecordState, type: ResetType = ResetType.FORCE_RESTART, *, ago: int = 120) -> PowerRecord:
     instant = NOON - timedelta(seconds=ago)
-    return SwitchRecord(reason="power/check/1", type=type, marks=RAN, state=state, at=instant, since=instant)
+    return PowerRecord(reason="power/check/1", type=type, marks=RAN, state=state, at=instant, since=instant)
 
 
-def kind(step: SwitchStep) -> str:
+def kind(step: PowerChangeStep) -> str:
     match step:
-        case AskForReset(record=record):
+        case RequestReset(record=record):
             return f"ask {record.type}"
-        case NoteSwitch(record=record):
+        case WritePowerRecord(record=record):
             return f"note {record.state}"
         case AskOperator(condition=condition):
             return f"doubt {condition}"
@@ -78,7 +82,7 @@ def kind(step: SwitchStep) -> str:
     return "leave"
 
 
-RECORDED, ASKED, DONE = SwitchState.RECORDED, SwitchState.ASKED, SwitchState.DONE
+RECORDED, ASKED, DONE = PowerRecordState.RECORDED, PowerRecordState.REQUESTED, PowerRecordState.DONE
 BLIND = seen(marks=Marks())
 GENTLY = ResetType.GRACEFUL_RESTART
 
@@ -98,12 +102,12 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ("it knows no restart", RESTART, None, seen(reset_types=frozenset({"PowerCycle"})), "ask PowerCycle"),
         ("it knows neither", RESTART, None, seen(reset_types=frozenset({"On"})), "doubt Unsupported"),
         ("it says nothing of what it knows", RESTART, None, seen(reset_types=frozenset()), "ask ForceRestart"),
-        ("it is not its turn", structs.replace(RESTART, now=False), None, seen(), "hold"),
+        ("it is not its turn", structs.replace(RESTART, may_start_now=False), None, seen(), "hold"),
         ("it is in POST", RESTART, None, seen(in_post=True), "hold"),
-        ("the window has ended", structs.replace(RESTART, until=NOON), None, seen(), "hold"),
+        ("the window has ended", structs.replace(RESTART, valid_until=NOON), None, seen(), "hold"),
         (
             "the window ends later",
-            structs.replace(RESTART, until=NOON + timedelta(seconds=1)),
+            structs.replace(RESTART, valid_until=NOON + timedelta(seconds=1)),
             None,
             seen(),
             "ask ForceRestart",
@@ -111,7 +115,7 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ("its override does not stand", RESTART, None, seen(override=GONE), "hold"),
         (
             "no override is wanted",
-            structs.replace(RESTART, override=None),
+            structs.replace(RESTART, override_reason=None),
             None,
             seen(override=GONE),
             "ask ForceRestart",
@@ -129,13 +133,13 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ("the same, a moment ago", RESTART, switched(RECORDED, ago=5), BLIND, "hold"),
         ("it was asked, and nothing shows it", RESTART, switched(ASKED), BLIND, "leave"),
         ("it was asked, and does not obey", RESTART, switched(ASKED, ago=9000), seen(), "leave"),
-        ("it was not done, and is its turn", RESTART, switched(SwitchState.REFUSED), seen(), "ask ForceRestart"),
+        ("it was not done, and is its turn", RESTART, switched(PowerRecordState.REFUSED), seen(), "ask ForceRestart"),
         ("it shuts down", GRACEFUL, switched(ASKED, GENTLY, ago=599), seen(), "leave"),
         ("it does not shut down", GRACEFUL, switched(ASKED, GENTLY, ago=600), seen(), "ask ForceRestart"),
         ("it may not have been asked", GRACEFUL, switched(RECORDED, GENTLY, ago=600), seen(), "ask ForceRestart"),
         (
             "it does not shut down, and the window has ended",
-            structs.replace(GRACEFUL, until=NOON),
+            structs.replace(GRACEFUL, valid_until=NOON),
             switched(ASKED, GENTLY, ago=600),
             seen(),
             "hold",
@@ -144,7 +148,7 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ("its system runs again", RESTART, switched(DONE), seen(marks=UP), "note Back"),
         ("it boots", RESTART, switched(DONE), seen(marks=RESET, runs_os=False), "leave"),
         ("it runs what it ran before", RESTART, switched(DONE), seen(), "leave"),
-        ("it is back", RESTART, switched(SwitchState.BACK), seen(), "leave"),
+        ("it is back", RESTART, switched(PowerRecordState.BACK), seen(), "leave"),
         ("it was switched on", ON, switched(ASKED, ResetType.ON), seen(), "note Done"),
         ("it was switched on, and is off", ON, switched(ASKED, ResetType.ON), OFF, "doubt NeedsOperator"),
         ("the same, a moment ago", ON, switched(ASKED, ResetType.ON, ago=5), OFF, "hold"),
@@ -159,32 +163,47 @@ GENTLY = ResetType.GRACEFUL_RESTART
     ],
 )
 def test_what_comes_next(
-    case: str, wanted: Switching, record: SwitchRecord | None, observed: Observed, step: str
+    case: str, wanted: WantedPowerChange, record: PowerRecord | None, observed: BmcObservation, step: str
 ) -> None:
-    found = next_switch(
-        wanted=wanted, record=record, observed=observed, overrides=[overridden()], at=NOON, identified=Same()
+    found = next_power_step(
+        wanted=wanted,
+        record=record,
+        observed=observed,
+        overrides=[overridden()],
+        now=NOON,
+        identity_result=SameMachine(),
     )
     assert kind(found) == step, (case, found)
 
 
-@for_each("state", [state for state in State if state is not State.CONFIRMED])
-def test_nothing_is_switched_before_its_override_is_confirmed(state: State) -> None:
-    found = next_switch(
-        wanted=RESTART, record=None, observed=seen(), overrides=[overridden(state)], at=NOON, identified=Same()
+@for_each("state", [state for state in OverrideState if state is not OverrideState.CONFIRMED])
+def test_nothing_is_switched_before_its_override_is_confirmed(state: OverrideState) -> None:
+    found = next_power_step(
+        wanted=RESTART,
+        record=None,
+        observed=seen(),
+        overrides=[overridden(state)],
+        now=NOON,
+        identity_result=SameMachine(),
     )
     assert kind(found) == "hold"
 
 
-@for_each("identified", [Another(message="it is web02"), IdentityChanged(message="it was web02")])
-@for_each("wanted", [RESTART, GRACEFUL, structs.replace(ON, override=None)])
-def test_another_machine_is_never_switched(wanted: Switching, identified: Identified) -> None:
-    observed = OFF if wanted.manner is Manner.ON else seen()
-    records = [None, switched(ASKED, GENTLY, ago=9000), switched(SwitchState.REFUSED)]
-    for record in records if wanted.manner is not Manner.ON else records[::2]:
-        found = next_switch(
-            wanted=wanted, record=record, observed=observed, overrides=[overridden()], at=NOON, identified=identified
+@for_each("identified", [AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")])
+@for_each("wanted", [RESTART, GRACEFUL, structs.replace(ON, override_reason=None)])
+def test_another_machine_is_never_switched(wanted: WantedPowerChange, identified: IdentityResult) -> None:
+    observed = OFF if wanted.operation is PowerOperation.ON else seen()
+    records = [None, switched(ASKED, GENTLY, ago=9000), switched(PowerRecordState.REFUSED)]
+    for record in records if wanted.operation is not PowerOperation.ON else records[::2]:
+        found = next_power_step(
+            wanted=wanted,
+            record=record,
+            observed=observed,
+            overrides=[overridden()],
+            now=NOON,
+            identity_result=identified,
         )
-        assert not isinstance(found, AskForReset), record
+        assert not isinstance(found, RequestReset), record
 
 
 def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
@@ -193,14 +212,14 @@ def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
     record = structs.replace(switched(RECORDED), marks=alone)
 
     def step(moving: frozenset[str]) -> str:
-        found = next_switch(
+        found = next_power_step(
             wanted=RESTART,
             record=record,
             observed=seen(marks=alone),
             overrides=[overridden()],
-            at=NOON,
-            identified=Same(),
-            moving=moving,
+            now=NOON,
+            identity_result=SameMachine(),
+            moving_marks=moving,
         )
         return kind(found)
 
@@ -210,14 +229,16 @@ def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
 # At a BMC
 
 
-FIRST = Switching(reason="power/check/1", manner=Manner.RESTART, override=ONCE.reason, now=True)
+FIRST = WantedPowerChange(
+    reason="power/check/1", operation=PowerOperation.RESTART, override_reason=ONCE.reason, may_start_now=True
+)
 
 
 def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack) -> None:
     result = rack.bring_about(switching=FIRST)
     assert (result.outcome, rack.machine.resets) == (Outcome.APPLIED, 1)
     # Both records were written before anything was sent for them.
-    assert [state for _, state, _ in rack.written] == [State.RECORDED, State.CONFIRMED]
+    assert [state for _, state, _ in rack.written] == [OverrideState.RECORDED, OverrideState.CONFIRMED]
     assert [(state, resets) for _, state, resets in rack.switched] == [(RECORDED, 0), (ASKED, 1)]
     rack.wait(31)
     rack.bring_about(switching=FIRST)  # in POST
@@ -225,13 +246,16 @@ def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack)
     for _ in range(3):
         rack.bring_about(switching=FIRST)
         rack.wait(31)
-    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, SwitchState.BACK)
+    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, PowerRecordState.BACK)
     assert rack.machine.boots[-1].target == "Pxe"
 
 
 def test_what_an_action_info_allows_is_asked_for(make_rack: MakeRack) -> None:
     rack = make_rack(profile=replace(GENERIC, reset_types=("On", "PowerCycle"), reset_info=True))
-    assert rack.bring_about(switching=structs.replace(FIRST, manner=Manner.GRACEFUL_RESTART)).outcome is Outcome.APPLIED
+    assert (
+        rack.bring_about(switching=structs.replace(FIRST, operation=PowerOperation.GRACEFUL_RESTART)).outcome
+        is Outcome.APPLIED
+    )
     assert rack.switches["web01"]["power/check/1"].type is ResetType.POWER_CYCLE
     assert rack.machine.resets == 1
 
@@ -242,7 +266,7 @@ def test_an_answer_that_is_lost_is_judged_by_marks(rack: Rack) -> None:
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, RECORDED)
     rack.wait(600)
     rack.bring_about(switching=FIRST)
-    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, SwitchState.BACK)
+    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, PowerRecordState.BACK)
 
 
 def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Rack) -> None:

@@ -73,10 +73,10 @@ def test_what_marks_prove_by_their_clock(case: str, before: Marks, after: Marks,
 
 
 def test_what_stands_still_proves_something_only_where_it_is_known_to_move() -> None:
-    assert SET.reset_since(SET, moving=frozenset({"last_reset_time"})) is Reset.RULED_OUT
-    assert SET.reset_since(SET, moving=frozenset()) is Reset.UNKNOWN
+    assert SET.reset_since(SET, moving_marks=frozenset({"last_reset_time"})) is Reset.RULED_OUT
+    assert SET.reset_since(SET, moving_marks=frozenset()) is Reset.UNKNOWN
     only = structs.replace(SET, boot_progress_time=None)
-    assert only.reset_since(SET, moving=frozenset({"boot_progress_time"})) is Reset.UNKNOWN
+    assert only.reset_since(SET, moving_marks=frozenset({"boot_progress_time"})) is Reset.UNKNOWN
 
 
 @for_each(
@@ -100,8 +100,8 @@ def test_a_machine_that_comes_up_needs_no_reset_for_it(then: str | None, now: st
 
 
 def test_which_marks_have_moved() -> None:
-    assert RESET.moved_since(SET) == {"last_reset_time"}
-    assert structs.replace(RESET, bmc_ahead_s=7200).moved_since(SET) == frozenset()
-    assert structs.replace(RESET, bmc_time=None).moved_since(SET) == {
+    assert RESET.find_later_marks(SET) == {"last_reset_time"}
+    assert structs.replace(RESET, bmc_ahead_s=7200).find_later_marks(SET) == frozenset()
+    assert structs.replace(RESET, bmc_time=None).find_later_marks(SET) == {
         "last_reset_time"
     }  # as far as an ordinary reading shows

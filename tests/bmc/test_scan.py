@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gitboot.bmc.identity import Shown
-from gitboot.bmc.redfish.resources import Resource, manager_path
+from gitboot.bmc.identity import ReportedIdentity
+from gitboot.bmc.redfish.resources import Resource, find_manager_path
 from gitboot.bmc.scan import (
-    MOST_ADDRESSES,
+    MAX_ADDRESSES,
     FoundNic,
     FoundServer,
-    addresses,
+    build_found_server,
+    choose_name,
     compare,
-    document_for,
-    found_server,
-    name_for,
+    list_addresses,
+    render_document,
 )
 from gitboot.cli.main import Exit
 from gitboot.errors import UsageError
@@ -48,7 +48,7 @@ from tests.helpers.redfish_double.server import Redirect
     ids=["network", "one of it", "ports", "IPv6", "twice", "URL"],
 )
 def test_the_addresses_that_are_meant(places: list[str], ports: list[int], meant: list[str]) -> None:
-    assert addresses(places, ports) == tuple(meant)
+    assert list_addresses(places, ports) == tuple(meant)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def test_the_addresses_that_are_meant(places: list[str], ports: list[int], meant
 )
 def test_what_is_none_or_too_many(place: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        addresses([place], [443])
-    assert len(addresses(["10.0.0.0/20"], [443])) == MOST_ADDRESSES - 2
+        list_addresses([place], [443])
+    assert len(list_addresses(["10.0.0.0/20"], [443])) == MAX_ADDRESSES - 2
 
 
 # What is not as documents say
@@ -83,8 +83,8 @@ def _machine(name: str, address: str | None) -> Machine:
 
 def _found(name: str, address: str) -> FoundServer:
     nic = FoundNic(name="eno1", mac=MacAddress(mac_of(name).replace(":", "-")))
-    shown = Shown(uuid=SystemUuid(uuid_of(name)), serial="7M2XKQ3")
-    return FoundServer(address=address, system="/redfish/v1/Systems/1", shown=shown, nics=(nic,))
+    shown = ReportedIdentity(uuid=SystemUuid(uuid_of(name)), serial="7M2XKQ3")
+    return FoundServer(address=address, system="/redfish/v1/Systems/1", identity=shown, nics=(nic,))
 
 
 WEB01, WEB02 = _machine("web01", A), _machine("web02", B)
@@ -131,21 +131,23 @@ def test_what_is_not_as_described(
     found: list[FoundServer], described: list[Machine], unread: list[str], expected: list[tuple[str, str | None, str]]
 ) -> None:
     compared = compare(found, described, (A, B, C), unread)
-    assert [(each.what, each.server, each.address) for each in compared.differences] == expected
+    assert [(each.kind, each.server, each.address) for each in compared.differences] == expected
 
 
 def test_a_name_is_no_other_documents() -> None:
-    found = structs.replace(_found("new", A), shown=Shown(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3"))
-    assert (name_for(found, ()), name_for(found, {"7m2-xkq3", "7m2-xkq3-2"})) == ("7m2-xkq3", "7m2-xkq3-3")
-    nameless = structs.replace(found, shown=structs.replace(found.shown, serial="To be filled"))
-    assert name_for(nameless, ()) == f"server-{uuid_of('new')[:8]}"
-    dell = structs.replace(found, maker="Dell Inc.", shown=structs.replace(found.shown, sku="F54P1G3"))
+    found = structs.replace(
+        _found("new", A), identity=ReportedIdentity(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3")
+    )
+    assert (choose_name(found, ()), choose_name(found, {"7m2-xkq3", "7m2-xkq3-2"})) == ("7m2-xkq3", "7m2-xkq3-3")
+    nameless = structs.replace(found, identity=structs.replace(found.identity, serial="To be filled"))
+    assert choose_name(nameless, ()) == f"server-{uuid_of('new')[:8]}"
+    dell = structs.replace(found, maker="Dell Inc.", identity=structs.replace(found.identity, sku="F54P1G3"))
     assert (dell.serial, found.serial) == ("F54P1G3", "7M2 XKQ3")
 
 
 def test_what_a_bmc_shows_cannot_write_yaml_of_its_own() -> None:
     nic = FoundNic(name='x"\nlifecycle: Active', mac=MacAddress("52-54-00-00-00-01"))
-    text = document_for(structs.replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
+    text = render_document(structs.replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
     assert [line for line in text.splitlines() if line.lstrip().startswith("lifecycle")] == [
         "  lifecycle: Parked  # until somebody knows what it is to be: then take this line out"
     ]
@@ -292,24 +294,24 @@ def test_values_of_other_types_than_redfish_has_count_as_not_shown() -> None:
         {"PermanentMACAddress": 7, "MACAddress": "52:54:00:aa:00:01"},
         {"MACAddress": ["52:54:00:aa:00:02"]},
     ]
-    found = found_server(
+    found = build_found_server(
         "https://bmc.test",
         Resource(url="https://bmc.test/redfish/v1/Systems/1", body={"UUID": 7, "Links": [], "Manufacturer": {}}),
-        alone=True,
+        is_only_system=True,
         nics=[Resource(url=f"https://bmc.test/nic/{n}", body=body) for n, body in enumerate(nics)],
         processor=Resource(url="https://bmc.test/cpu", body={"InstructionSet": ["x86-64"]}),
     )
     assert ([nic.mac for nic in found.nics], found.architecture) == (["52-54-00-aa-00-01"], None)
     strange: list[object] = [[], {"ManagedBy": {}}, {"ManagedBy": ["a"]}, None]
-    assert {manager_path({"Links": each}) for each in strange} == {None}
+    assert {find_manager_path({"Links": each}) for each in strange} == {None}
 
 
 def test_an_architecture_that_is_not_shown_is_marked_for_a_look() -> None:
     found = _found("new", A)
-    assert "architecture: x86_64  # not shown by its BMC: look" in document_for(found, "new", "rack", verify=True)
+    assert "architecture: x86_64  # not shown by its BMC: look" in render_document(found, "new", "rack", verify=True)
     shown = structs.replace(found, architecture=Architecture.AARCH64)
-    assert "architecture: aarch64\n" in document_for(shown, "new", "rack", verify=False)
-    assert "tls: {verify: false}" in document_for(shown, "new", "rack", verify=False)
+    assert "architecture: aarch64\n" in render_document(shown, "new", "rack", verify=False)
+    assert "tls: {verify: false}" in render_document(shown, "new", "rack", verify=False)
 
 
 def test_a_new_server_is_what_its_bmc_shows_with_what_it_is_like(rack: Rack) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.credentials import NO_SIGN, Sign
-from gitboot.bmc.worker_pool import FIRST, LEAST, Crew, Pace, Task
+from gitboot.bmc.credentials import NO_SAMPLE, ResponseSample
+from gitboot.bmc.worker_pool import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit, Task, TaskRunner
 
 PATIENCE_S = 300
-FAST = Sign(waited_s=0.3)
+FAST = ResponseSample(latency_s=0.3)
 
 
 @dataclass
@@ -29,7 +29,9 @@ class Held:
         self.begun: list[str] = []
         self._gates: dict[str, threading.Event] = {}
         self._changed = threading.Condition()
-        self.crew: Crew[str, str] = Crew(self.most, self.most_of_site, on_ended=self._wake, later=self._later)
+        self.crew: TaskRunner[str, str] = TaskRunner(
+            self.most, self.most_of_site, on_ended=self._wake, later=self._later
+        )
 
     def _wake(self) -> None:
         with self._changed:
@@ -41,10 +43,10 @@ class Held:
             self.timers.append(what)
             self._changed.notify_all()
 
-    def task(self, key: str, site: str | None = None, sign: Sign = NO_SIGN) -> Task[str, str]:
+    def task(self, key: str, site: str | None = None, sign: ResponseSample = NO_SAMPLE) -> Task[str, str]:
         gate = self._gates.setdefault(key, threading.Event())
 
-        def work() -> tuple[str, Sign]:
+        def work() -> tuple[str, ResponseSample]:
             with self._changed:
                 self.begun.append(key)
                 self._changed.notify_all()
@@ -53,7 +55,7 @@ class Held:
 
         return Task(key, site, work)
 
-    def add(self, *keys: str, site: str | None = None, sign: Sign = NO_SIGN) -> frozenset[str]:
+    def add(self, *keys: str, site: str | None = None, sign: ResponseSample = NO_SAMPLE) -> frozenset[str]:
         return self.crew.add([self.task(key, site, sign) for key in keys])
 
     def until(self, what: Callable[[], bool]) -> None:
@@ -71,7 +73,7 @@ class Held:
     def taken(self, number: int) -> dict[str, str]:
         found: dict[str, str] = {}
         while len(found) < number:
-            found |= self.crew.next_ended()
+            found |= self.crew.wait_for_results()
         return found
 
 
@@ -99,10 +101,10 @@ def names(number: int, letter: str = "a") -> list[str]:
 
 
 def test_many_that_end_within_a_moment_wake_somebody_once(held: Held) -> None:
-    keys = names(FIRST)
+    keys = names(INITIAL_LIMIT)
     held.add(*keys)
     held.end(*keys[:-1])
-    assert held.taken(FIRST - 1).keys() == set(keys[:-1])
+    assert held.taken(INITIAL_LIMIT - 1).keys() == set(keys[:-1])
     held.until(lambda: len(held.timers) >= 1)
     assert (len(held.timers), held.woken) == (1, 0)
 
@@ -117,7 +119,7 @@ def test_after_a_moment_and_when_nothing_is_left_to_wait_for_somebody_is_woken(
     assert held.woken == 1
     held.end("b")
     held.until(lambda: held.woken == 2)
-    assert held.crew.ended() == {"a": "a is done", "b": "b is done"}
+    assert held.crew.take_results() == {"a": "a is done", "b": "b is done"}
     assert len(held.timers) == 1
 
 
@@ -141,15 +143,15 @@ def test_what_ends_makes_room_at_once_and_nobody_has_to_take_it_first(make_held:
     held.until(lambda: held.begun == keys)
     held.end_all()
     assert held.taken(5) == {key: f"{key} is done" for key in keys}
-    assert held.crew.next_ended() == {}
+    assert held.crew.wait_for_results() == {}
 
 
 def test_a_site_gets_as_many_as_it_bears(held: Held) -> None:
-    keys = names(3 * FIRST)
+    keys = names(3 * INITIAL_LIMIT)
     held.add(*keys, site="a", sign=FAST)
-    held.until(lambda: len(held.begun) == FIRST)
-    held.end(*keys[:FIRST])
-    held.until(lambda: len(held.begun) == 3 * FIRST)
+    held.until(lambda: len(held.begun) == INITIAL_LIMIT)
+    held.end(*keys[:INITIAL_LIMIT])
+    held.until(lambda: len(held.begun) == 3 * INITIAL_LIMIT)
 
 
 def test_a_site_that_takes_its_time_keeps_no_other_waiting(make_held: Callable[..., Held]) -> None:
@@ -170,7 +172,7 @@ def test_of_one_key_there_is_one_at_a_time_and_the_newest_that_has_not_begun(mak
     assert held.add("b", site="x") == {"b"}
     assert held.add("b", site="y") == {"b"}
     held.add("c")
-    held.crew.forget(["c"])
+    held.crew.drop_pending(["c"])
     held.end("a", "b")
     assert held.taken(2).keys() == {"a", "b"}
     assert held.begun == ["a", "b"]
@@ -187,51 +189,51 @@ def test_no_task_is_taken_by_who_does_not_know_yet_what_the_last_one_did(held: H
 
 def test_what_a_task_raises_is_raised_where_its_result_would_be(held: Held) -> None:
 
-    def fail() -> tuple[str, Sign]:
+    def fail() -> tuple[str, ResponseSample]:
         raise ZeroDivisionError("our bug")
 
     held.crew.add([Task("a", None, fail)])
     with pytest.raises(ZeroDivisionError, match="our bug"):
-        held.crew.next_ended()
-    assert held.crew.next_ended() == {}
+        held.crew.wait_for_results()
+    assert held.crew.wait_for_results() == {}
 
 
-LOST = Sign(is_lost=True)
+LOST = ResponseSample(is_lost=True)
 
 
-def after(pace: Pace, signs: Iterable[Sign]) -> Pace:
+def after(pace: ConcurrencyLimit, signs: Iterable[ResponseSample]) -> ConcurrencyLimit:
     for sign in signs:
-        pace = pace.after(sign)
+        pace = pace.update(sign)
     return pace
 
 
-def a_round(pace: Pace, waited_s: float) -> Pace:
-    return after(pace, [Sign(waited_s=waited_s)] * pace.limit)
+def a_round(pace: ConcurrencyLimit, waited_s: float) -> ConcurrencyLimit:
+    return after(pace, [ResponseSample(latency_s=waited_s)] * pace.limit)
 
 
-def rounds(pace: Pace, *waited_s: float) -> Pace:
+def rounds(pace: ConcurrencyLimit, *waited_s: float) -> ConcurrencyLimit:
     for each in waited_s:
         pace = a_round(pace, each)
     return pace
 
 
 def test_it_begins_with_few_and_doubles_with_each_round_up_to_the_bound() -> None:
-    limits = [rounds(Pace.upto(100), *[0.3] * number).limit for number in range(5)]
-    assert limits == [FIRST, 32, 64, 100, 100]
+    limits = [rounds(ConcurrencyLimit.start(100), *[0.3] * number).limit for number in range(5)]
+    assert limits == [INITIAL_LIMIT, 32, 64, 100, 100]
 
 
 def test_a_bound_below_what_it_begins_with_holds_from_the_first() -> None:
-    assert Pace.upto(3).limit == 3
-    assert rounds(Pace.upto(3), 0.3, 0.3, 5, 5).limit <= 3
+    assert ConcurrencyLimit.start(3).limit == 3
+    assert rounds(ConcurrencyLimit.start(3), 0.3, 0.3, 5, 5).limit <= 3
 
 
 def test_a_round_that_is_not_over_changes_nothing() -> None:
-    pace = Pace.upto(100)
-    assert after(pace, [Sign(waited_s=0.3)] * (FIRST - 1)).limit == FIRST
+    pace = ConcurrencyLimit.start(100)
+    assert after(pace, [ResponseSample(latency_s=0.3)] * (INITIAL_LIMIT - 1)).limit == INITIAL_LIMIT
 
 
 def test_answers_that_take_twice_as_long_halve_it_and_then_it_grows_by_steps() -> None:
-    pace = rounds(Pace.upto(1000), 0.3, 0.3)
+    pace = rounds(ConcurrencyLimit.start(1000), 0.3, 0.3)
     assert pace.limit == 64
     limits = [rounds(pace, 0.9, *[0.3] * number).limit for number in range(4)]
     assert limits == [32, 40, 48, 56]
@@ -242,32 +244,39 @@ def test_answers_that_take_twice_as_long_halve_it_and_then_it_grows_by_steps() -
     [("of a slow way", 0.3, 0.65), ("of a fast one, by what nobody notices", 0.002, 0.09)],
 )
 def test_some_delay_is_no_sign(case: str, first_s: float, then_s: float) -> None:
-    assert rounds(Pace.upto(1000), first_s, then_s).limit == FIRST * 4, case
+    assert rounds(ConcurrencyLimit.start(1000), first_s, then_s).limit == INITIAL_LIMIT * 4, case
 
 
 def test_a_few_slow_bmcs_among_many_do_not_slow_the_others() -> None:
-    pace = Pace.upto(1000)
-    few = [Sign(waited_s=9)] * (FIRST // 2 - 1)
-    assert after(a_round(pace, 0.3), few + [Sign(waited_s=0.3)] * (2 * FIRST - len(few))).limit == FIRST * 4
+    pace = ConcurrencyLimit.start(1000)
+    few = [ResponseSample(latency_s=9)] * (INITIAL_LIMIT // 2 - 1)
+    assert (
+        after(a_round(pace, 0.3), few + [ResponseSample(latency_s=0.3)] * (2 * INITIAL_LIMIT - len(few))).limit
+        == INITIAL_LIMIT * 4
+    )
 
 
 def test_lost_answers_halve_it_where_they_came_before() -> None:
-    pace = rounds(Pace.upto(1000), 0.3)
-    lost = after(pace, [LOST] * 4 + [Sign(waited_s=0.3)] * 28)
-    assert (pace.limit, lost.limit, after(pace, [LOST] * 2 + [Sign(waited_s=0.3)] * 30).limit) == (32, 16, 64)
+    pace = rounds(ConcurrencyLimit.start(1000), 0.3)
+    lost = after(pace, [LOST] * 4 + [ResponseSample(latency_s=0.3)] * 28)
+    assert (pace.limit, lost.limit, after(pace, [LOST] * 2 + [ResponseSample(latency_s=0.3)] * 30).limit) == (
+        32,
+        16,
+        64,
+    )
 
 
 def test_bmcs_that_have_never_answered_say_nothing_of_the_way() -> None:
-    assert after(Pace.upto(1000), [NO_SIGN] * 500) == Pace.upto(1000)
+    assert after(ConcurrencyLimit.start(1000), [NO_SAMPLE] * 500) == ConcurrencyLimit.start(1000)
 
 
 def test_it_never_comes_to_a_stop() -> None:
-    pace = Pace.upto(1000)
+    pace = ConcurrencyLimit.start(1000)
     for _ in range(20):
         pace = after(pace, [LOST] * pace.limit)
-    assert pace.limit == LEAST
+    assert pace.limit == MIN_LIMIT
 
 
 def test_a_way_that_has_become_longer_for_good_is_not_held_against_it() -> None:
-    pace = rounds(Pace.upto(64), *[0.01] * 5)
+    pace = rounds(ConcurrencyLimit.start(64), *[0.01] * 5)
     assert (rounds(pace, *[0.4] * 3).limit, rounds(pace, *[0.4] * 60).limit) == (8, 64)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli import evaluated_fleet
-from gitboot.cli.evaluated_fleet import Compared, compared
-from gitboot.cli.options import this_second
+from gitboot.cli.evaluated_fleet import ComparedRange, compare_range
+from gitboot.cli.options import current_second
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
-from gitboot.evaluator.evaluation import Forks
+from gitboot.evaluator.evaluation import Workers
 from gitboot.fleet.revision import Revision, Verify
 from gitboot.git import snapshots
 from gitboot.git.signatures import TrustedKeys
@@ -62,7 +62,7 @@ EDITS = {
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where commands keep what they find out, of a small fleet too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(evaluated_fleet, "WORTH", 1)
+    monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", 1)
     return tmp_path / "cache"
 
 
@@ -112,7 +112,7 @@ def test_only_servers_whose_keys_are_not_cached_are_decided(
         return decide_server(inputs, composer)
 
     monkeypatch.setattr(fleet_decisions, "decide_server", noted)
-    monkeypatch.setattr(evaluated_fleet, "evaluation_workers", Forks)  # other processes would note nothing here
+    monkeypatch.setattr(evaluated_fleet, "count_evaluation_workers", Workers)  # other processes would note nothing here
     work.write({"web02.yaml": server("web02", "role: web")})
     typed("validate")
     assert sorted(decided) == ["web01", "web02"]
@@ -136,9 +136,9 @@ def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) 
 
 
 def test_a_small_fleet_is_not_cached(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluated_fleet, "WORTH", len(FILES) + 1)
+    monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", len(FILES) + 1)
     assert (typed("validate").code, kept(cache)) == (0, [])
-    monkeypatch.setattr(evaluated_fleet, "WORTH", len(FILES))
+    monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", len(FILES))
     assert typed("validate").code == 0
     assert len(kept(cache)) == 1
 
@@ -153,13 +153,13 @@ def test_only_files_of_the_fleet_are_read_and_each_time_anew(
 ) -> None:
     work.write({".gitbootignore": "left-out/\n", "README.md": "", "left-out/a.yaml": "{", "a.png": ""})
     read: list[str] = []
-    read_work_file = snapshots.read_work_file
+    read_work_file = snapshots.read_worktree_file
 
     def noted(root: Path, path: str) -> bytes:
         read.append(path)
         return read_work_file(root, path)
 
-    monkeypatch.setattr(snapshots, "read_work_file", noted)
+    monkeypatch.setattr(snapshots, "read_worktree_file", noted)
     for _ in range(2):
         assert typed("validate").code == 0
         assert sorted(read) == sorted([".gitbootignore", *FILES])
@@ -206,16 +206,16 @@ def review(
     *,
     merge: bool = False,
     accepted: Revision | None = None,
-) -> Compared:
+) -> ComparedRange:
     trust = TrustSettings(verify=verify, keys=TrustedKeys(allowed_signers=signers))
-    return compared(path, range, merge=merge, at=this_second(), accepted=accepted, trust=trust)
+    return compare_range(path, range, merge=merge, at=current_second(), accepted=accepted, trust=trust)
 
 
-def faults(found: Compared) -> list[str]:
+def faults(found: ComparedRange) -> list[str]:
     return [f"{problem.code}: {problem.message}" for problem in found.head.problems]
 
 
-def signed(found: Compared) -> list[str]:
+def signed(found: ComparedRange) -> list[str]:
     assert {signer.person for _, signer in found.signers} <= {"ada@example.net"}
     return [commit for commit, _ in found.signers]
 

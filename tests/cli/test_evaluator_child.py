@@ -20,12 +20,12 @@ import click
 import pytest
 
 from gitboot import child_processes, disk_cache
-from gitboot.child_processes import encode, framed
+from gitboot.child_processes import build_frame, encode
 from gitboot.cli.main import cli
 from gitboot.controller.instance import state_directory
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.age_encryption import make_key
-from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
+from gitboot.evaluator.protocol import EvaluationBegun, NewResults, ResultKind
 from gitboot.resolve.provisioning_record import Record, record_facts
 from tests.helpers.fleets import SEED, server, uuid_of
 from tests.helpers.git_repositories import Work
@@ -115,7 +115,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     opened: list[Path | None] = []
     began: list[None] = []
-    uncollected = child_processes.uncollected
+    uncollected = child_processes.pause_garbage_collection
 
     class Opened(DiskCache):
         def __init__(self, path: Path | None, *more: Any, **options: Any) -> None:
@@ -128,7 +128,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
 
     for module in (disk_cache, state_directory):
         monkeypatch.setattr(module, "DiskCache", Opened)
-    monkeypatch.setattr(child_processes, "uncollected", begin)
+    monkeypatch.setattr(child_processes, "pause_garbage_collection", begin)
     places = {name: rack.folder / name for name in "AHKW"}
     places |= {"E": rack.output / "ops" / "records", "F": tmp_path / "F", "S": rack.state}
     arguments = [*command.split(), *(str(places.get(each, each)) for each in COMMANDS[command].split())]
@@ -246,12 +246,12 @@ print(cache.get_many(ResultKind({str(KIND)!r}), [*rows, b"other"]) == rows)
     assert stored(tmp_path, [*rows, b"other"]) == rows
 
 
-RIGHT = framed(encode(NewResults(KIND, {b"right": encode("a problem")})))
+RIGHT = build_frame(encode(NewResults(KIND, {b"right": encode("a problem")})))
 WRONG = {
-    "part of a frame": framed(encode(NewResults(KIND, {b"wrong": encode("a problem")})))[:-1],
-    "another message": framed(encode(Begun(1))),
-    "a value of another type": framed(encode(NewResults(KIND, {b"wrong": encode(1)}))),
-    "a decision that is none": framed(encode(NewResults(ResultKind.DECIDED, {b"wrong": encode(1)}))),
+    "part of a frame": build_frame(encode(NewResults(KIND, {b"wrong": encode("a problem")})))[:-1],
+    "another message": build_frame(encode(EvaluationBegun(1))),
+    "a value of another type": build_frame(encode(NewResults(KIND, {b"wrong": encode(1)}))),
+    "a decision that is none": build_frame(encode(NewResults(ResultKind.DECIDED, {b"wrong": encode(1)}))),
 }
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.evaluator_child import open_cache
-from gitboot.controller.instance.assembly import looked_at
+from gitboot.controller.instance.assembly import open_offline
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.git.clone import accepted_snapshot
+from gitboot.git.clone import load_accepted_snapshot
 from tests.helpers.evaluations import StoredResults
 from tests.helpers.fleets import SEED, at, server
 from tests.helpers.instance_in_process import in_process
@@ -32,7 +32,7 @@ class Site:
     state: Path
 
     def look(self) -> Commit:
-        with open_cache(self.state) as results, looked_at(self.state, NOON, results=results) as look:
+        with open_cache(self.state) as results, open_offline(self.state, NOON, results=results) as look:
             return look.commit
 
     def firmware(self) -> dict[str, str]:
@@ -41,7 +41,7 @@ class Site:
     def store(self, old: bytes = b"", new: bytes = b"") -> Path:
         """Store what its evaluator finds, with other bytes in each decision, in the cache of the instance."""
         revision = self.look().revision
-        found = Evaluator(lambda *_: accepted_snapshot(self.state)).evaluate(revision, None)
+        found = Evaluator(lambda *_: load_accepted_snapshot(self.state)).evaluate(revision, None)
         results = StoredResults()
         results.add(found.head)
         with DiskCache(self.state / CACHE, pytest.fail) as cache:

@@ -22,7 +22,7 @@ import yaml
 from pygit2 import LIBGIT2_VERSION
 
 from gitboot import __version__, errors
-from gitboot.cli.main import Exit, cli, exit_of
+from gitboot.cli.main import Exit, cli, find_exit_code
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
@@ -30,7 +30,7 @@ from gitboot.model.json_schema import KINDS
 from gitboot.model.scalars import parse_uuid
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve import provisioning_record
-from gitboot.resolve.provisioning_record import Record, exported
+from gitboot.resolve.provisioning_record import Record, encode_records
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.documentation import ROOT
@@ -214,7 +214,7 @@ def test_a_variable_that_0_1_0_had_is_rejected(
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_each_error_has_its_exit_code(error: errors.GitbootError, code: int) -> None:
-    assert exit_of(error) == code
+    assert find_exit_code(error) == code
 
 
 @for_each(
@@ -503,7 +503,7 @@ def test_plan_looks_at_an_instant_some_servers_and_what_is_known(
     fleet: Path, tmp_path: Path, options: str, expected: str
 ) -> None:
     records = {uuid_of("web01"): Record(provision=1), uuid_of("web02"): Record()}
-    (tmp_path / "records.json").write_bytes(exported(records))  # type: ignore[arg-type]
+    (tmp_path / "records.json").write_bytes(encode_records(records))  # type: ignore[arg-type]
     done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
     code = Exit.FINE if expected else Exit.USAGE  # nobody has the labels
     assert (done.code, " ".join(row[1] for row in cells(done))) == (code, expected)
@@ -513,7 +513,7 @@ def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_inst
     fleet: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "records.json"
-    file.write_bytes(exported({parse_uuid(uuid_of("web02")): Record(provision=1)}))
+    file.write_bytes(encode_records({parse_uuid(uuid_of("web02")): Record(provision=1)}))
     given = ("--at", NOON, "--records", file)
     planned = gitboot("plan", fleet, "--server", "web01", *given)
     assert cells(planned)[0][:3] == ["web01", "Disk", "local disk"]
@@ -535,7 +535,7 @@ def test_e17_plan_says_that_a_maintenance_was_already_made(tmp_path: Path) -> No
         )
     }
     file = tmp_path / "records.json"
-    file.write_bytes(exported({parse_uuid(uuid_of("web01")): Record(provision=1, runs=runs)}))
+    file.write_bytes(encode_records({parse_uuid(uuid_of("web01")): Record(provision=1, runs=runs)}))
     during = gitboot("plan", fleet, "--records", file, "--at", "2026-11-20T23:00:00Z", "-o", "json")
     made = {item["server"]: item["alreadyMade"] for item in json.loads(during.out)["items"]}
     assert made == {"web01": {"m": "2026-11-20T22:10:00Z"}, "web02": {}}
@@ -654,10 +654,10 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
 ) -> None:
     fetched = datetime(2026, 11, 20, 11, 50, tzinfo=UTC)
     attempt = provisioning_record.InstallAttempt(
-        key="provision/1", number=1, boots=(provisioning_record.Seen(fetched, "boot.ipxe", "10.0.0.7"),)
+        key="provision/1", number=1, boots=(provisioning_record.StepEvidence(fetched, "boot.ipxe", "10.0.0.7"),)
     )
     record = Record(provision=1, evidence="Fetched", provisioned_at=fetched, attempts=(attempt,))
-    (tmp_path / "records.json").write_bytes(exported({parse_uuid(uuid_of("web01")): record}))
+    (tmp_path / "records.json").write_bytes(encode_records({parse_uuid(uuid_of("web01")): record}))
     arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", tmp_path / "records.json")
     items = gitboot(*arguments, "-o", "json").json["items"]
     shown = {item["from"]: item["installing"] for item in items}

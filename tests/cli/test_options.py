@@ -11,7 +11,7 @@ import click
 import pytest
 
 from gitboot.cli.main import Exit, cli
-from gitboot.cli.options import Setting, key_of, keys_of, operator, variables_of
+from gitboot.cli.options import Setting, format_key, list_keys, list_variables, read_operator_name
 from scripts.reference import configuration_page
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import configured
@@ -25,12 +25,12 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
     for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: UNNAMED)
-    assert operator() == f"uid {UNNAMED}"
+    assert read_operator_name() == f"uid {UNNAMED}"
 
 
 def test_a_user_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "ada")
-    assert operator() == "ada"
+    assert read_operator_name() == "ada"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def command(name: str) -> click.Command:
 
 
 def settings(name: str) -> dict[str, Setting]:
-    return {key: each for key, each in keys_of(command(name)).items() if isinstance(each, Setting)}
+    return {key: each for key, each in list_keys(command(name)).items() if isinstance(each, Setting)}
 
 
 def test_run_has_at_most_45_options() -> None:
@@ -79,10 +79,10 @@ def test_the_reference_has_a_row_for_each_key_and_the_help_has_no_setting(name: 
     shown, _, options = section.partition(f"## gitboot {name}: options")
     help = command(name).get_help(click.Context(command(name)))
     assert "docs/reference/configuration.md" in help
-    for parameter in keys_of(command(name)).values():
-        key, is_setting = key_of(parameter), isinstance(parameter, Setting)
+    for parameter in list_keys(command(name)).values():
+        key, is_setting = format_key(parameter), isinstance(parameter, Setting)
         row = next(line for line in (shown if is_setting else options).splitlines() if line.startswith(f"| `{key}` |"))
-        assert all(f"`{variable}`" in row for variable in variables_of(parameter))
+        assert all(f"`{variable}`" in row for variable in list_variables(parameter))
         assert (f"--{key} " in help) is not (is_setting or isinstance(parameter, click.Argument))
 
 
@@ -126,7 +126,7 @@ def test_a_variable_of_a_setting_wins_over_the_file(key: str, monkeypatch: pytes
         return str(found) if isinstance(found, Path) else found
 
     assert value() == ((written,) if setting.multiple else written)
-    monkeypatch.setenv(variables_of(setting)[0], varied)
+    monkeypatch.setenv(list_variables(setting)[0], varied)
     expected = int(varied) if numbers else varied
     assert value() == ((expected,) if setting.multiple else expected)
 

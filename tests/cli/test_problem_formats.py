@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft4Validator  # type: ignore[import-untyped]
 from msgspec import structs
 
-from gitboot.cli.problem_formats import github, junit, sarif
+from gitboot.cli.problem_formats import format_github, format_junit, format_sarif
 from gitboot.problems import Code, Problem, Severity
 from tests.helpers.cases import for_each
 
@@ -50,12 +50,12 @@ problems_of = st.lists(
 
 
 def results(problems: Sequence[Problem]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(sarif(problems))["runs"][0]["results"]
+    found: list[dict[str, Any]] = json.loads(format_sarif(problems))["runs"][0]["results"]
     return found
 
 
 def cases(problems: Sequence[Problem]) -> list[ElementTree.Element]:
-    return list(ElementTree.fromstring(junit(problems)).iter("testcase"))
+    return list(ElementTree.fromstring(format_junit(problems)).iter("testcase"))
 
 
 # SARIF
@@ -67,14 +67,14 @@ def faults(log: dict[str, Any]) -> list[str]:
 
 def test_sarif_is_valid_by_its_published_schema() -> None:
     every = [structs.replace(TIE, code=code, line=number) for number, code in enumerate(Code, 1)]
-    whole = json.loads(sarif(every))
-    assert faults(whole) == faults(json.loads(sarif([]))) == []
+    whole = json.loads(format_sarif(every))
+    assert faults(whole) == faults(json.loads(format_sarif([]))) == []
     del whole["runs"][0]["results"][0]["message"]
     assert faults(whole) == ["'message' is a required property"]
 
 
 def test_a_result_has_its_rule_with_what_explain_says() -> None:
-    run = json.loads(sarif([OVERDUE, TIE]))["runs"][0]
+    run = json.loads(format_sarif([OVERDUE, TIE]))["runs"][0]
     for result in run["results"]:
         rule = run["tool"]["driver"]["rules"][result["ruleIndex"]]
         code = CODES[result["ruleId"]]
@@ -120,7 +120,7 @@ def test_two_problems_that_say_the_same_have_fingerprints_of_their_own() -> None
 
 
 def test_an_error_is_a_failure_and_a_warning_is_skipped() -> None:
-    root = ElementTree.fromstring(junit([OVERDUE, TIE]))
+    root = ElementTree.fromstring(format_junit([OVERDUE, TIE]))
     assert dict(root.attrib) == {"tests": "2", "failures": "1", "errors": "0", "skipped": "1"}
     failed, skipped = root.iter("testcase")
     assert failed.attrib == {"classname": "GB2011", "name": f"{TIE.path}: {TIE.message}", "file": TIE.path}
@@ -145,9 +145,11 @@ def test_gitlab_sees_every_test_since_no_two_have_one_name() -> None:
 
 def test_a_command_is_escaped_as_the_runner_reads_it() -> None:
     expected = f"::warning file=a.yaml,line=5,col=11,title={OVERDUE.code}::100 %25 late: see a,b"
-    assert github([OVERDUE]) == expected
-    assert github([structs.replace(OVERDUE, path="a,b:c%.yaml")]).startswith("::warning file=a%2Cb%3Ac%25.yaml,line=5")
-    assert github([]) == ""
+    assert format_github([OVERDUE]) == expected
+    assert format_github([structs.replace(OVERDUE, path="a,b:c%.yaml")]).startswith(
+        "::warning file=a%2Cb%3Ac%25.yaml,line=5"
+    )
+    assert format_github([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_a_command_is_escaped_as_the_runner_reads_it() -> None:
 def test_no_more_are_given_than_github_shows_a_step(errors: int, warnings: int, notice: str | None) -> None:
     given = [structs.replace(OVERDUE, line=line) for line in range(1, warnings + 1)]
     given += [structs.replace(TIE, line=line) for line in range(1, errors + 1)]
-    lines = github(given).splitlines()
+    lines = format_github(given).splitlines()
     assert [line.split(" ")[0] for line in lines[:20]] == ["::error"] * 10 + ["::warning"] * 10
     assert "line=10," in lines[9] and "line=10," in lines[19]
     assert lines[20:] == (
@@ -188,7 +190,7 @@ def test_each_format_has_the_same_facts_in_the_same_order() -> None:
     ]
     by_github = [
         (line.split("file=")[1].split(",")[0], line.split("title=")[1].split("::")[0], line.startswith("::error"))
-        for line in github(given).splitlines()
+        for line in format_github(given).splitlines()
     ]
     assert by_sarif == by_junit == by_github
     assert [error for _, _, error in by_sarif] == [True, True, False, False]
@@ -200,12 +202,12 @@ def test_any_text_leaves_the_formats_whole(problems: list[Problem]) -> None:
     assert len(results(problems)) == count
     assert len(cases(problems)) == max(count, 1)
     assert len({each["partialFingerprints"]["primaryLocationLineHash"] for each in results(problems)}) == count
-    lines = github(problems).splitlines()
+    lines = format_github(problems).splitlines()
     assert all(line.startswith(("::error file=", "::warning file=", "::notice title=")) for line in lines)
     assert len(lines) <= 21
 
 
-@pytest.mark.parametrize("write", [sarif, junit, github])
+@pytest.mark.parametrize("write", [format_sarif, format_junit, format_github])
 def test_the_order_in_which_problems_are_found_does_not_matter(write: Callable[[Sequence[Problem]], str]) -> None:
     given = [OVERDUE, TIE, structs.replace(TIE, line=9)]
     assert write(given) == write(given[::-1])

@@ -18,27 +18,27 @@ from typing import Any, cast
 import pytest
 
 from gitboot.controller import checkpoint, current_plans
-from gitboot.controller.checkpoint import Patrol
+from gitboot.controller.checkpoint import DamageSearch
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.evaluator.evaluation_result import Commit, EvaluationResult
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import identity
+from gitboot.fetchlog.spool import read_or_create_identity
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.manifest import MANIFEST, digest_of
-from gitboot.publish.tree_reader import ALL, Inventory, Tree, now_named, suspects
+from gitboot.publish.manifest import MANIFEST, compute_digest
+from gitboot.publish.tree_reader import ALL, Inventory, Tree, find_changed_servers, find_suspects
 from gitboot.render.endpoint_files import shard_path
-from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
+from gitboot.render.paths import LIST_TIMESTAMP, IdentityKind, format_identity
 from gitboot.render.paths import ON_PAGE as ON_PAGE
-from gitboot.resolve.provisioning_record import Record, record_facts, shard_of
+from gitboot.resolve.provisioning_record import Record, record_facts, shard_name
 from tests.helpers.cases import examples
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_in_process import Here, Parts, in_process, note_fetch
@@ -53,19 +53,19 @@ NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept is kept of small fleets, too, and after each change."""
-    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
-    monkeypatch.setattr(assembly, "Patrol", Patient)
+    monkeypatch.setattr(assembly, "DamageSearch", Patient)
 
 
-class Patient(Patrol):
+class Patient(DamageSearch):
     """Says what was found once all was looked at."""
 
-    def found(self) -> frozenset[str]:
+    def take_damaged(self) -> frozenset[str]:
         if self._thread.is_alive:
             self.release()
             self._thread.join()
-        return super().found()
+        return super().take_damaged()
 
 
 def documents(draw: random.Random) -> str:
@@ -166,7 +166,7 @@ class Twin:
         }
         if LIST_TIMESTAMP in tree and (output / MANIFEST).exists():
             content, date = tree[LIST_TIMESTAMP]
-            tree[LIST_TIMESTAMP] = content.replace(digest_of((output / MANIFEST).read_bytes()).encode(), b""), date
+            tree[LIST_TIMESTAMP] = content.replace(compute_digest((output / MANIFEST).read_bytes()).encode(), b""), date
         return tree
 
     def status(self) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class Twins:
         self.commit()
         self.one.begin(self.now, initial=draw.choice(("fresh", "adopt")))
         self.one.parts.spool.mkdir(exist_ok=True)
-        identity(self.one.parts.spool)  # which is the same for both
+        read_or_create_identity(self.one.parts.spool)  # which is the same for both
         self.one.end()
         shutil.copytree(self.one.folder, self.other.folder, symlinks=True)
         self._begin()
@@ -237,7 +237,7 @@ class Twins:
     def compare(self) -> None:
         one, other = (each.tree() for each in self.both)
         assert one == other
-        assert {each for twin in self.both for each in suspects(twin.folder / "output")} <= {None}
+        assert {each for twin in self.both for each in find_suspects(twin.folder / "output")} <= {None}
         assert self.one.ledger() == self.other.ledger()
         said = [each.status() for each in self.both]
         assert {**said[0], "plannedAt": ""} == {**said[1], "plannedAt": ""}  # when something was published last
@@ -256,7 +256,7 @@ class Twins:
 
     def fetch(self) -> None:
         name = self._draw.choice(NAMES)
-        state = self.one.parts.reconciler.standing.plans.servers.get(name)
+        state = self.one.parts.reconciler.state.plans.servers.get(name)
         if state is None or state.plan is None:
             return
         entry = f"boot/v1/boot/{state.decision.macs[0]}/boot.ipxe"
@@ -273,7 +273,7 @@ class Twins:
         name = self._draw.choice(NAMES)
         item = item_of(name, self._draw.choice((1, None)))
         for each in self.both:
-            instance_tables.give(each.parts.ledger, self.now, "ada", "records", {"items": [item]})
+            instance_tables.add_request(each.parts.ledger, self.now, "ada", "records", {"items": [item]})
 
     def restart(self) -> None:
         """Perhaps with a commit, a fetch or an hour while nobody is there."""
@@ -342,12 +342,12 @@ def test_a_start_after_a_publication_that_was_cut_short_is_one_that_begins_with_
     resumed = list[bool]()
 
     def noted(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
-        found = now_named(tree, before)
+        found = find_changed_servers(tree, before)
         if tree.pending:
             resumed.append(found is not None)
         return found
 
-    monkeypatch.setattr(publisher, "now_named", noted)
+    monkeypatch.setattr(publisher, "find_changed_servers", noted)
     twins = Twins(tmp_path, random.Random(seed), cut=1)
     try:
         for _ in range(4):
@@ -389,7 +389,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     found: list[tuple[str, str | None]] = []
     evaluate = Here.evaluate
 
-    def noted(self: Here, revision: Revision, base: Commit | None) -> Evaluated | None:
+    def noted(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
         found.append((revision, base.revision if base is not None else None))
         return evaluate(self, revision, base)
 
@@ -409,7 +409,7 @@ def test_a_restart_with_nothing_changed_reads_no_commit_plans_nobody_and_writes_
 ) -> None:
     folder, _ = left
     before, asked = written(folder), evaluated(monkeypatch)
-    monkeypatch.setattr(current_plans, "planned", None)
+    monkeypatch.setattr(current_plans, "plan_server", None)
     with in_process(folder, left[1].bare) as parts:
         reconcile(parts)
         status = parts.reconciler.status
@@ -472,7 +472,7 @@ def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]
     kept = (folder / "state" / CACHE).read_bytes()
     item = item_of("web00", 1)
     with in_process(folder, repository.bare) as parts:
-        instance_tables.give(parts.ledger, NOON, "ada", "records", {"items": [item]})
+        instance_tables.add_request(parts.ledger, NOON, "ada", "records", {"items": [item]})
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
     before = written(folder)
@@ -506,7 +506,7 @@ def test_what_cannot_be_relied_on_is_done_without(
 ) -> None:
     folder, repository = left
     with in_process(folder, repository.bare) as parts:
-        assert parts.reconciler.standing.plans.commit is not None
+        assert parts.reconciler.state.plans.commit is not None
     asked = evaluated(monkeypatch)
     if harm == "of a commit that is gone":
         answers = iter([True, False])  # the accepted one is there
@@ -554,7 +554,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 def is_resumed(folder: Path, repository: Repository) -> bool:
     """Start, make a pass, and return whether the start had a checkpoint."""
     with in_process(folder, repository.bare) as parts:
-        commit = parts.reconciler.standing.plans.commit
+        commit = parts.reconciler.state.plans.commit
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Network": len(NAMES)}
     return commit is not None
@@ -581,7 +581,7 @@ def test_a_checkpoint_that_lacks_any_entry_does_not_count(left: tuple[Path, Repo
         path.write_bytes(whole)
         sql(path, f"DELETE FROM entry WHERE rowid = {row}")
         with in_process(folder, repository.bare) as parts:
-            assert parts.reconciler.standing.plans.commit is None
+            assert parts.reconciler.state.plans.commit is None
             reconcile(parts)
             warned += "CacheUnusable" in {event.type for event in parts.events}
         assert contents(folder) == before
@@ -655,8 +655,8 @@ def test_a_start_deletes_what_an_earlier_version_kept(left: tuple[Path, Reposito
 HARMED = {
     f"boot/v1/boot/{mac_of('web00').replace(':', '-')}/boot.ipxe": "web00",
     "ops/servers/web00.json": "web00",
-    shard_path(identity_of(Kind.MAC, mac_of("web00").replace(":", "-"))): "web00",
-    f"ops/records/{shard_of(SystemUuid(uuid_of('web00')))}.json": ALL,
+    shard_path(format_identity(IdentityKind.MAC, mac_of("web00").replace(":", "-"))): "web00",
+    f"ops/records/{shard_name(SystemUuid(uuid_of('web00')))}.json": ALL,
 }
 
 
@@ -672,8 +672,8 @@ def test_whose_files_do_not_stand_is_found_beside_and_put_right(
         if harm is not None:
             (output / path).write_bytes(harm)
         is_unreadable = "/index/" in path and harm == b"no JSON"
-        assert {each for each in suspects(output) if each is not None} == {ALL if is_unreadable else found}
+        assert {each for each in find_suspects(output) if each is not None} == {ALL if is_unreadable else found}
         with in_process(folder, repository.bare) as parts:
             reconcile(parts)
             assert (output / path).read_bytes() == content
-        assert {each for each in suspects(output) if each is not None} == set()
+        assert {each for each in find_suspects(output) if each is not None} == set()

@@ -13,8 +13,8 @@ from msgspec import structs
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.errors import InvalidRepository, UsageError
-from gitboot.importers.inventory import mac_of, uuids_of
-from gitboot.importers.inventory import uuid_of as uuid_of_import
+from gitboot.importers.inventory import parse_mac_or_none, parse_uuid_list
+from gitboot.importers.inventory import parse_uuid_or_none as uuid_of_import
 from gitboot.ledger import instance_tables
 from gitboot.model.scalars import (
     MacAddress,
@@ -23,12 +23,12 @@ from gitboot.model.scalars import (
     is_placeholder_serial,
     is_placeholder_uuid,
     lookup_uuids,
-    swapped,
+    swap_byte_order,
 )
 from gitboot.problems import Severity
 from gitboot.publish.tree_reader import read_records
-from gitboot.render.paths import asked_for
-from gitboot.resolve.provisioning_record import Record, exported
+from gitboot.render.paths import parse_request_path
+from gitboot.resolve.provisioning_record import Record, encode_records
 from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
 from tests.controller.test_reconcile import fleet_files
@@ -76,7 +76,7 @@ def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
 
 def approve(parts: Parts, digest: str, guards: Iterable[str]) -> int:
     facts = {"digest": digest, "guards": list(guards), "reason": "planned"}
-    return instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
+    return instance_tables.add_request(parts.ledger, NOON, "op", "approve", facts)
 
 
 def held(parts: Parts) -> Held:
@@ -118,7 +118,7 @@ def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_dig
     assert held(parts).guards == ("maxUpdatePercent",)
     number = approve(parts, digest, ["maxUpdatePercent"])
     turn(parts, 2)
-    assert "maxUpdatePercent acknowledged" in (instance_tables.outcome(parts.ledger, number) or "")
+    assert "maxUpdatePercent acknowledged" in (instance_tables.read_outcome(parts.ledger, number) or "")
     assert (applied(parts), parts.reconciler.status.held) == (commit, None)
     assert [event.type for event in parts.events].count("Acknowledged") == 2
 
@@ -133,8 +133,8 @@ def test_an_approval_that_does_not_fit_what_is_held_is_refused_wherever_it_comes
     digest = held(parts).digest if what == "a guard that does not hold it" else "0" * 64
     number = approve(parts, digest, ["maxDeletes"])
     turn(parts, 1)
-    assert (instance_tables.outcome(parts.ledger, number) or "").startswith("refused: ")
-    assert parts.reconciler.standing.knowledge.approvals == {}
+    assert (instance_tables.read_outcome(parts.ledger, number) or "").startswith("refused: ")
+    assert parts.reconciler.state.knowledge.approvals == {}
 
 
 def test_an_approval_that_is_left_before_a_start_waits_until_it_is_known_what_is_held(
@@ -143,7 +143,7 @@ def test_an_approval_that_is_left_before_a_start_waits_until_it_is_known_what_is
     commit = repository.push(documents("flatcar-2"))
     turn(parts)
     given = held(parts).digest, held(parts).guards
-    parts.reconciler.standing = structs.replace(parts.reconciler.standing, attempt=Attempt())  # as after a start
+    parts.reconciler.state = structs.replace(parts.reconciler.state, attempt=Attempt())  # as after a start
     approve(parts, *given)
     assert parts.reconciler.reconcile(NOON) == NOON  # again at once
     turn(parts, 1)
@@ -211,7 +211,7 @@ def test_e33_a_first_commit_installs_nothing_before_a_person_says_what_is_instal
             turn(parts, seconds)
             assert applied(parts) == commit
             assert dict(parts.reconciler.status.records) == {"Unknown": 6}
-        instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh", "commit": commit})
+        instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh", "commit": commit})
         turn(parts, 2)
         assert dict(parts.reconciler.status.records) == {"Pending": 6}
 
@@ -273,7 +273,7 @@ def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_p
 
 def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: Parts, repository: Repository) -> None:
     before = applied(parts)
-    instance_tables.give(
+    instance_tables.add_request(
         parts.ledger, NOON, "op", "suspend", {"reason": "datacentre move", "until": "2026-11-20T12:05:00Z"}
     )
     commit = repository.push(documents(servers=13))
@@ -285,14 +285,16 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
     turn(parts, 300)
     assert applied(parts) == commit
-    instance_tables.give(parts.ledger, NOON, "op", "suspend", {"reason": "again", "until": "2026-11-20T13:00:00Z"})
+    instance_tables.add_request(
+        parts.ledger, NOON, "op", "suspend", {"reason": "again", "until": "2026-11-20T13:00:00Z"}
+    )
     turn(parts, 301)
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
     assert condition.message == "suspended by op until 2026-11-20T13:00:00Z: again"
     newest = repository.push(documents(servers=14))
     turn(parts, 302)
     assert applied(parts) == commit
-    instance_tables.give(parts.ledger, NOON, "op", "resume", {})
+    instance_tables.add_request(parts.ledger, NOON, "op", "resume", {})
     turn(parts, 303)
     assert applied(parts) == newest
 
@@ -433,9 +435,9 @@ def test_a_clone_that_is_older_than_the_ledger_leads_back_to_nothing(
         repository.bare.rename(tmp_path / "gone.git")
     with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         parts.reconciler.reconcile(NOON)
-        found = parts.reconciler.standing.attempt.accepted
+        found = parts.reconciler.state.attempt.accepted
         assert (found.revision if found is not None else None) == (newest if reached else None)
-        assert reached or "is not in gitboot's own clone" in str(parts.reconciler.standing.attempt.trouble)
+        assert reached or "is not in gitboot's own clone" in str(parts.reconciler.state.attempt.trouble)
 
 
 # What depends on the time
@@ -571,7 +573,7 @@ SERIALS = ["To be filled by O.E.M.", "Default string", "None", "0000000000", "12
 @for_each("uuid", UUIDS)
 def test_finding_p2_a_uuid_that_many_machines_show_is_found_in_both_byte_orders(uuid: str) -> None:
     found = SystemUuid(uuid)
-    assert is_placeholder_uuid(found) and is_placeholder_uuid(swapped(found))
+    assert is_placeholder_uuid(found) and is_placeholder_uuid(swap_byte_order(found))
     assert lookup_uuids(found) == ()
 
 
@@ -653,17 +655,17 @@ def test_finding_p2_a_document_with_an_identity_that_many_machines_show_is_refus
 def test_finding_p2_no_import_takes_a_uuid_that_many_machines_show(uuid: str) -> None:
     assert uuid_of_import(uuid) is None
     with pytest.raises(UsageError, match=r"uuids\.txt:1: "):
-        uuids_of(f"web01 {uuid}\n", "uuids.txt")
+        parse_uuid_list(f"web01 {uuid}\n", "uuids.txt")
 
 
 @for_each("mac", MACS)
 def test_no_import_takes_a_mac_address_that_many_machines_show(mac: str) -> None:
-    assert mac_of(mac) is None
+    assert parse_mac_or_none(mac) is None
 
 
 def test_finding_p2_records_of_a_uuid_that_many_machines_show_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "records.json"
-    file.write_bytes(exported({SystemUuid(AMI): Record(provision=1)}))
+    file.write_bytes(encode_records({SystemUuid(AMI): Record(provision=1)}))
     with pytest.raises(UsageError, match=f"{file}: a record is of the UUID {AMI}, which identifies no machine"):
         read_records(file)
 
@@ -682,7 +684,7 @@ def test_finding_p2_records_of_a_uuid_that_many_machines_show_are_refused(tmp_pa
     ],
 )
 def test_finding_p2_no_path_looks_up_an_identity_that_many_machines_show(path: str) -> None:
-    assert list(asked_for(path)) == []
+    assert list(parse_request_path(path)) == []
 
 
 # An instance
@@ -698,7 +700,7 @@ for module in (emulated_apis, grub, ipxe, server_files, user_data_files):
 """
 
 
-@pytest.mark.parametrize("order", [AMI, swapped(SystemUuid(AMI))])
+@pytest.mark.parametrize("order", [AMI, swap_byte_order(SystemUuid(AMI))])
 def test_finding_p2_an_instance_goes_on_with_a_commit_that_an_earlier_version_accepted_and_serves_nobody_by_the_uuid(
     order: str, tmp_path: Path
 ) -> None:

@@ -21,8 +21,8 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.errors import SourceError
 from gitboot.fleet.revision import ReinstallsNeed, Revision
-from gitboot.git.repository import CommitReader, Stored, split_signatures
-from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys, of_commit
+from gitboot.git.repository import CommitReader, StoredRepository, split_signatures
+from gitboot.git.signatures import SignatureChecker, SignatureKeys, TrustedKeys, parse_commit_signature
 from gitboot.ledger import instance_tables
 from gitboot.review.guards import Limits
 from tests.helpers.fleets import fleet, image, policy, profile, server
@@ -83,7 +83,7 @@ def settle(parts: Parts, seconds: float) -> None:
 
 
 def lines(parts: Parts) -> str:
-    candidate = parts.reconciler.standing.attempt.candidate
+    candidate = parts.reconciler.state.attempt.candidate
     assert candidate is not None
     verdict = candidate.verdict
     return "\n".join(f"Gitboot-Ack: {verdict.digest} {guard}" for guard in verdict.holding)
@@ -276,7 +276,7 @@ def test_each_form_verifies_or_not_as_its_row_says(
     command = ["git", *options, "verify-commit", made]
     by_git = subprocess.run(command, cwd=work.path, env=ENVIRONMENT, check=False, capture_output=True)
     keys = SignatureKeys(trust.keys, tmp_path / "keys")
-    by_gitboot = Signatures(Stored(work.path / ".git", SourceError), keys).signer(made)
+    by_gitboot = SignatureChecker(StoredRepository(work.path / ".git", SourceError), keys).find_signer(made)
     assert (by_git.returncode == 0, by_gitboot is not None) == (form.by_git, form.by_gitboot), by_git.stderr
 
 
@@ -524,7 +524,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
     with instance(work, trust) as parts:
         assert applied(parts) == back
         assert len(instance_tables.read_acknowledgements(parts.ledger)) >= (1 if rewound else 2)
-        assert instance_tables.read(parts.ledger).searched == back
+        assert instance_tables.read_facts(parts.ledger).searched == back
         assert "counts once" in unheeded(parts)
 
 
@@ -588,7 +588,7 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
 def test_what_is_counted_is_what_the_signature_covers(work: Work, people: dict[str, Person]) -> None:
     for person in people.values():
         raw = raw_of(work, person.commit(work))
-        signed = of_commit(raw)
+        signed = parse_commit_signature(raw)
         assert signed is not None
         assert split_signatures(raw)[0] == signed.payload
         assert split_signatures(raw.replace(b"gpgsig ", b"gpgsig-sha256 "))[0] == signed.payload

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.forge import verdicts_of
+from gitboot.controller.forge import list_verdicts
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import ReinstallsNeed, Verify
@@ -92,7 +92,7 @@ def test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on
             assert first[:12] in refusal(parts)
         said = [event.message for event in parts.events if event.type == "Rejected"]
         assert len(said) == 2 and all("GB5020" in each for each in said)
-        verdict = verdicts_of(parts.reconciler.status, 1)[-1]
+        verdict = list_verdicts(parts.reconciler.status, 1)[-1]
         assert verdict.says == "invalid: signed by no key that is trusted here"
 
 
@@ -152,8 +152,8 @@ def test_what_an_unsigned_commit_orders_is_not_obeyed(work: Work, people: dict[s
         for field in ("stopped: everything is on fire", ledger):
             work.commit(documents("flatcar-1", f"baseURL: 'http://boot.test', {field}"))
             turn(parts, 1)
-            assert parts.reconciler.standing.attempt.orders is None
-            assert parts.reconciler.standing.acts
+            assert parts.reconciler.state.attempt.orders is None
+            assert parts.reconciler.state.may_act
         people["ada"].commit(work, documents("flatcar-1", "baseURL: 'http://boot.test', stopped: fire"))
         turn(parts, 2)
         assert not parts.reconciler.status.condition("InstallsAllowed")
@@ -259,7 +259,7 @@ def test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed
         assert acknowledged(parts)[0]["by"].startswith("ada@example.net (SHA256:")
         said = [event for event in parts.events if event.type == "Acknowledged"]
         assert "by ada@example.net (SHA256:" in said[0].message
-        verdicts = [each.says for each in verdicts_of(parts.reconciler.status, 1)]
+        verdicts = [each.says for each in list_verdicts(parts.reconciler.status, 1)]
         assert any(says.startswith("accepted, acknowledged by ada@example.net (SHA256:") for says in verdicts)
 
 
@@ -290,7 +290,7 @@ def test_t9_only_an_approval_counts_where_that_is_asked(work: Work, people: dict
         (event,) = (event for event in parts.events if event.type == "Held" and "does not count" in event.message)
         assert "Acknowledge it with: gitboot approve" in event.message
         given = {"digest": held.digest, "guards": ["maxReinstalls"], "reason": "planned"}
-        instance_tables.give(parts.ledger, NOON, "grace", "approve", given)
+        instance_tables.add_request(parts.ledger, NOON, "grace", "approve", given)
         turn(parts, 3)
         assert applied(parts) == newest
         assert acknowledged(parts)[0]["by"] == "grace, with gitboot approve: planned"

@@ -11,10 +11,10 @@ import pytest
 from msgspec import structs
 
 from gitboot.cli.main import Exit
-from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, Verdicts, verdicts_of
+from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, VerdictSender, list_verdicts
 from gitboot.problems import Code, Problem
 from gitboot.status.conditions import Condition
-from gitboot.status.instance_status import Held, Status, Telling
+from gitboot.status.instance_status import ForgeReport, Held, Status
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at, configured
 from tests.helpers.forges import TOKEN, ForgeHost, forge_host
@@ -69,7 +69,7 @@ def token(tmp_path: Path) -> Path:
 def test_what_a_status_makes_of_the_newest_commit(
     case: str, status: Status, expected: tuple[Judgement, str] | None
 ) -> None:
-    found = verdicts_of(status, 7)
+    found = list_verdicts(status, 7)
     assert [(each.judgement, each.says) for each in found] == ([expected] if expected is not None else []), case
     assert {(each.commit, each.ledger, each.change) for each in found} <= {(B, "mine", 7)}
 
@@ -88,7 +88,7 @@ def told(host: ForgeHost) -> list[tuple[str, str]]:
 def test_it_is_tried_until_it_is_told_and_nobody_waits_for_it(host: ForgeHost, token: Path) -> None:
     host.faults += [(503, {}), (500, {}), (401, {})] * 100  # until they are taken away
     woken = threading.Event()
-    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
+    verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
     verdicts.note([verdict(A)])
     eventually(lambda: verdicts.telling.failure is not None and woken.is_set() and len(host.requests) > 3)
     verdicts.note([verdict(A, Judgement.HELD)])  # meanwhile it has come to something else
@@ -105,7 +105,7 @@ def test_it_is_tried_until_it_is_told_and_nobody_waits_for_it(host: ForgeHost, t
 
 
 def test_how_far_a_ledger_has_come_is_told_when_it_comes_no_further(host: ForgeHost, token: Path) -> None:
-    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=0.1)
+    verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=0.1)
     for change in range(1, 20):
         verdicts.note([verdict(A, change=change)])
     eventually(lambda: host.statuses and "change 19" in host.statuses[-1]["description"])
@@ -113,7 +113,7 @@ def test_how_far_a_ledger_has_come_is_told_when_it_comes_no_further(host: ForgeH
 
 
 def test_a_forge_that_takes_no_more_for_a_commit_knows_less_and_that_is_all(host: ForgeHost, token: Path) -> None:
-    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=3600)
+    verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=3600)
     verdicts.note([verdict(A)])
     eventually(lambda: verdicts.telling.commit == A)
     host.commits = set()
@@ -125,31 +125,33 @@ def test_a_forge_that_takes_no_more_for_a_commit_knows_less_and_that_is_all(host
 
 def test_nothing_is_told_before_it_was_asked_what_is_known(host: ForgeHost, token: Path) -> None:
     forge = Forge(Project.parse(host.project), token, name="gitboot")
-    forge.write(verdict(A, change=7).proven(KEY))
-    forge.write(replace(verdict(A, change=70), ledger="another").proven(KEY))
+    forge.write(verdict(A, change=7).with_proof(KEY))
+    forge.write(replace(verdict(A, change=70), ledger="another").with_proof(KEY))
     woken = threading.Event()
-    verdicts = Verdicts(forge, woken.set, asks=True)
-    assert verdicts.telling == Telling(asked=False)
+    verdicts = VerdictSender(forge, woken.set, asks=True)
+    assert verdicts.telling == ForgeReport(has_asked=False)
     verdicts.note([verdict(B, change=3)])
-    verdicts.ask((), "mine", KEY)  # nothing was fetched
-    assert verdicts.telling == Telling(asked=True)
+    verdicts.read_known_changes((), "mine", KEY)  # nothing was fetched
+    assert verdicts.telling == ForgeReport(has_asked=True)
     host.faults.append((503, {}))
-    verdicts.ask((B, A), "mine", KEY)
+    verdicts.read_known_changes((B, A), "mine", KEY)
     assert verdicts.telling.failure is not None
     assert len(host.statuses) == 2
-    verdicts.ask((B, A), "mine", KEY)
-    assert (verdicts.telling, woken.is_set()) == (Telling(known=7), True)
+    verdicts.read_known_changes((B, A), "mine", KEY)
+    assert (verdicts.telling, woken.is_set()) == (ForgeReport(known_changes=7), True)
     eventually(lambda: len(host.statuses) == 3)
-    assert f"change 3, proof {verdict(B, change=3).proven(KEY).proof})" in host.statuses[-1]["description"]
+    assert f"change 3, proof {verdict(B, change=3).with_proof(KEY).proof})" in host.statuses[-1]["description"]
     before = len(host.requests)
-    verdicts.ask((B, A), "mine", KEY)  # once is enough
+    verdicts.read_known_changes((B, A), "mine", KEY)  # once is enough
     assert len(host.requests) == before
     verdicts.close()
 
 
 def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> None:
     host.faults += [(503, {})] * 100  # until all wait
-    verdicts = Verdicts(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, first_retry_s=0.05)
+    verdicts = VerdictSender(
+        Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, first_retry_s=0.05
+    )
     for number in range(100):
         verdicts.note([verdict(f"{number:040}")])
     host.faults.clear()
@@ -162,7 +164,7 @@ def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> N
 
 def test_the_end_does_not_wait_for_a_forge_that_is_away(token: Path) -> None:
     dead = Forge(Project.parse("gitea=http://127.0.0.1:9/acme/fleet"), token, name="gitboot")
-    verdicts = Verdicts(dead, lambda: None, first_retry_s=60)
+    verdicts = VerdictSender(dead, lambda: None, first_retry_s=60)
     verdicts.note([verdict(A)])
     eventually(lambda: verdicts.telling.failure is not None)
     verdicts.close(patience_s=60)  # it has failed: nobody waits for the next try
@@ -202,7 +204,7 @@ def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, 
         )
     ]
     assert {each["target_url"] for each in host.statuses} == {"https://boards.test"}
-    newest = Forge(Project.parse(host.project), token, name="gitboot").latest([invalid, held, first])
+    newest = Forge(Project.parse(host.project), token, name="gitboot").find_latest([invalid, held, first])
     assert newest is not None and (newest.commit, newest.ledger) == (invalid, ledger)
     assert newest.change > 0
 

@@ -13,13 +13,13 @@ from msgspec import structs
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_session import Outcome
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
-from gitboot.controller.commit_acceptance import Accepting, Attempt, Gone
+from gitboot.controller.commit_acceptance import Attempt, CommitAcceptor, MissingCommit
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import Fetched, InstanceState, TargetState
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
-from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Revision
@@ -28,12 +28,12 @@ from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts, Suspension
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem
-from gitboot.resolve.boot_limits import Stoppage
+from gitboot.resolve.boot_limits import StopOrder
 from gitboot.resolve.policy_selection import OptOut
 from gitboot.resolve.server_decision import BootFile
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
-from gitboot.status.instance_status import Endpoints, Following, SignedListState, Status, ThreadFailure
+from gitboot.status.instance_status import Endpoints, SignedListState, Status, TargetStatus, ThreadFailure
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
 from tests.helpers.instance_in_process import Commits
@@ -72,15 +72,15 @@ def accepted(commit: Commit) -> Attempt:
 
 
 FINE = InstanceState(
-    knowledge=Knowledge(facts=Facts(identity="mine", initialised="adopt"), settled=COMMIT.revision),
+    knowledge=Knowledge(facts=Facts(identity="mine", initialised="adopt"), recorded_commit=COMMIT.revision),
     attempt=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
     publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
     fetched=Fetched(),
 )
-TARGET = Following(name="s3://boots", commit="c0ffee")
+TARGET = TargetStatus(name="s3://boots", commit="c0ffee")
 LIST = SignedListState(signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61))
-STOPPED = Knowledge(facts=structs.replace(FINE.knowledge.facts, stoppage=Stoppage("ada", "fire", everything=False)))
+STOPPED = Knowledge(facts=structs.replace(FINE.knowledge.facts, stoppage=StopOrder("ada", "fire", everything=False)))
 DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
 TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
 PIN = OptOut(what="a pin", image="i", reason="r", until=NOON, resource=Id("Server", "web01"), path=())
@@ -118,7 +118,7 @@ def mirrored(state: InstanceState) -> InstanceState:
 def held() -> Attempt:
     """What becomes of a commit that a guard holds."""
     commits = Commits()
-    accepting = Accepting(cast(Source, commits), cast(Evaluation, commits), limits=Limits(max_installs=0))
+    accepting = CommitAcceptor(cast(Source, commits), cast(EvaluatorClient, commits), limits=Limits(max_installs=0))
     initial = Knowledge(facts=Facts(identity="mine", initialised="fresh"))
     commits.push(
         snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
@@ -170,16 +170,16 @@ def same(state: InstanceState) -> InstanceState:
             (False, "Died"),
         ),
         ("no endpoint", same, "Serving", None),
-        ("all endpoints run", with_(serving=Endpoints(wanted=2, alive=2, restarts=1)), "Serving", (True, "Running")),
+        ("all endpoints run", with_(serving=Endpoints(expected=2, alive=2, restarts=1)), "Serving", (True, "Running")),
         (
             "an endpoint has ended",
-            with_(serving=Endpoints(wanted=2, alive=1, restarts=0)),
+            with_(serving=Endpoints(expected=2, alive=1, restarts=0)),
             "Serving",
             (False, "Restarting"),
         ),
         (
             "an endpoint is stopped",
-            with_(serving=Endpoints(wanted=2, alive=1, restarts=0, hung=1)),
+            with_(serving=Endpoints(expected=2, alive=1, restarts=0, hung=1)),
             "Serving",
             (False, "NotResponding"),
         ),
@@ -305,7 +305,7 @@ def same(state: InstanceState) -> InstanceState:
         ("no commit withholds boots", same, "HistoryComplete", None),
         (
             "a commit that the branch does not have withholds boots",
-            with_(attempt=structs.replace(accepted(COMMIT), gone=Gone(Revision("0" * 40), 2, is_here=False))),
+            with_(attempt=structs.replace(accepted(COMMIT), gone=MissingCommit(Revision("0" * 40), 2, is_here=False))),
             "HistoryComplete",
             (False, "CommitMissing"),
         ),
@@ -390,10 +390,10 @@ def same(state: InstanceState) -> InstanceState:
             (False, "Overdue"),
         ),
         ("no BMC was asked", same, "BmcsReachable", None),
-        ("BMCs answer", with_(schedule=Schedule(has_asked=True)), "BmcsReachable", (True, "Reachable")),
+        ("BMCs answer", with_(schedule=Schedule(has_results=True)), "BmcsReachable", (True, "Reachable")),
         (
             "too many in a row do not",
-            with_(schedule=Schedule(has_asked=True, failures=3, most_failures=3)),
+            with_(schedule=Schedule(has_results=True, failures=3, most_failures=3)),
             "BmcsReachable",
             (False, "FailuresInARow"),
         ),

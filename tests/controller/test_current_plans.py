@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gitboot.controller.current_plans import Agenda, Plans, changed_by, replanned
+from gitboot.controller.current_plans import Agenda, Plans, find_changed_servers, replan
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger.instance_tables import Facts, Request
-from gitboot.render.server_files import rendered
+from gitboot.render.server_files import render_server
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.server_decision import WithheldBoot
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
@@ -59,27 +59,27 @@ def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
 )
 def test_a_commit_names_whom_it_touches(case: str, then: list[str], expected: set[str]) -> None:
     before, now = both(documents(), then)
-    assert changed_by(before, now) == expected, case
-    assert changed_by(before, replace(now, base=None)) == expected, "compared with all"
-    assert changed_by(None, now) == set(now.decisions.servers)
-    assert changed_by(now, now) == set()
+    assert find_changed_servers(before, now) == expected, case
+    assert find_changed_servers(before, replace(now, base=None)) == expected, "compared with all"
+    assert find_changed_servers(None, now) == set(now.decisions.servers)
+    assert find_changed_servers(now, now) == set()
 
 
 def known(commit: Commit) -> Knowledge:
     empty, everyone = Knowledge(facts=Facts(identity="mine")), tuple(commit.decisions.servers)
     said = Request(1, NOON, "ada", BEGIN, {"how": "adopt"})
-    return learn(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).knowledge
+    return apply_batch(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).knowledge
 
 
 def test_who_is_not_touched_keeps_its_plan() -> None:
     before, now = both(documents(), documents(web02="kernelArguments: [quiet]", web03="gone"))
-    plans, different = replanned(Plans(), before, known(before), (), NOON)
+    plans, different = replan(Plans(), before, known(before), (), NOON)
     assert different == set(NAMES)
-    again, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
+    again, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
     assert different == {"web02", "web03"}
     assert again.servers.keys() == {"web01", "web02"}
     assert again.servers["web01"] == plans.servers["web01"]
-    assert (plans.counted("phases"), again.counted("phases")) == ({"Network": 3}, {"Network": 2})
+    assert (plans.count_servers("phases"), again.count_servers("phases")) == ({"Network": 3}, {"Network": 2})
 
 
 def test_servers_below_their_streams_minimum_are_counted_until_they_or_it_change() -> None:
@@ -107,14 +107,14 @@ def test_servers_below_their_streams_minimum_are_counted_until_they_or_it_change
         commits.push(snapshot(*documents_of))
         assert commits.newest is not None
         now = commits.evaluate(commits.newest.revision, plans.commit).commit
-        plans, _ = replanned(plans, now, known(now), changed_by(plans.commit, now), NOON)
-        assert plans.below_minimum() == expected
+        plans, _ = replan(plans, now, known(now), find_changed_servers(plans.commit, now), NOON)
+        assert plans.count_below_minimum() == expected
 
 
 def test_an_output_more_is_for_all() -> None:
     before, now = both(documents(), documents("baseURL: 'http://boot.test', outputs: [ipxe]"))
-    plans, _ = replanned(Plans(), before, known(before), (), NOON)
-    _, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
+    plans, _ = replan(Plans(), before, known(before), (), NOON)
+    _, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
     assert different == set(NAMES)
 
 
@@ -124,8 +124,8 @@ def test_another_base_url_is_for_all_those_of_a_site_that_had_it_too() -> None:
     before, now = both(
         documents(f"baseURL: 'http://boot.test', {sites}"), documents(f"baseURL: 'http://a.test', {sites}")
     )
-    plans, _ = replanned(Plans(), before, known(before), (), NOON)
-    _, different = replanned(plans, now, known(now), changed_by(before, now), NOON)
+    plans, _ = replan(Plans(), before, known(before), (), NOON)
+    _, different = replan(plans, now, known(now), find_changed_servers(before, now), NOON)
     assert before.decisions.servers["web02"].digest == now.decisions.servers["web02"].digest
     assert different == set(NAMES)
 
@@ -136,11 +136,11 @@ def test_of_a_server_that_is_planned_no_file_is_held() -> None:
     knowledge = known(commit)
     tracemalloc.start()
     try:
-        plans, _ = replanned(Plans(), commit, knowledge, (), NOON)
+        plans, _ = replan(Plans(), commit, knowledge, (), NOON)
         held = tracemalloc.get_traced_memory()[0] / len(names)
     finally:
         tracemalloc.stop()
-    files = rendered(plans.servers["web07"], commit.decisions, NO_KEYS).files
+    files = render_server(plans.servers["web07"], commit.decisions, NO_KEYS).files
     assert held < 2 * 1024 < sum(len(file.content) for file in files.values())
 
 
@@ -149,14 +149,14 @@ def test_a_state_has_the_decision_of_its_commit() -> None:
     commits.push(snapshot(*documents()))
     assert commits.newest is not None
     before = commits.evaluate(commits.newest.revision, None).commit
-    plans, _ = replanned(Plans(), before, known(before), (), NOON)
+    plans, _ = replan(Plans(), before, known(before), (), NOON)
     again = commits.evaluate(commits.newest.revision, None).commit  # the same, as other objects
     edited = replace(again.decisions.servers["web02"], withheld=(WITHHELD,))
     withholding = replace(
         again, decisions=structs.replace(again.decisions, servers={**again.decisions.servers, "web02": edited})
     )
     for commit, expected in ((before, set()), (again, set()), (withholding, {"web02"}), (before, {"web02"})):
-        plans, different = replanned(plans, commit, known(commit), (), NOON)
+        plans, different = replan(plans, commit, known(commit), (), NOON)
         assert different == expected
         for name, state in plans.servers.items():
             assert state.decision is commit.decisions.servers[name]
@@ -166,23 +166,23 @@ def test_an_instant_asks_for_those_whom_it_concerns_and_a_clock_that_is_set_back
     window = maintenance("repair", "20T13:00 20T14:00", select="{servers: [web02]}")
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
     commit, _ = both([*documents(), *more], documents())
-    plans, _ = replanned(Plans(), commit, known(commit), (), NOON)
-    assert plans.transitions.next == at("20T13:00")
-    opened, different = replanned(plans, commit, known(commit), (), at("20T13:00"))
+    plans, _ = replan(Plans(), commit, known(commit), (), NOON)
+    assert plans.transitions.next_due == at("20T13:00")
+    opened, different = replan(plans, commit, known(commit), (), at("20T13:00"))
     assert different == {"web02"}
-    assert opened.counted("phases") == {"Network": 2, "Maintenance": 1}
-    _, different = replanned(opened, commit, known(commit), (), NOON)
+    assert opened.count_servers("phases") == {"Network": 2, "Maintenance": 1}
+    _, different = replan(opened, commit, known(commit), (), NOON)
     assert different == set(NAMES)
 
 
 def test_of_whom_nothing_is_known_is_counted_until_something_is() -> None:
     commit, _ = both(documents(web02="provision: 1"), documents())
     doubtful = Knowledge(facts=Facts(identity="mine", initialised="adopt", doubt="RestoredLedger"))
-    plans, _ = replanned(Plans(), commit, doubtful, (), NOON)
+    plans, _ = replan(Plans(), commit, doubtful, (), NOON)
     assert plans.unknown == set(NAMES)
-    plans, _ = replanned(plans, commit, known(commit), ("web02",), NOON)
+    plans, _ = replan(plans, commit, known(commit), ("web02",), NOON)
     assert plans.unknown == {"web01", "web03"}
-    assert known(commit).recorded(commit.decisions.servers["web02"].uuid) is not None
+    assert known(commit).stored_record(commit.decisions.servers["web02"].uuid) is not None
     assert uuid_of("web02") in commit.machines
 
 
@@ -204,18 +204,18 @@ def test_whoever_is_due_is_found_however_often_all_were_moved(
     agenda: Agenda[str] = Agenda()
     plain: dict[str, datetime] = {}
     for each in moves:
-        agenda = agenda.moved(each)
+        agenda = agenda.reschedule(each)
         plain = {key: instant for key, instant in {**plain, **each}.items() if instant is not None}
     now = NOON + timedelta(seconds=second)
-    assert agenda.due(now) == {key for key, instant in plain.items() if instant <= now}
-    assert agenda.next == min(plain.values(), default=None)
+    assert agenda.due_keys(now) == {key for key, instant in plain.items() if instant <= now}
+    assert agenda.next_due == min(plain.values(), default=None)
     assert agenda.instants == plain
 
 
 def test_moving_somebody_leaves_the_agenda_before_as_it_was() -> None:
     empty: Agenda[str] = Agenda()
-    before = empty.moved({"a": NOON})
-    after = before.moved({"a": None, "b": NOON})
-    assert before.due(NOON) == {"a"}
-    assert after.due(NOON) == {"b"}
-    assert before.moved({"a": NOON}) is before
+    before = empty.reschedule({"a": NOON})
+    after = before.reschedule({"a": None, "b": NOON})
+    assert before.due_keys(NOON) == {"a"}
+    assert after.due_keys(NOON) == {"b"}
+    assert before.reschedule({"a": NOON}) is before

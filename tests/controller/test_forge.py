@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, Witnessed
+from gitboot.controller.forge import CommitVerdict, Forge, Judgement, KnownChanges, Project
 from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
 from tests.helpers.cases import for_each
 from tests.helpers.forges import TOKEN, ForgeHost, forge_host
@@ -51,16 +51,16 @@ def test_each_verdict_has_a_colour_and_is_read_back(host: ForgeHost, token: Path
     is_green = host.statuses[0]["state"] == "success"
     assert is_green == (verdict is ACCEPTED)
     assert host.statuses[0]["state"] != "pending"
-    assert forge(host, token).latest([ONE]) == verdict
+    assert forge(host, token).find_latest([ONE]) == verdict
 
 
 def test_the_newest_verdict_of_the_newest_commit_that_has_one_counts(host: ForgeHost, token: Path) -> None:
     told = forge(host, token)
-    assert told.latest([THREE, TWO, ONE]) is None
+    assert told.find_latest([THREE, TWO, ONE]) is None
     for verdict in (replace(ACCEPTED, change=3), replace(HELD, commit=TWO), replace(ACCEPTED, commit=TWO, change=9)):
         told.write(verdict)
-    assert told.latest([THREE, TWO, ONE]) == replace(ACCEPTED, commit=TWO, change=9)
-    assert told.latest([ONE]) == replace(ACCEPTED, change=3)
+    assert told.find_latest([THREE, TWO, ONE]) == replace(ACCEPTED, commit=TWO, change=9)
+    assert told.find_latest([ONE]) == replace(ACCEPTED, change=3)
 
 
 def test_what_others_write_is_no_verdict(host: ForgeHost, token: Path) -> None:
@@ -69,8 +69,8 @@ def test_what_others_write_is_no_verdict(host: ForgeHost, token: Path) -> None:
         host.statuses.append(
             {"id": 50, "sha": ONE, "context": "gitboot", "state": "success", "description": description}
         )
-    assert forge(host, token).latest([ONE]) is None
-    assert forge(host, token, name="gitboot/fra1").latest([ONE]) == ACCEPTED
+    assert forge(host, token).find_latest([ONE]) is None
+    assert forge(host, token, name="gitboot/fra1").find_latest([ONE]) == ACCEPTED
 
 
 KEY = b"of the ledger"
@@ -84,10 +84,10 @@ def posted(host: ForgeHost, token: Path, *verdicts: CommitVerdict) -> Forge:
 
 
 def test_a_status_proves_its_change_by_the_key_of_the_ledger_alone(host: ForgeHost, token: Path) -> None:
-    told = posted(host, token, ACCEPTED.proven(KEY), replace(HELD, change=999_999_999))
-    assert told.witnessed([TWO, ONE], LEDGER, KEY) == Witnessed(proven=7, claimed=999_999_999)
-    assert told.witnessed([TWO, ONE], LEDGER, b"another") == Witnessed(proven=None, claimed=999_999_999)
-    assert told.witnessed([ONE], "another", KEY) == Witnessed()
+    told = posted(host, token, ACCEPTED.with_proof(KEY), replace(HELD, change=999_999_999))
+    assert told.find_known_changes([TWO, ONE], LEDGER, KEY) == KnownChanges(proven=7, claimed=999_999_999)
+    assert told.find_known_changes([TWO, ONE], LEDGER, b"another") == KnownChanges(proven=None, claimed=999_999_999)
+    assert told.find_known_changes([ONE], "another", KEY) == KnownChanges()
 
 
 @pytest.mark.parametrize(
@@ -95,33 +95,33 @@ def test_a_status_proves_its_change_by_the_key_of_the_ledger_alone(host: ForgeHo
 )
 def test_a_proof_is_of_one_verdict(host: ForgeHost, token: Path, other: dict[str, Any]) -> None:
     """Whoever may write statuses copies the proof of another one."""
-    copied = replace(replace(ACCEPTED, **other), proof=ACCEPTED.proven(KEY).proof)
+    copied = replace(replace(ACCEPTED, **other), proof=ACCEPTED.with_proof(KEY).proof)
     told = posted(host, token, copied)
-    assert told.witnessed([copied.commit], copied.ledger, KEY).proven is None
+    assert told.find_known_changes([copied.commit], copied.ledger, KEY).proven is None
 
 
 def test_an_old_status_that_is_repeated_hides_no_newer_one(host: ForgeHost, token: Path) -> None:
-    old, new = replace(ACCEPTED, change=3).proven(KEY), replace(ACCEPTED, change=9).proven(KEY)
+    old, new = replace(ACCEPTED, change=3).with_proof(KEY), replace(ACCEPTED, change=9).with_proof(KEY)
     told = posted(host, token, new, *[old] * 30)
-    assert told.witnessed([ONE], LEDGER, KEY).proven == 9
+    assert told.find_known_changes([ONE], LEDGER, KEY).proven == 9
 
 
 def test_a_proof_that_is_read_counts_beside_any_number_of_statuses(host: ForgeHost, token: Path) -> None:
-    told = posted(host, token, ACCEPTED.proven(KEY))
+    told = posted(host, token, ACCEPTED.with_proof(KEY))
     host.statuses *= 1100
-    assert told.witnessed([ONE], LEDGER, KEY).proven == ACCEPTED.change
+    assert told.find_known_changes([ONE], LEDGER, KEY).proven == ACCEPTED.change
 
 
 def test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit(host: ForgeHost, token: Path) -> None:
-    told = posted(host, token, ACCEPTED.proven(KEY), replace(HELD, commit=TWO, change=999))
+    told = posted(host, token, ACCEPTED.with_proof(KEY), replace(HELD, commit=TWO, change=999))
     host.statuses += [{**host.statuses[-1], "id": 10_000 + number} for number in range(1100)]
-    assert told.witnessed([TWO, ONE], LEDGER, KEY) == Witnessed(proven=ACCEPTED.change, claimed=999)
+    assert told.find_known_changes([TWO, ONE], LEDGER, KEY) == KnownChanges(proven=ACCEPTED.change, claimed=999)
 
 
 def test_a_long_verdict_is_cut_before_its_witness(host: ForgeHost, token: Path) -> None:
     forge(host, token).write(replace(HELD, says="held by " + ", ".join(["maxUpdatePercent"] * 9)))
     assert len(host.statuses[0]["description"]) == 140
-    found = forge(host, token).latest([ONE])
+    found = forge(host, token).find_latest([ONE])
     assert found is not None and (found.judgement, found.ledger, found.change) == (Judgement.HELD, LEDGER, 8)
     assert found.says.endswith("…")
 

@@ -14,9 +14,9 @@ from threading import Thread
 
 import pytest
 
-from gitboot.child_processes import uncollected
+from gitboot.child_processes import pause_garbage_collection
 from gitboot.controller.instance_state import Fetched
-from gitboot.controller.loop import Bell, Loop, Ring
+from gitboot.controller.loop import Loop, WakeCause, WakeSignal
 from gitboot.controller.reconcile import Reconciler
 from gitboot.fleet.revision import Revision
 from gitboot.publish.manifest import STATUS
@@ -40,13 +40,13 @@ def repository(tmp_path: Path) -> Repository:
     return made
 
 
-def loop(parts: Parts, tell: Callable[[Event], None] = lambda _: None, bell: Bell | None = None) -> Loop:
+def loop(parts: Parts, tell: Callable[[Event], None] = lambda _: None, bell: WakeSignal | None = None) -> Loop:
     clock = partial(datetime.now, UTC)
     return Loop(parts.reconciler, parts.source, poll_s=3600, clock=clock, tell=tell, bell=bell)
 
 
 @contextmanager
-def looping(parts: Parts, bell: Bell) -> Iterator[Loop]:
+def looping(parts: Parts, bell: WakeSignal) -> Iterator[Loop]:
     running = loop(parts, bell=bell)
     thread = Thread(target=running.run)
     thread.start()
@@ -62,12 +62,12 @@ def reconciles(parts: Parts) -> int:
     return sum(found["counts"]) if found is not None else 0
 
 
-class HeardBell(Bell):
+class HeardBell(WakeSignal):
     """Tells whether the loop waits for it: then what has begun before has ended, and counts."""
 
     is_waited_for = False
 
-    def wait(self, timeout_s: float) -> frozenset[Ring]:
+    def wait(self, timeout_s: float) -> frozenset[WakeCause]:
         self.is_waited_for = True
         try:
             return super().wait(timeout_s)
@@ -88,15 +88,15 @@ def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path, reposi
     good = git(repository.work, "rev-parse", "HEAD")
     events: list[Event] = []
     with in_process(tmp_path, repository.bare) as parts:
-        loop(parts, events.append).once()
+        loop(parts, events.append).run_once()
         next_commit = repository.push({"fleet.yaml": "---\n".join((*SEED, maintenance("repair")))})
         with locked_ledger(tmp_path / "state"):
-            loop(parts, events.append).once()
+            loop(parts, events.append).run_once()
         assert [event.type for event in events] == ["Fetched", "Fetched"]
         assert [event.type for event in parts.events].count("LedgerFailed") == 1
         assert conditions(parts)["LedgerWritable"] is False
         assert parts.reconciler.status.applied == good
-        loop(parts, events.append).once()
+        loop(parts, events.append).run_once()
         assert conditions(parts)["LedgerWritable"] is True
         assert parts.reconciler.status.applied == next_commit
 
@@ -104,12 +104,12 @@ def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path, reposi
 def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path, repository: Repository) -> None:
     with in_process(tmp_path, repository.bare) as parts:
         running = loop(parts)
-        running.once()
+        running.run_once()
         assert "FetchLogReadable" not in conditions(parts)
         kept = parts.spool.rename(tmp_path / "kept") if parts.spool.exists() else None
         parts.spool.write_text("no folder")
-        running.once()
-        running.once()
+        running.run_once()
+        running.run_once()
         assert conditions(parts)["FetchLogReadable"] is False
         assert parts.reconciler.status.planned_at is not None
         (said,) = (event for event in parts.events if event.type == "FetchLogUnreadable")
@@ -117,7 +117,7 @@ def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path
         parts.spool.unlink()
         if kept is not None:
             kept.rename(parts.spool)
-        running.once()
+        running.run_once()
         assert "FetchLogReadable" not in conditions(parts)
 
 
@@ -125,7 +125,7 @@ def test_garbage_is_looked_for_again_after_what_makes_none_however_that_ends() -
     seen: list[bool] = []
 
     def fail() -> None:
-        with uncollected(), uncollected():
+        with pause_garbage_collection(), pause_garbage_collection():
             seen.append(gc.isenabled())
             raise KeyError
 
@@ -136,7 +136,7 @@ def test_garbage_is_looked_for_again_after_what_makes_none_however_that_ends() -
     assert gc.isenabled()
     gc.disable()
     try:
-        with uncollected():
+        with pause_garbage_collection():
             pass
         assert not gc.isenabled()  # whoever has said so goes on
     finally:
@@ -146,8 +146,8 @@ def test_garbage_is_looked_for_again_after_what_makes_none_however_that_ends() -
 def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: Path, repository: Repository) -> None:
     with in_process(tmp_path, repository.bare) as parts:
         running = loop(parts)
-        running.once()
-        running.once()
+        running.run_once()
+        running.run_once()
     said = json.loads((tmp_path / "output" / STATUS).read_bytes())["stages"]
     stages = {str(each) for each in Stage} - {"bmc", "evaluate"}  # no server has a BMC; commits are evaluated here
     assert said.keys() == stages
@@ -164,15 +164,15 @@ def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path, repo
     events: list[Event] = []
     with in_process(tmp_path, repository.bare) as parts:
         running = loop(parts, events.append)
-        running.once()
+        running.run_once()
         away = repository.bare.rename(tmp_path / "away")
-        running.once()
-        running.once()
+        running.run_once()
+        running.run_once()
         assert [event.type for event in events] == ["Fetched", "FetchFailed"]
         assert conditions(parts)["SourceReady"] is False
         assert parts.reconciler.status.planned_at is not None
         away.rename(repository.bare)
-        running.once()
+        running.run_once()
         assert conditions(parts)["SourceReady"] is True
 
 
@@ -181,7 +181,7 @@ def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
 ) -> None:
     first = git(repository.work, "rev-parse", "HEAD")
     bell, is_free = HeardBell(), threading.Event()
-    with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell):
+    with in_process(tmp_path, repository.bare, wake=bell.wake) as parts, looping(parts, bell):
         until_applied(parts, first, bell)
         assert conditions(parts)["SourceReady"] is True
         fetch = parts.source.fetch
@@ -205,16 +205,16 @@ def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluat
 ) -> None:
     monkeypatch.setattr("gitboot.controller.loop._EVALUATION_S", 3600)  # by when it is evaluated on any machine
     asked: list[bool] = []
-    has_asked = Reconciler.has_asked
+    has_asked = Reconciler.start_evaluation
 
     def noted(self: Reconciler, fetched: Fetched | None, at: datetime) -> bool:
         asked.append(has_asked(self, fetched, at))
         return asked[-1]
 
-    monkeypatch.setattr(Reconciler, "has_asked", noted)
+    monkeypatch.setattr(Reconciler, "start_evaluation", noted)
     first = git(repository.work, "rev-parse", "HEAD")
     bell = HeardBell()
-    with in_process(tmp_path, repository.bare, apart=True, wake=bell.ring) as parts, looping(parts, bell) as running:
+    with in_process(tmp_path, repository.bare, apart=True, wake=bell.wake) as parts, looping(parts, bell) as running:
         until_applied(parts, first, bell)
         before = reconciles(parts)
         asked.clear()
@@ -244,7 +244,7 @@ def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
     monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 0.01)
     first = git(repository.work, "rev-parse", "HEAD")
     bell = HeardBell()
-    with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell):
+    with in_process(tmp_path, repository.bare, wake=bell.wake) as parts, looping(parts, bell):
         until_applied(parts, first, bell)
         before = reconciles(parts)
         eventually(lambda: reconciles(parts) > before + 3)

@@ -28,9 +28,9 @@ from gitboot.controller.notifications import (
     Notice,
     Notices,
     Receiver,
+    build_sender,
     notifying,
     read_receivers,
-    sender_of,
 )
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.ledger import instance_tables
@@ -55,7 +55,7 @@ class Book:
 
     def note(self, *noted: Event) -> None:
         with self.store.writing() as tx:
-            instance_tables.write(tx, noted)
+            instance_tables.write_events(tx, noted)
 
     @contextmanager
     def told(self, *, patience_s: float = 60) -> Iterator[Notices]:
@@ -217,8 +217,8 @@ def receiver(folder: Path, said: str) -> Receiver:
 
 def test_a_webhook_is_signed_and_says_all_of_it(tmp_path: Path) -> None:
     with hook() as taken:
-        sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
-        sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
+        build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
+        build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
     (got, again) = taken.got
     assert endpoints.openapi_problems("NoticeItem", got) == []
     assert got == again == NOTICE.facts()
@@ -231,10 +231,10 @@ def test_what_is_not_taken_is_an_error_without_the_url(tmp_path: Path, status: i
     with hook() as taken:
         taken.status = status
         with pytest.raises(HostUnreachable, match=f"answered {status}") as raised:
-            sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
+            build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
     assert "very-secret" not in str(raised.value)
     with pytest.raises(HostUnreachable) as raised:
-        sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
+        build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
     assert "very-secret" not in str(raised.value)
 
 
@@ -264,7 +264,7 @@ def mail() -> Iterator[tuple[Mail, int]]:
 def test_apprise_sends_mail(tmp_path: Path, mail: tuple[Mail, int]) -> None:
     taken, port = mail
     url = f"mailto://127.0.0.1:{port}?from=gitboot@boot.test&to=ops@boot.test&mode=insecure"
-    sender_of(receiver(tmp_path, f'apprise = "{url}"'), None)(NOTICE, NOON)
+    build_sender(receiver(tmp_path, f'apprise = "{url}"'), None)(NOTICE, NOON)
     (text,) = taken.got
     assert "Subject: gitboot: Held: web01, web02 (31 times)" in text
     assert "To: ops@boot.test" in text and "maxReinstalls: 3 servers, more than 0" in text and "30 more" in text
@@ -276,7 +276,7 @@ def test_apprise_that_cannot_says_nothing_of_its_url(
     caplog.set_level(logging.DEBUG)
     for url in ("mailto://u:very-secret@127.0.0.1:1?mode=insecure&from=a@b.test&to=c@d.test", "nope://very-secret"):
         with pytest.raises(HostUnreachable) as raised:
-            sender_of(receiver(tmp_path, f'apprise = "{url}"'), None)(NOTICE, NOON)
+            build_sender(receiver(tmp_path, f'apprise = "{url}"'), None)(NOTICE, NOON)
         assert "very-secret" not in str(raised.value)
     assert "very-secret" not in caplog.text
 
@@ -289,7 +289,7 @@ def test_apprise_that_drips_ends_at_the_deadline(tmp_path: Path, monkeypatch: py
         client.drip(b"a")
 
     with strange_server(answer) as server:
-        send = sender_of(receiver(tmp_path, f'apprise = "json://127.0.0.1:{server.port}"'), None)
+        send = build_sender(receiver(tmp_path, f'apprise = "json://127.0.0.1:{server.port}"'), None)
         for said in ("did not deliver it within", "still sends a notice"):
             with pytest.raises(HostUnreachable, match=said):
                 send(NOTICE, NOON)

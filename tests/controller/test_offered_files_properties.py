@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gitboot.fetchlog.spool import IDENTITY
 from gitboot.fleet.revision import Snapshot
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, Edit, Tree, fleet_renamed, tree_of
 from tests.helpers.cases import examples
 from tests.helpers.fleets import snapshot
@@ -119,7 +119,7 @@ def instance(folder: Path, initial: str | None = None) -> Iterator[Bench]:
     """Run an instance that publishes into a directory."""
     folder.mkdir(exist_ok=True)
     with (
-        Directory.open(folder / "output", ledger="mine") as target,
+        OutputDirectory.open(folder / "output", ledger="mine") as target,
         Bench(folder, initial=initial, named=False, target=target) as bench,
     ):
         yield bench

@@ -25,20 +25,20 @@ from gitboot.controller import checkpoint, current_plans
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.loop import Loop
-from gitboot.endpoint.boot_responses import Answers
+from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import InvalidRepository, NotEvaluated, PublishError, SourceError
-from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.evaluator.protocol import exceeded
+from gitboot.evaluator.evaluation_result import Commit, EvaluationResult
+from gitboot.evaluator.protocol import build_limit_problem
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.list_root import replace_list_keys
-from gitboot.publish.publisher import Directory, Published
+from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.signed_list import VALID
-from gitboot.publish.tree_reader import suspects, verify
+from gitboot.publish.tree_reader import find_suspects, verify_tree
 from gitboot.status.conditions import Condition
-from gitboot.status.work_progress import Told, counted
+from gitboot.status.work_progress import ReportProgress, iterate_with_progress
 from tests.helpers.fleets import SEED, at, configured, fleet, image, mac_of, maintenance, policy, profile, server
 from tests.helpers.forked_commands import captured
 from tests.helpers.instance_in_process import Here, Parts, in_process
@@ -300,7 +300,7 @@ def boots_maintenance(folder: Path) -> int:
 
 
 def answered_maintenance(folder: Path, now: datetime) -> int:
-    answers = Answers(PublishedTree(folder / "output", lambda: now))
+    answers = BootResponses(PublishedTree(folder / "output", lambda: now))
     found = [answers.find(f"/{entry}", lambda: None, now) for entry in ENTRIES]
     return sum(each is not None and b"memtest-7" in bytes(each.reply.body) for each in found)
 
@@ -328,22 +328,22 @@ def of_type(parts: Parts, type: str) -> list[dict[str, object]]:
     return [dict(each.facts) for each in parts.events if each.type == type]
 
 
-def held_back(self: Here, revision: Revision, base: Commit | None) -> Evaluated | None:
+def held_back(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """It takes for ever."""
     return None
 
 
-def not_ended(self: Here, revision: Revision, base: Commit | None) -> Evaluated | None:
+def not_ended(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """It is ended again and again."""
-    raise NotEvaluated([exceeded("it is not evaluated in time")])
+    raise NotEvaluated([build_limit_problem("it is not evaluated in time")])
 
 
-def rejected(self: Here, revision: Revision, base: Commit | None) -> Evaluated | None:
+def rejected(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """A check that the version before did not have rejects it."""
-    raise InvalidRepository([exceeded("a new check")])
+    raise InvalidRepository([build_limit_problem("a new check")])
 
 
-def unreadable(self: Here, revision: Revision, base: Commit | None) -> Evaluated | None:
+def unreadable(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     raise SourceError("the clone cannot be read")
 
 
@@ -353,7 +353,7 @@ def test_windows_end_in_time_however_the_evaluation_fares(
     left: Path,
     repair_repository: Repository,
     monkeypatch: pytest.MonkeyPatch,
-    evaluate: Callable[[Here, Revision, Commit | None], Evaluated | None],
+    evaluate: Callable[[Here, Revision, Commit | None], EvaluationResult | None],
     is_gone: bool,
 ) -> None:
     monkeypatch.setattr(Here, "evaluate", evaluate)
@@ -395,28 +395,28 @@ def test_the_first_publication_finds_a_tree_that_is_as_it_says(
                 parts.source.fetch()
                 parts.reconciler.reconcile(OVER, fetched=Fetched(), wait=True)
     assert boots_maintenance(left) == (len(NAMES) if more is UNTIL else 0)
-    assert verify(left / "output") == ()
-    assert set(suspects(left / "output")) == {None}
+    assert verify_tree(left / "output") == ()
+    assert set(find_suspects(left / "output")) == {None}
 
 
 def test_an_instance_that_goes_on_from_a_checkpoint_publishes_the_servers_whose_windows_it_ended(
     tmp_path: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit that it accepted last is newer than the checkpoint, and its evaluation is held back."""
-    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     publish_two_commits(tmp_path, repair_repository)
     with monkeypatch.context() as patch:
         patch.setattr(Here, "evaluate", held_back)
         with in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
-            assert parts.reconciler.standing.publication.complete, "it goes on"
+            assert parts.reconciler.state.publication.complete, "it goes on"
             reconcile_until(parts, OPEN, OVER)
             assert boots_maintenance(tmp_path) == 0
-            assert parts.reconciler.standing.publication.owed == set(NAMES)
+            assert parts.reconciler.state.publication.owed == set(NAMES)
             patch.undo()
             parts.reconciler.reconcile(OVER, wait=True)
-            assert parts.reconciler.standing.publication.owed == set()
+            assert parts.reconciler.state.publication.owed == set()
     assert boots_maintenance(tmp_path) == 0
-    assert verify(tmp_path / "output") == ()
+    assert verify_tree(tmp_path / "output") == ()
 
 
 @pytest.mark.parametrize("is_prolonged", [False, True], ids=["", "the new commit prolongs the window"])
@@ -425,17 +425,17 @@ def test_a_window_that_is_over_while_the_first_plans_are_made_ends_meanwhile(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch, has_waited: bool, is_prolonged: bool
 ) -> None:
     now, seen = OPEN, list[tuple[str, int]]()
-    publish_tree = Directory.publish
+    publish_tree = OutputDirectory.publish
 
-    def planned_slowly(items: Collection[str], told: Told) -> Iterator[str]:
+    def planned_slowly(items: Collection[str], told: ReportProgress) -> Iterator[str]:
         """Make plans until the window is over."""
         nonlocal now
-        for item in counted(items, told):
+        for item in iterate_with_progress(items, told):
             yield item
             now = OVER
         seen.append(("planned", boots_maintenance(left)))
 
-    def publish_noted(self: Directory, *args: Any, **kwargs: Any) -> Published:
+    def publish_noted(self: OutputDirectory, *args: Any, **kwargs: Any) -> PublicationResult:
         seen.append(("publishes", boots_maintenance(left)))
         done = publish_tree(self, *args, **kwargs)
         seen.append(("published", boots_maintenance(left)))
@@ -450,24 +450,24 @@ def test_a_window_that_is_over_while_the_first_plans_are_made_ends_meanwhile(
                 patch.setattr(Here, "evaluate", held_back)
                 for now in (OPEN, OPEN + timedelta(seconds=2)):
                     parts.reconciler.reconcile(now, fetched=Fetched())
-        monkeypatch.setattr(current_plans, "counted", planned_slowly)
-        monkeypatch.setattr(Directory, "publish", publish_noted)
+        monkeypatch.setattr(current_plans, "iterate_with_progress", planned_slowly)
+        monkeypatch.setattr(OutputDirectory, "publish", publish_noted)
         parts.reconciler.reconcile(now, fetched=Fetched())
         assert of_type(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
         after = len(NAMES) if is_prolonged else 0
         assert [each for each in seen if each[0] != "planned"] == [("publishes", 0), ("published", after)]
         assert seen[0] == ("planned", 0)
-        assert parts.reconciler.standing.publication.owed == set()
+        assert parts.reconciler.state.publication.owed == set()
         parts.reconciler.reconcile(OVER, fetched=Fetched())
     assert boots_maintenance(left) == after
-    assert verify(left / "output") == ()
-    assert set(suspects(left / "output")) == {None}
+    assert verify_tree(left / "output") == ()
+    assert set(find_suspects(left / "output")) == {None}
 
 
 def test_a_start_that_publishes_at_once_reads_no_state_to_end_windows(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Directory, "end_windows", None)
+    monkeypatch.setattr(OutputDirectory, "end_windows", None)
     with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
         with monkeypatch.context() as patch:
             patch.setattr(Here, "evaluate", held_back)
@@ -483,7 +483,7 @@ def test_windows_end_though_the_first_publication_fails(
     def publish_nothing(*_: object, **__: object) -> None:
         raise PublishError("no space left on device")
 
-    monkeypatch.setattr(Directory, "publish", publish_nothing)
+    monkeypatch.setattr(OutputDirectory, "publish", publish_nothing)
     with in_process(left, repair_repository.bare, clock=lambda: OPEN) as parts:
         reconcile_until(parts, OPEN, OVER)
         assert boots_maintenance(left) == 0
@@ -515,7 +515,7 @@ def test_servers_with_replaced_files_are_published_though_a_later_file_could_not
     tmp_path: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The instance goes on from a checkpoint, and publishes before it tries again to end the windows."""
-    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     publish_two_commits(tmp_path, repair_repository)
     place = Disk.place
 
@@ -530,7 +530,7 @@ def test_servers_with_replaced_files_are_published_though_a_later_file_could_not
         with in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             reconcile_until(parts, OPEN, OVER)
             assert boots_maintenance(tmp_path) == 1
-            assert parts.reconciler.standing.publication.owed == set(NAMES)
+            assert parts.reconciler.state.publication.owed == set(NAMES)
             assert not of_type(parts, "WindowsEnded")
             patch.undo()
             repair_repository.push(documents(UNTIL))
@@ -538,7 +538,7 @@ def test_servers_with_replaced_files_are_published_though_a_later_file_could_not
             parts.reconciler.reconcile(OVER, fetched=Fetched(), wait=True)
             parts.reconciler.reconcile(OVER, wait=True)
     assert boots_maintenance(tmp_path) == len(NAMES), "the new commit prolongs the window"
-    assert verify(tmp_path / "output") == ()
+    assert verify_tree(tmp_path / "output") == ()
 
 
 class StoppedChild(Child):

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.override_state import State
+from gitboot.bmc.override_state import OverrideState
 from gitboot.errors import LedgerError
 from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.provisioning_record import Record, last_word, record_facts
+from gitboot.resolve.provisioning_record import Record, last_provisioning_facts, record_facts
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
 from tests.helpers.fleets import uuid_of
@@ -29,7 +29,7 @@ def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -
 
 def pending(site: Site, seen: Record | None = None) -> int:
     """``seen``: what whoever asks has seen of the server; what is known by now, if nothing is said."""
-    known = last_word(seen or site.bench.knowledge.records.get(WEB01, Record()))
+    known = last_provisioning_facts(seen or site.bench.knowledge.records.get(WEB01, Record()))
     item = {"uuid": WEB01, "server": "web01", **record_facts(Record(provisioned_at=site.bench.now))}
     return site.bench.request("records", items=[{**item, "seen": known}], reason="INC-1")
 
@@ -167,7 +167,7 @@ def unsure(site: Site) -> None:
     site.bench.reconcile()
     condition = site.bench.condition("Bmc/web01")
     assert condition is not None and condition[2].startswith("NeedsOperator: Once Pxe was to be set for provision/1")
-    assert (site.patches, site.states) == (1, {"provision/1": State.RECORDED})
+    assert (site.patches, site.states) == (1, {"provision/1": OverrideState.RECORDED})
 
 
 def resolve(site: Site, *, consumed: bool) -> int:
@@ -185,7 +185,7 @@ def test_what_was_never_set_as_an_operator_says_is_set(make_site: MakeSite, agai
     if again:
         site.restart()
     site.bench.reconcile()
-    assert (site.shown, site.patches, site.states) == ("Once Pxe", 2, {"provision/1": State.CONFIRMED})
+    assert (site.shown, site.patches, site.states) == ("Once Pxe", 2, {"provision/1": OverrideState.CONFIRMED})
     assert "was never set" in site.bench.outcome(number)
 
 
@@ -198,7 +198,7 @@ def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: Mak
         site.wait(600)
     plan = site.bench.reconcile()
     assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.CONSUMED)
-    assert (site.patches, site.states) == (1, {"provision/1": State.LOST})
+    assert (site.patches, site.states) == (1, {"provision/1": OverrideState.LOST})
     resolve(site, consumed=False)  # and then it had not been, after all
     assert shown(site.bench.reconcile()) == TO_INSTALL
     assert (site.shown, site.patches) == ("Once Pxe", 2)
@@ -234,7 +234,7 @@ def test_an_override_on_a_machine_that_is_gone_is_settled_by_a_word(site: Site) 
     site.bench.reconcile()
     number = resolve(site, consumed=True)
     assert "is consumed, and is not set again" in outcome(site, number)
-    assert site.states == {"provision/1": State.LOST}
+    assert site.states == {"provision/1": OverrideState.LOST}
 
 
 def test_what_somebody_else_has_set_is_replaced_when_a_person_says_so(site: Site) -> None:
@@ -243,7 +243,7 @@ def test_what_somebody_else_has_set_is_replaced_when_a_person_says_so(site: Site
     assert site.shown == "Continuous Hdd"
     number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="old installer")
     assert outcome(site, number) == "web01: whatever its BMC shows gives way to provision/1 (old installer)"
-    assert (site.shown, site.states) == ("Once Pxe", {"provision/1": State.CONFIRMED})
+    assert (site.shown, site.states) == ("Once Pxe", {"provision/1": OverrideState.CONFIRMED})
 
 
 @pytest.mark.parametrize("consumed", [True, False])

@@ -14,30 +14,30 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
-from gitboot.controller.instance.assembly import Dependencies, build
+from gitboot.controller.instance.assembly import Dependencies, build_instance
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance_state import Fetched
-from gitboot.controller.offered_files import shared
-from gitboot.endpoint.boot_responses import Answers
+from gitboot.controller.offered_files import render_shared_files
+from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.one_time_boots import GivenBoots
-from gitboot.fetchlog.spool import forgotten, identity
+from gitboot.fetchlog.one_time_boots import ServedBoots
+from gitboot.fetchlog.spool import count_deletions, read_or_create_identity
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
-from gitboot.git.clone import Reader, Source
+from gitboot.git.clone import CloneReader, Source
 from gitboot.git.remote import Remote
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Transaction
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.publisher import Directory, Published
-from gitboot.publish.tree_reader import records_in, verify
-from gitboot.render.endpoint_files import Terms
+from gitboot.publish.publisher import OutputDirectory, PublicationResult
+from gitboot.publish.tree_reader import read_tree_records, verify_tree
+from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.paths import Files, is_content
 from gitboot.render.server_files import ServerState
 from gitboot.review.guards import Limits
-from gitboot.status.conditions import Event, with_state
-from gitboot.system_clock import uptime
+from gitboot.status.conditions import Event, fill_state
+from gitboot.system_clock import read_uptime
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.helpers.instance_in_process import UNGUARDED, Here, Unsynced, note_fetch
 from tests.helpers.running_instance import Repository, git
@@ -52,13 +52,13 @@ def fleet_files(*documents: str) -> dict[str, str]:
     return {f"{number:02}.yaml": text for number, text in enumerate((*SEED, *documents))}
 
 
-class Brittle(Directory):
+class Brittle(OutputDirectory):
     """A directory that cannot be written while it is full."""
 
     full, calls = False, 0
     shared: Files | None = None  # the shared files of the last publication
 
-    def publish(self, servers: Mapping[str, Files | None], shared: Files | None, **rest: Any) -> Published:
+    def publish(self, servers: Mapping[str, Files | None], shared: Files | None, **rest: Any) -> PublicationResult:
         self.calls += 1
         self.shared = shared
         if self.full:
@@ -78,7 +78,7 @@ class Counting(Unsynced):
             yield tx
 
 
-class CountingReader(Reader):
+class CountingReader(CloneReader):
     def __init__(self, state: Path) -> None:
         super().__init__(state)
         self.paths: list[str] = []
@@ -107,7 +107,7 @@ class Instance:
         self.ledger = self._opened.enter_context(Counting.open(self.state / "ledger.sqlite"))
         with self.ledger.writing() as tx:
             instance_tables.write_facts(tx, initialised="fresh")
-        target = Brittle.open(self.output, ledger=instance_tables.read(self.ledger).identity)
+        target = Brittle.open(self.output, ledger=instance_tables.read_facts(self.ledger).identity)
         assert isinstance(target, Brittle)
         self._opened.enter_context(target)
         self.target = self.directory = target
@@ -127,7 +127,7 @@ class Instance:
             clock=lambda: self.now,
             tell=self.events.append,
         )
-        self.instance = self._opened.enter_context(build(settings, dependencies))
+        self.instance = self._opened.enter_context(build_instance(settings, dependencies))
         self.reconciler = self.instance.reconciler
 
     def __enter__(self) -> Instance:
@@ -148,11 +148,11 @@ class Instance:
 
     @property
     def servers(self) -> Mapping[str, ServerState]:
-        return self.reconciler.standing.plans.servers
+        return self.reconciler.state.plans.servers
 
     def boots(self, now: datetime, path: str = ENTRY) -> str:
         """The image that an endpoint over the tree has web01 boot."""
-        answer = Answers(PublishedTree(self.output, lambda: now)).find(f"/{path}", lambda: None, now)
+        answer = BootResponses(PublishedTree(self.output, lambda: now)).find(f"/{path}", lambda: None, now)
         return "nothing" if answer is None else images_in(bytes(answer.reply.body).decode())
 
     @property
@@ -289,7 +289,7 @@ def test_the_way_out_of_a_bad_commit_can_be_pasted_anywhere(
     line = instance.remedy("CommitAccepted")
     assert line is not None
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli, shlex.split(with_state(line, str(instance.state)))[1:])
+    result = CliRunner().invoke(cli, shlex.split(fill_state(line, str(instance.state)))[1:])
     assert (result.exit_code, "GB2011" in result.output) == (3, True), result.output
     repository.push({"tie.yaml": policy("web2", "None")})
     instance.reconcile(OPEN)
@@ -607,10 +607,12 @@ def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_ano
         instance.target.shared = None
         instance.spool.mkdir(exist_ok=True)
         instance.reconcile(BEFORE.replace(minute=minute))
-        standing = instance.reconciler.standing
+        standing = instance.reconciler.state
         assert standing.commit is not None and instance.condition("Published")[0]
-        terms = Terms(giver=identity(instance.spool), forgotten=forgotten(instance.spool))
-        for path, file in shared(standing.plans, standing.commit, terms).items():
+        terms = ServingTerms(
+            fetch_log_id=read_or_create_identity(instance.spool), loss_count=count_deletions(instance.spool)
+        )
+        for path, file in render_shared_files(standing.plans, standing.commit, terms).items():
             assert (instance.output / path).read_bytes() == file.content, path
         return instance.target.shared is not None
 
@@ -630,9 +632,9 @@ def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_ano
         Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE.replace(minute=7)),
     )
     assert is_made(8)  # the spool has forgotten what was taken in
-    assert records_in(instance.output) == instance.reconciler.standing.knowledge.records
+    assert read_tree_records(instance.output) == instance.reconciler.state.knowledge.records
     assert is_made(9, {"07.yaml": ""})
-    assert uuid_of("web02") not in records_in(instance.output)
+    assert uuid_of("web02") not in read_tree_records(instance.output)
 
 
 @pytest.mark.parametrize(
@@ -669,7 +671,7 @@ def test_what_could_not_be_published_and_was_taken_back_stands_nowhere(
     instance.reconcile(BEFORE.replace(minute=2))
     assert instance.condition("Published") == (True, "Published")
     assert stands() == tree
-    assert verify(instance.output) == ()
+    assert verify_tree(instance.output) == ()
 
 
 # What was fetched
@@ -689,12 +691,12 @@ def test_e31_what_was_taken_in_stays_in_the_spool_until_a_tree_that_knows_it_sta
     instance.target.full = True
     for minute in (5, 6):
         instance.reconcile(BEFORE.replace(minute=minute))
-        given = GivenBoots(instance.spool).find("web01", plan.offer)  # what an endpoint knows that starts now
-        assert given is not None and not given.again(BEFORE.replace(minute=minute), uptime())
+        given = ServedBoots(instance.spool).find("web01", plan.offer)  # what an endpoint knows that starts now
+        assert given is not None and not given.may_serve_again(BEFORE.replace(minute=minute), read_uptime())
     assert (instance.told("Provisioned"), instance.published) == (["Provisioned"], "flatcar-1")
     instance.target.full = False
     instance.reconcile(BEFORE.replace(minute=7))
-    assert (GivenBoots(instance.spool).find("web01", plan.offer), instance.published) == (None, "disk")
+    assert (ServedBoots(instance.spool).find("web01", plan.offer), instance.published) == (None, "disk")
 
 
 # What is offered is known before it is published
@@ -705,7 +707,7 @@ ONCE = {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": poli
 def kept(instance: Instance, path: str = ENTRY) -> bool:
     """Whether a fetch of what lies there now would be told from any other after a restart."""
     modified = int((instance.output / "boot" / path).stat().st_mtime)
-    return server_tables.version(instance.ledger, f"boot/{path}", modified) is not None
+    return server_tables.find_version(instance.ledger, f"boot/{path}", modified) is not None
 
 
 def test_while_offers_cannot_be_noted_a_server_stays_as_it_is_until_its_window_turns(

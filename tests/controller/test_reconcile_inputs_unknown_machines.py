@@ -9,12 +9,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gitboot.controller.reconcile_inputs import KeptUnknown, read_unknown
-from gitboot.endpoint.app import Clients
-from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine, UnknownMachines, inventoried
+from gitboot.controller.reconcile_inputs import UnknownMachineFile, read_unknown
+from gitboot.endpoint.app import ClientRules
+from gitboot.fetchlog.unknown_machines import (
+    UnknownMachine,
+    UnknownMachineRecorder,
+    UnknownMachines,
+    build_from_inventory,
+)
 from gitboot.model.scalars import SystemUuid, parse_mac
 from gitboot.publish.manifest import UNKNOWN
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from tests.fetchlog.test_access_logs import NGINX
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers import http_peers
@@ -37,10 +42,10 @@ def site() -> Iterator[Site]:
 
 def asks(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str = "GET") -> list[int]:
     """What somebody is answered, which leaves what it has noted in the spool."""
-    asked = UnknownAsked(site.spool)
+    asked = UnknownMachineRecorder(site.spool)
     with site.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
         codes = [client.request(method, path).status_code for path in paths]
-    asked.leave()
+    asked.write_file()
     return codes
 
 
@@ -48,11 +53,11 @@ def taken_in(site: Site, applied: str = "c0ffee") -> tuple[tuple[UnknownMachine,
     """What an instance keeps then, and what it tells."""
     state = site.root.parent / "state"
     state.mkdir(exist_ok=True)
-    kept = KeptUnknown(state, site.spool, site.root, lambda: site.now)
-    found = kept.take_in(applied, BEFORE)
+    kept = UnknownMachineFile(state, site.spool, site.root, lambda: site.now)
+    found = kept.update(applied, BEFORE)
     if found is None:
         return read_unknown(state).machines, []
-    with Directory.open(site.root, ledger="test") as directory:
+    with OutputDirectory.open(site.root, ledger="test") as directory:
         directory.write_status(found[0], BEFORE, UNKNOWN)
     return read_unknown(state).machines, [event.message for event in found[1]]
 
@@ -87,18 +92,18 @@ def test_another_nic_of_a_known_machine_is_no_unknown_machine(site: Site) -> Non
 def test_another_uuid_than_the_documents_is_shown_with_the_server(site: Site) -> None:
     assert asks(site, f"/ipxe/{OTHER}", STRANGER) == [404, 404]
     asks(site, f"/v1/boot/{MAC}/nothing")
-    asked = UnknownAsked(site.spool)
-    asked.note(structs.replace(_MACHINE, macs=(parse_mac(MAC),), uuid=SystemUuid(OTHER)))
-    asked.leave()
+    asked = UnknownMachineRecorder(site.spool)
+    asked.add(structs.replace(_MACHINE, macs=(parse_mac(MAC),), uuid=SystemUuid(OTHER)))
+    asked.write_file()
     found, _ = taken_in(site)
     assert {each.server for each in found} == {None, "web01"}
 
 
 def test_a_document_of_it_takes_it_off_the_list(site: Site) -> None:
-    asked = UnknownAsked(site.spool)
+    asked = UnknownMachineRecorder(site.spool)
     asks(site, STRANGER)
-    asked.note(structs.replace(_MACHINE, macs=(parse_mac(MAC),)))
-    asked.leave()
+    asked.add(structs.replace(_MACHINE, macs=(parse_mac(MAC),)))
+    asked.write_file()
     assert [each.macs for each in taken_in(site)[0]] == [("52-54-00-99-99-99",)]
     described = [each.replace(mac_of("web01"), "52:54:00:99:99:99") for each in ALWAYS]
     site.publish(planned(*described, REPAIR), commit="c0ffe2")
@@ -108,8 +113,8 @@ def test_a_document_of_it_takes_it_off_the_list(site: Site) -> None:
 def test_a_spool_that_was_read_and_not_written_down_is_read_again(site: Site) -> None:
     asks(site, STRANGER)
     state = site.root.parent / "state"
-    kept = KeptUnknown(state, site.spool, site.root, lambda: site.now)
-    assert kept.take_in("c0ffee", BEFORE) is None, "there is no folder to write to"
+    kept = UnknownMachineFile(state, site.spool, site.root, lambda: site.now)
+    assert kept.update("c0ffee", BEFORE) is None, "there is no folder to write to"
     assert [each.times for each in taken_in(site)[0]] == [1]
 
 
@@ -132,11 +137,11 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
 
 
 def test_the_api_and_the_metrics_have_them(site: Site) -> None:
-    asked = UnknownAsked(site.spool)
+    asked = UnknownMachineRecorder(site.spool)
     with site.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert client.get("/api/v1/seen").json()["items"] == []
         client.get(STRANGER)
-        asked.leave()
+        asked.write_file()
         taken_in(site)
         [item] = client.get("/api/v1/seen").json()["items"]
         page = client.get("/metrics").text
@@ -156,9 +161,9 @@ def test_the_command_shows_and_forgets_them(site: Site, tmp_path: Path) -> None:
     assert "52:54:00:99:99:99" in shown.out and "SERVER" not in shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
     assert typed("unknown-machines", "--state", state, "-o", "json").json["items"][0]["times"] == 1
-    asked = UnknownAsked(site.spool)
-    asked.note(inventoried(SENT, "v1/inventory", "127.0.0.1", BEFORE))
-    asked.leave()
+    asked = UnknownMachineRecorder(site.spool)
+    asked.add(build_from_inventory(SENT, "v1/inventory", "127.0.0.1", BEFORE))
+    asked.write_file()
     told = taken_in(site)[1]
     shown = typed("unknown-machines", "--state", state)
     assert "    Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs" in shown.out and "nvme0n1" not in "".join(told)
@@ -166,4 +171,4 @@ def test_the_command_shows_and_forgets_them(site: Site, tmp_path: Path) -> None:
     assert item["inventory"]["memoryMiB"] == 262144
     assert "every machine" in typed("unknown-machines", "--state", state, "--forget").out
     assert read_unknown(state).machines == UnknownMachines().machines
-    assert Clients().asked.requests == 0
+    assert ClientRules().unknown_recorder.requests == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.importers.boot_comparison import SHAPES
+from gitboot.importers.boot_comparison import SCRIPT_PATHS
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
 from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, NAMES, SOURCES, UUID, known, lay
@@ -39,7 +39,7 @@ def commands(page: Path) -> list[list[str]]:
 def test_every_system_that_can_be_compared_has_a_page() -> None:
     assert set(PAGES) == set(ASKED)
     assert {command[command.index("--as") + 1] for page in PAGES.values() for command in [commands(page)[-1]]} == set(
-        SHAPES
+        SCRIPT_PATHS
     )
 
 

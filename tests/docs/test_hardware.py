@@ -22,11 +22,11 @@ from gitboot.cli.main import Exit
 from gitboot.controller.instance_state import Fetched
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.endpoint_files import parse, turn_of
+from gitboot.render.endpoint_files import find_version, parse_state
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
-from gitboot.status.conditions import Condition, with_state
+from gitboot.status.conditions import Condition, fill_state
 from tests.helpers.fleets import at, give_credentials
 from tests.helpers.git_repositories import Work
 from tests.helpers.instance_in_process import Parts, in_process, note_fetch
@@ -210,23 +210,23 @@ class Hall:
     def entry(self, mac: str = MAC) -> str:
         """The image that the entry of an address boots now, "disk", or "nothing" where there is none."""
         for file in sorted((self.folder / "output" / "ops" / "servers").glob("*.json")):
-            state = parse(file.read_bytes())
+            state = parse_state(file.read_bytes())
             if (turns := state.paths.get(f"boot/v1/boot/{mac}/boot.ipxe")) is None:
                 continue
-            turn, _ = turn_of(turns, self.now)
+            turn, _ = find_version(turns, self.now)
             if turn is None or turn.content is None:
                 return "nothing"
-            stored = state.stored.get(turn.content)
+            stored = state.stored_paths.get(turn.content)
             script = (self.folder / "output" / stored).read_text() if stored else state.contents[turn.content]
             return images_in(script)
         return "nothing"
 
     def plan(self, name: str = "web01") -> BootPlan | None:
-        state = self.parts.reconciler.standing.plans.servers.get(name)
+        state = self.parts.reconciler.state.plans.servers.get(name)
         return state.plan if state is not None else None
 
     def record(self, uuid: SystemUuid = OLD) -> Record | None:
-        return self.parts.reconciler.standing.knowledge.record(uuid)
+        return self.parts.reconciler.state.knowledge.record(uuid)
 
     @property
     def override(self) -> str:
@@ -248,7 +248,9 @@ LEFT = Exit.PARTIAL  # what is asked for by then: this process takes it up when 
 
 @pytest.fixture
 def hall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hall]:
-    monkeypatch.setattr("gitboot.cli.instance_client._PATIENCE_S", 0)  # it is this process that would take a request up
+    monkeypatch.setattr(
+        "gitboot.cli.instance_client._REQUEST_TIMEOUT_S", 0
+    )  # it is this process that would take a request up
     with ExitStack() as opened:
         handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which commands wake the instance: this process
         opened.callback(signal.signal, signal.SIGUSR1, handler)
@@ -403,7 +405,7 @@ def settled(hall: Hall, reason: str) -> Done:
     found = hall.condition("Bmc/web01")
     assert found is not None and (found.status, found.reason) == (False, reason), found
     assert found.remedy is not None
-    words = shlex.split(with_state(found.remedy, str(hall.folder / "state")), comments=True)
+    words = shlex.split(fill_state(found.remedy, str(hall.folder / "state")), comments=True)
     return typed(*words[1:])
 
 

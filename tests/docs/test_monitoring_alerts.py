@@ -420,7 +420,7 @@ def test_each_metric_has_its_panel() -> None:
     asked = {name for _, each in EXPRESSIONS for name in re.findall(r"gitboot_\w+", each)}
     left_out = {"gitboot_planned_timestamp_seconds", "gitboot_operators_certificate_readable"}
     for family in FAMILIES:
-        names = {family.sample, family.name, f"{family.name}_sum"}
+        names = {family.sample_name, family.name, f"{family.name}_sum"}
         assert bool(names & asked) is (family.name not in left_out), family.name
 
 

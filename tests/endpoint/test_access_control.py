@@ -23,8 +23,8 @@ import httpx
 import pytest
 
 from gitboot.endpoint import connections
-from gitboot.endpoint.access_control import LOOPBACK, Tokens, client_address, membership
-from gitboot.endpoint.connections import Crowd
+from gitboot.endpoint.access_control import LOOPBACK, Tokens, build_network_matcher, find_client_address
+from gitboot.endpoint.connections import ClientQuota
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import SUFFIX, read_reports
 from tests.endpoint.test_server import served
@@ -221,65 +221,67 @@ class Held:
 
 
 def test_t5_of_one_address_the_oldest_that_waits_goes() -> None:
-    crowd: Crowd[Held] = Crowd(Held.close, most_of_one=3)
-    exempt: Crowd[Held] = Crowd(Held.close, most_of_one=3, is_exempt=lambda address: address == "10.0.0.1")
+    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit_per_address=3)
+    exempt: ClientQuota[Held] = ClientQuota(
+        Held.close, limit_per_address=3, is_exempt=lambda address: address == "10.0.0.1"
+    )
     mine, other = [Held() for _ in range(5)], Held()
-    crowd.enter(other, "10.0.0.2")
+    crowd.add(other, "10.0.0.2")
     for each in mine:
-        exempt.enter(each, "10.0.0.1")
-    assert exempt.closed == 0
+        exempt.add(each, "10.0.0.1")
+    assert exempt.closed_count == 0
     for each in mine:
-        crowd.enter(each, "10.0.0.1")
+        crowd.add(each, "10.0.0.1")
     assert [each.is_open for each in mine] == [False, False, True, True, True]
-    assert (other.is_open, crowd.closed) == (True, 2)
-    crowd.leave(mine[2])  # a request of it is in work
-    crowd.enter(mine[2], "10.0.0.1")
-    crowd.enter(Held(), "10.0.0.1")
+    assert (other.is_open, crowd.closed_count) == (True, 2)
+    crowd.remove(mine[2])  # a request of it is in work
+    crowd.add(mine[2], "10.0.0.1")
+    crowd.add(Held(), "10.0.0.1")
     assert [each.is_open for each in mine] == [False, False, True, False, True]
 
 
 def test_t5_what_is_still_being_sent_is_not_cut_off() -> None:
-    crowd: Crowd[Held] = Crowd(Held.close, most_of_one=1)
+    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit_per_address=1)
     sending, waiting, newest = Held(sends=True), Held(), Held()
     for each in (sending, waiting, newest):
-        crowd.enter(each, "10.0.0.1")
+        crowd.add(each, "10.0.0.1")
     assert (sending.is_open, waiting.is_open, newest.is_open) == (True, False, False)
-    crowd.leave(newest)
+    crowd.remove(newest)
     assert not crowd.make_room()
 
 
 def test_t5_a_network_of_ipv6_is_one_client() -> None:
-    crowd: Crowd[Held] = Crowd(Held.close, most_of_one=2)
+    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit_per_address=2)
     mine, other, mapped = [Held() for _ in range(4)], Held(), [Held() for _ in range(3)]
     for number, each in enumerate(mine):
-        crowd.enter(each, f"2001:db8:0:1::{number}%eth0")
+        crowd.add(each, f"2001:db8:0:1::{number}%eth0")
     assert sum(each.is_open for each in mine) == 2
-    crowd.enter(other, "2001:db8:0:2::1")
+    crowd.add(other, "2001:db8:0:2::1")
     for each, address in zip(mapped, ("::ffff:10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1"), strict=True):
-        crowd.enter(each, address)
+        crowd.add(each, address)
     assert all(each.is_open for each in (other, *mapped)), "a socket for both families shows IPv4 so"
 
 
 def test_finding_s4_who_holds_little_finds_room_and_who_holds_most_makes_it() -> None:
-    crowd: Crowd[Held] = Crowd(Held.close, most=lambda: 10)
+    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit=lambda: 10)
     first, strangers = Held(), [Held() for _ in range(9)]
-    crowd.enter(first, "10.0.0.1")
+    crowd.add(first, "10.0.0.1")
     for each in strangers:
-        crowd.enter(each, "10.0.0.66")
+        crowd.add(each, "10.0.0.66")
     late = [Held() for _ in range(4)]
     for number, each in enumerate(late):
-        crowd.enter(each, f"10.0.1.{number}")
+        crowd.add(each, f"10.0.1.{number}")
     assert all(each.is_open for each in (first, *late))
     assert [each.is_open for each in strangers] == [False] * 4 + [True] * 5
 
 
 def test_finding_s4_where_none_can_go_the_newcomer_does() -> None:
-    crowd: Crowd[Held] = Crowd(Held.close, most=lambda: 3)
+    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit=lambda: 3)
     busy, newcomer = [Held(sends=True) for _ in range(3)], Held()
     for number, each in enumerate(busy):
-        crowd.enter(each, f"10.0.0.{number}")
-    crowd.enter(newcomer, "10.0.0.9")
-    assert (newcomer.is_open, crowd.closed) == (False, 1)
+        crowd.add(each, f"10.0.0.{number}")
+    crowd.add(newcomer, "10.0.0.9")
+    assert (newcomer.is_open, crowd.closed_count) == (False, 1)
 
 
 def test_t5_a_machine_is_answered_while_a_client_holds_what_it_can(made: Site) -> None:
@@ -353,7 +355,7 @@ def test_t5_a_thousand_connections_are_no_more_than_files_allow(made: Site) -> N
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-PROXIES = membership((*LOOPBACK, ip_network("10.1.0.0/16"), ip_network("fd00:1::/32")))
+PROXIES = build_network_matcher((*LOOPBACK, ip_network("10.1.0.0/16"), ip_network("fd00:1::/32")))
 
 
 @for_each(
@@ -382,7 +384,7 @@ def test_client_is_who_stands_before_the_last_trusted_proxy(
 ) -> None:
     headers = [(b"x-forwarded-for", value.encode("latin-1")) for value in forwarded]
     scope = {"client": (peer, 40000) if peer else None, "headers": headers}
-    assert client_address(scope, PROXIES) == expected
+    assert find_client_address(scope, PROXIES) == expected
 
 
 @for_each(

@@ -10,50 +10,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyrage import x25519
 
-from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
+from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, encrypt, make_key
 from gitboot.errors import UsageError
-from gitboot.fleet.documents import MOST_BYTES, NotSealed, sealed
+from gitboot.fleet.documents import MAX_SECRET_BYTES, NotEncrypted, parse_encrypted
 from tests.helpers.cases import for_each
 
 ONE, OTHER = x25519.Identity.generate(), x25519.Identity.generate()
 WHOLE = pyrage.encrypt(b"hunter2", [ONE.to_public()])
 
 
-def keys_of(folder: Path, *keys: x25519.Identity) -> Keys:
+def keys_of(folder: Path, *keys: x25519.Identity) -> AgeKeys:
     file = folder / "keys"
     file.write_text("# two\n\n" + "".join(f"{key}\n" for key in keys))
-    return Keys(file)
+    return AgeKeys(file)
 
 
 def test_what_is_encrypted_is_opened_by_its_key(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, ONE)
     content = bytes(range(256))
-    assert keys.open(sealed(encrypt(content, [str(ONE.to_public())]))) == content
-    assert keys.open(sealed(pyrage.encrypt(content, [ONE.to_public()]))) == content  # without armor
+    assert keys.decrypt(parse_encrypted(encrypt(content, [str(ONE.to_public())]))) == content
+    assert keys.decrypt(parse_encrypted(pyrage.encrypt(content, [ONE.to_public()]))) == content  # without armor
 
 
 def test_a_new_key_opens_what_the_old_one_did_until_its_line_goes(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, ONE)
-    old, new = (sealed(encrypt(b"secret", [str(key.to_public())])) for key in (ONE, OTHER))
-    assert keys.open(old) == b"secret"
-    with pytest.raises(Unopened):
-        keys.open(new)
+    old, new = (parse_encrypted(encrypt(b"secret", [str(key.to_public())])) for key in (ONE, OTHER))
+    assert keys.decrypt(old) == b"secret"
+    with pytest.raises(DecryptionError):
+        keys.decrypt(new)
     keys_of(tmp_path, ONE, OTHER)
-    assert (keys.open(old), keys.open(new)) == (b"secret", b"secret")
+    assert (keys.decrypt(old), keys.decrypt(new)) == (b"secret", b"secret")
     keys_of(tmp_path, OTHER)
-    assert keys.open(new) == b"secret"
-    with pytest.raises(Unopened):
-        keys.open(old)
+    assert keys.decrypt(new) == b"secret"
+    with pytest.raises(DecryptionError):
+        keys.decrypt(old)
     (tmp_path / "keys").unlink()
-    with pytest.raises(Unopened, match="No such file"):
-        keys.open(new)
+    with pytest.raises(DecryptionError, match="No such file"):
+        keys.decrypt(new)
 
 
 def test_a_new_key_is_its_owners_alone_and_replaces_none(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     public = make_key(file)
     assert file.stat().st_mode & 0o777 == 0o600
-    assert Keys(file).recipients() == (public,)
+    assert AgeKeys(file).list_recipients() == (public,)
     before = file.read_bytes()
     with pytest.raises(UsageError, match="exists already"):
         make_key(file)
@@ -64,7 +64,7 @@ def test_a_new_key_is_its_owners_alone_and_replaces_none(tmp_path: Path) -> None
 def test_a_file_without_keys_is_refused_without_a_word_of_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(UsageError) as refused:
-        Keys(tmp_path / "keys").check()
+        AgeKeys(tmp_path / "keys").check()
     assert str(ONE)[:20] not in str(refused.value)
     assert "secret keygen" in str(refused.value)
 
@@ -87,7 +87,7 @@ def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
         (b"age-encryption.org/v1\n-> ssh-ed25519 abc def\n\n--- " + b"A" * 43 + b"\n", "but to ssh-ed25519"),
         (b"age-encryption.org/v1\n--- " + b"A" * 43 + b"\n", "but to none"),
         (pyrage.encrypt(b"x", [ONE.to_public()] * 21), "over 20"),
-        (pyrage.encrypt(b"x" * MOST_BYTES, [ONE.to_public()]), "over 65,536"),
+        (pyrage.encrypt(b"x" * MAX_SECRET_BYTES, [ONE.to_public()]), "over 65,536"),
     ],
     ids=[  # what is encrypted differs each time, and workers compare names
         *("empty", "in clear", "armor without an end", "no armor", "not whole"),
@@ -95,8 +95,8 @@ def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
     ],
 )
 def test_what_no_endpoint_could_open_is_told_without_a_key(data: bytes, why: str) -> None:
-    with pytest.raises(NotSealed, match=why):
-        sealed(data)
+    with pytest.raises(NotEncrypted, match=why):
+        parse_encrypted(data)
 
 
 @given(st.data())
@@ -106,7 +106,7 @@ def test_a_damaged_file_is_refused_or_stays_closed(data: st.DataObject) -> None:
     damaged = WHOLE[:at] + data.draw(st.binary(max_size=40)) + WHOLE[at + data.draw(st.integers(0, 40)) :]
     said = ""
     try:
-        assert pyrage.decrypt(sealed(damaged), [ONE]) == b"hunter2"
-    except (NotSealed, pyrage.DecryptError) as error:
+        assert pyrage.decrypt(parse_encrypted(damaged), [ONE]) == b"hunter2"
+    except (NotEncrypted, pyrage.DecryptError) as error:
         said = str(error)
     assert "hunter2" not in said

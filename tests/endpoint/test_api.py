@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from msgspec import structs
 
 from gitboot import __version__
-from gitboot.endpoint.api import FILTERS, MOST, Api
+from gitboot.endpoint.api import FILTERS, MAX_PAGE_ITEMS, Api
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.problems import Problem, Severity
-from gitboot.render.endpoint_files import render, state_path
+from gitboot.render.endpoint_files import render_state, state_path
 from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallState, Phase
 from gitboot.status.conditions import Condition
@@ -34,16 +34,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 
-from gitboot.endpoint.api import PAGE
-from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, inventoried, render_unknown
+from gitboot.endpoint.api import PAGE_PATH
+from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, build_from_inventory, render_unknown
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
-from gitboot.publish.publisher import Directory
-from gitboot.publish.tree_reader import verify
-from gitboot.render.page import MADE_OF
+from gitboot.publish.publisher import OutputDirectory
+from gitboot.publish.tree_reader import verify_tree
+from gitboot.render.page import PAGE_CONTENT_TYPES
 from gitboot.render.paths import PAGE as FOLDER
 from gitboot.render.paths import PAGE_DATA
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers.endpoints import ONCE, Fleet, Site, get
 from tests.helpers.fleets import at, fleet
@@ -134,7 +134,10 @@ def test_the_openapi_document_has_the_words_and_limits_of_the_code() -> None:
     for words in (InstallState, InstallStep, Phase, Severity):
         assert described["components"]["schemas"][words.__name__]["enum"] == list(words)
     parameters = {each["name"]: each["schema"] for each in described["paths"]["/api/v1/servers"]["get"]["parameters"]}
-    assert (list(parameters), parameters["limit"]["maximum"]) == (["limit", "continue", *FILTERS, "label"], MOST)
+    assert (list(parameters), parameters["limit"]["maximum"]) == (
+        ["limit", "continue", *FILTERS, "label"],
+        MAX_PAGE_ITEMS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +150,7 @@ def many() -> Iterator[httpx.Client]:
             summary = {**found.summary, "server": f"s{number:04}", "labels": labels, "role": labels["role"]}
             summary["site"] = "fra1" if number % 2 else None
             state = structs.replace(found, server=f"s{number:04}", summary=summary)
-            (made.root / state_path(state.server)).write_bytes(render(state))
+            (made.root / state_path(state.server)).write_bytes(render_state(state))
         with made.serve() as url, http_peers.Client(base_url=f"{url}/api/v1") as client:
             yield client
 
@@ -250,7 +253,7 @@ def test_what_there_is_is_found(described: str, schema: BaseSchema) -> None:
         assert case.call_and_validate(base_url=described).status_code == 200
 
 
-FILES = ("", *sorted(MADE_OF.keys() - {"index.html"}))
+FILES = ("", *sorted(PAGE_CONTENT_TYPES.keys() - {"index.html"}))
 VIEWS = {
     "": "",
     "images": "Images and streams",
@@ -268,7 +271,10 @@ _WITH_PAGE = fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]")
 
 def installing_fleet(*outputs: str) -> Fleet:
     """web01 fetched its boot, the installer of web02 started, web03 is installed, web04 waits."""
-    boot, data = Seen(_BEGAN, "v1/boot/x/boot.ipxe", "10.0.0.7"), Seen(_BEGAN, "i/user-data", "10.0.0.7")
+    boot, data = (
+        StepEvidence(_BEGAN, "v1/boot/x/boot.ipxe", "10.0.0.7"),
+        StepEvidence(_BEGAN, "i/user-data", "10.0.0.7"),
+    )
     fetched = InstallAttempt(key="provision/0", boots=(boot,))
     started = structs.replace(fetched, started=data, started_boot=1)
     since = _BEGAN + timedelta(minutes=5)
@@ -305,24 +311,24 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def address(request: pytest.FixtureRequest, made: Site) -> str:
     """Where the page is, as it lies published and as an endpoint serves it."""
     if request.param == "served":
-        return f"{request.getfixturevalue('url')}{PAGE}"
+        return f"{request.getfixturevalue('url')}{PAGE_PATH}"
     return f"file://{made.root}/{FOLDER}index.html"
 
 
 def test_all_that_the_page_is_made_of_is_given_to_operators_alone(made: Site, url: str) -> None:
     names = (*FILES, "data/fleet.js", "data/server/web001.js")
-    assert {get(f"{url}{PAGE}{name}").status_code for name in names} == {200}
+    assert {get(f"{url}{PAGE_PATH}{name}").status_code for name in names} == {200}
     with made.serve(operators=[ip_network("192.0.2.1/32")]) as elsewhere:
-        assert {get(f"{elsewhere}{PAGE}{name}").status_code for name in names} == {404}
+        assert {get(f"{elsewhere}{PAGE_PATH}{name}").status_code for name in names} == {404}
 
 
 def test_nothing_runs_on_the_page_but_its_own_files(url: str) -> None:
     for name in (*FILES, "data/fleet.js"):
-        answer = get(f"{url}{PAGE}{name}")
+        answer = get(f"{url}{PAGE_PATH}{name}")
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; script-src 'self'; ")
         assert "unsafe" not in policy and answer.headers["x-content-type-options"] == "nosniff"
-    markup = get(f"{url}{PAGE}").text
+    markup = get(f"{url}{PAGE_PATH}").text
     assert set(re.findall(r'(?:src|href)="([^"#]+)', markup)) == {"data:,", *FILES} - {""}
     assert not re.search(r"<style|<script>| style=| on[a-z]+=", markup)
 
@@ -331,8 +337,8 @@ def test_nothing_runs_on_the_page_but_its_own_files(url: str) -> None:
 def test_operators_are_led_to_the_page_and_machines_are_not(made: Site, url: str, path: str) -> None:
     led = get(f"{url}{path}", follow_redirects=False)
     assert (led.status_code, led.headers["location"]) == (302, "page/")
-    assert PAGE in led.text  # for curl
-    assert get(f"{url}{path}", follow_redirects=True).content == get(f"{url}{PAGE}").content
+    assert PAGE_PATH in led.text  # for curl
+    assert get(f"{url}{path}", follow_redirects=True).content == get(f"{url}{PAGE_PATH}").content
     with made.serve(operators=[ip_network("192.0.2.1/32")]) as elsewhere:
         assert get(f"{elsewhere}{path}", follow_redirects=False).status_code == 404
 
@@ -349,13 +355,13 @@ def test_operators_read_how_to_publish_a_page_that_is_off() -> None:
     ["app.py", "..%2fapp.py", "../app.py", "index.html/", "x", "data/x.js", "data/..%2fpage.js", "data/server/.js"],
 )
 def test_the_page_has_nothing_else_beside_it(url: str, path: str) -> None:
-    assert get(f"{url}{PAGE}{path}").status_code == 404
+    assert get(f"{url}{PAGE_PATH}{path}").status_code == 404
 
 
 def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
-    assert http_peers.post(f"{url}{PAGE}").status_code == 405
-    etag = get(f"{url}{PAGE}data/fleet.js").headers["etag"]
-    again = get(f"{url}{PAGE}data/fleet.js", headers={"if-none-match": etag})
+    assert http_peers.post(f"{url}{PAGE_PATH}").status_code == 405
+    etag = get(f"{url}{PAGE_PATH}data/fleet.js").headers["etag"]
+    again = get(f"{url}{PAGE_PATH}data/fleet.js", headers={"if-none-match": etag})
     assert (again.status_code, again.content) == (304, b"")
 
 
@@ -363,7 +369,7 @@ def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
 def test_what_an_image_found_in_a_machine_stands_on_the_page_as_text(
     chromium: Browser, made: Site, address: str
 ) -> None:
-    found = inventoried({**SENT, "product": HOSTILE[:64]}, "v1/inventory", "10.0.0.7", BEFORE)
+    found = build_from_inventory({**SENT, "product": HOSTILE[:64]}, "v1/inventory", "10.0.0.7", BEFORE)
     with seen(made, found):
         chromium.open(f"{address}#/unknown")
         chromium.until('document.body.innerText.includes("64 CPUs, 256 GiB, nvme0n1 480 GB, sda 7.68 TB")')
@@ -376,7 +382,7 @@ def seen(made: Site, machine: UnknownMachine) -> Iterator[None]:
     """An instance has seen it; afterwards it has seen nobody, for the site is all tests'."""
 
     def write(*machines: UnknownMachine) -> None:
-        with Directory.open(made.root, ledger="test") as directory:
+        with OutputDirectory.open(made.root, ledger="test") as directory:
             directory.write_status(render_unknown(UnknownMachines(machines)), BEFORE, UNKNOWN)
 
     write(machine)
@@ -466,7 +472,7 @@ def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
 
 @browsers
 def test_lines_lead_to_the_forge_and_nowhere_else(chromium: Browser, made: Site, url: str) -> None:
-    chromium.open(f"{url}{PAGE}#/servers/web001")
+    chromium.open(f"{url}{PAGE_PATH}#/servers/web001")
     chromium.until("document.body.innerText.includes('who and when')")
     links = set(chromium.run("[...document.querySelectorAll('#view a')].map((each) => each.href)"))
     outside = {each for each in links if not each.startswith(url)}
@@ -515,7 +521,7 @@ def test_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser
     rows += "[each.cells[0].innerText, [2, 5, 6].map((number) => each.cells[number].innerText)]))"
     made = site(installing_fleet(*([] if how == "without the output" else ["pages"])))
     with made as installs, installs.serve() as url:
-        chromium.open(f"file://{installs.root}/{FOLDER}index.html" if how == "from a folder" else f"{url}{PAGE}")
+        chromium.open(f"file://{installs.root}/{FOLDER}index.html" if how == "from a folder" else f"{url}{PAGE_PATH}")
         shown = chromium.run(rows)
         assert [shown[name][:2] for name in ("web01", "web02")] == [
             ["Installing since 2026-11-20 12:00Z", "boot fetched 12:00Z"],
@@ -552,7 +558,7 @@ def test_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser
 def test_the_page_shows_an_installation_that_begins_while_it_is_open(chromium: Browser) -> None:
     """Also a server's page whose heading has the focus, as after a click on its name."""
     with site(planned(_WITH_PAGE, *ONCE[1:])) as installs, installs.serve() as url:
-        chromium.open(f"{url}{PAGE}#/servers/web01")
+        chromium.open(f"{url}{PAGE_PATH}#/servers/web01")
         chromium.run("location.hash = '#/'")
         chromium.run("location.hash = '#/servers/web01'")
         chromium.until("document.activeElement.textContent === 'web01' && document.activeElement.tagName === 'H2'")
@@ -594,15 +600,15 @@ def test_an_instance_whose_conditions_are_all_true_is_healthy_unless_its_status_
 
 @browsers
 def test_without_the_output_the_api_is_read_page_by_page(chromium: Browser) -> None:
-    more = [server(f"web{number:03}", "role: web") for number in range(2, MOST + 2)]
+    more = [server(f"web{number:03}", "role: web") for number in range(2, MAX_PAGE_ITEMS + 2)]
     with site(planned(*ALWAYS, *more)) as large, large.serve() as url:
         assert not (large.root / FOLDER).exists()
-        chromium.open(f"{url}{PAGE}")
-        assert f"{MOST + 1} of {MOST + 1} servers" in chromium.text
+        chromium.open(f"{url}{PAGE_PATH}")
+        assert f"{MAX_PAGE_ITEMS + 1} of {MAX_PAGE_ITEMS + 1} servers" in chromium.text
         shown = chromium.run("document.querySelector('#fleet tbody tr:nth-child(2) td:nth-child(6)').innerText")
         assert shown == "not published"  # and not "–", which is never
         assert 10 < chromium.run("document.querySelectorAll('#fleet tbody a').length") < 100
-        assert chromium.run("document.querySelector('#fleet').getAttribute('aria-rowcount')") == str(MOST + 2)
+        assert chromium.run("document.querySelector('#fleet').getAttribute('aria-rowcount')") == str(MAX_PAGE_ITEMS + 2)
         chromium.run("location.hash = '#/images'")
         chromium.until("document.body.innerText.includes('outputs: [ipxe, grub, pages]')")
         shutil.rmtree(large.root)  # what is read last stays
@@ -615,4 +621,4 @@ def test_the_same_fleet_gives_the_same_files(made: Site, tmp_path: Path) -> None
         files = {path.relative_to(other.root): path.read_bytes() for path in (other.root / FOLDER).rglob("*.*")}
     assert len(files) > 60
     assert files == {path: (made.root / path).read_bytes() for path in files}
-    assert verify(made.root) == () and (made.root / PAGE_DATA / "status.js").exists()
+    assert verify_tree(made.root) == () and (made.root / PAGE_DATA / "status.js").exists()

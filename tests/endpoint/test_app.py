@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gitboot.endpoint.boot_responses import Answer, Answers
+from gitboot.endpoint.boot_responses import BootResponse, BootResponses
 from gitboot.render.endpoint_files import shard_path, state_path
-from gitboot.render.paths import kind_of
+from gitboot.render.paths import find_path_kind
 from tests.helpers import http_peers
 from tests.helpers.endpoints import (
     ADDRESS,
@@ -91,7 +91,7 @@ def test_every_boot_file_is_served_as_it_lies(client: httpx.Client) -> None:
         assert (response.status_code, response.content) == (200, file.content), path
         assert response.headers["content-type"] == file.content_type
         assert response.headers["content-length"] == str(len(file.content))
-        is_servers = kind_of(f"boot{path}") is not None
+        is_servers = find_path_kind(f"boot{path}") is not None
         etag = f'"{sha256(file.content).hexdigest()}"' if not is_servers else None
         assert response.headers.get("etag") == etag, path
         assert is_servers == (response.headers["cache-control"] == "no-store"), path
@@ -641,13 +641,13 @@ def test_who_leaves_before_the_answer_has_fetched_nothing(
     once: tuple[Site, httpx.Client], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, client = once
-    gone, find = threading.Event(), Answers.find
+    gone, find = threading.Event(), BootResponses.find
 
-    def slowly(*given: Any) -> Answer | None:
+    def slowly(*given: Any) -> BootResponse | None:
         gone.wait(60)
         return find(*given)
 
-    monkeypatch.setattr(Answers, "find", slowly)
+    monkeypatch.setattr(BootResponses, "find", slowly)
     with connect(str(client.base_url)) as leaving:
         leaving.sendall(f"GET {ENTRY} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE/1.21.1\r\n\r\n".encode())
         if how == "resets":

@@ -20,22 +20,22 @@ from click.testing import CliRunner
 
 from gitboot.cli.main import cli
 from gitboot.endpoint import recorder
-from gitboot.endpoint.boot_gate import _is_own
-from gitboot.endpoint.recorder import Recording
+from gitboot.endpoint.boot_gate import _is_own_address
+from gitboot.endpoint.recorder import SpoolRecorder
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.log_entries import Observation, Outcome, that_use_up
-from gitboot.fetchlog.spool import Spool, forget, forgotten_next, take
-from gitboot.files import write_whole
+from gitboot.fetchlog.log_entries import Observation, Outcome, select_consuming
+from gitboot.fetchlog.spool import Spool, count_deletions_after, delete_read_files, read_new
+from gitboot.files import write_atomically
 from gitboot.jsonio import Digest, format_instant
 from gitboot.problems import Code
 from gitboot.publish.manifest import STATUS
 from gitboot.render import endpoint_files
-from gitboot.render.endpoint_files import TERMS, Terms, state_path
+from gitboot.render.endpoint_files import TERMS, ServingTerms, state_path
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
-from gitboot.system_clock import Keeping
+from gitboot.system_clock import ClockState
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_back_gives_nothing_for_a_minute_more(here: Site, is
 def test_e31_a_restarted_endpoint_knows_what_was_given_until_a_tree_does(here: Site) -> None:
     with here.serve() as url:
         assert GIVEN in get(url + ENTRY).text
-    take(here.spool, {})  # the instance has read it, and could not publish
+    read_new(here.spool, {})  # the instance has read it, and could not publish
     here.now += timedelta(minutes=2)
     with here.serve() as url:
         assert DISK in get(url + ENTRY).text
@@ -180,7 +180,7 @@ def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, rep
     several = image("flatcar-1", "userData: Ignition/3.4, boots: 2", "kernel, initrd, loader")
     reported = fleet_document("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
     fleet = (reported, ONCE[1], *(several if "name: flatcar-1" in each else each for each in ONCE[2:]))
-    first = Seen(BEFORE - timedelta(minutes=5), ENTRY.removeprefix("/"), ADDRESS)
+    first = StepEvidence(BEFORE - timedelta(minutes=5), ENTRY.removeprefix("/"), ADDRESS)
     begun = Record(attempts=(InstallAttempt(key="provision/1", boots=(first,)),))
     published = planned(*fleet, records={"web01": begun})
     here.publish(published, commit="2")
@@ -223,7 +223,9 @@ def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
                 if expected == GIVEN:  # an installer's last word before the machine asks once more
                     assert get(url + DATA).status_code == 200
                 process.send_signal(signal.SIGKILL)
-        recorded = that_use_up(take(here.spool, {}).observations)  # an intent whose outcome was lost uses it up, too
+        recorded = select_consuming(
+            read_new(here.spool, {}).observations
+        )  # an intent whose outcome was lost uses it up, too
         assert sorted(each.path for each in recorded) == [f"boot{ENTRY}", f"boot{DATA}"]
 
 
@@ -237,7 +239,7 @@ def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
         assert "has no spool" in http_peers.get(f"{url}/readyz").text
         here.publish(planned(NAMED, *ONCE[1:]), commit="2")
         assert http_peers.get(f"{url}/readyz").status_code == 200, "it sends on"
-        (here.root / TERMS).write_bytes(endpoint_files.render_terms(Terms(giver=None))[TERMS].content)
+        (here.root / TERMS).write_bytes(endpoint_files.render_terms(ServingTerms(fetch_log_id=None))[TERMS].content)
         assert http_peers.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
         working = {"conditions": [], "progress": {"message": "planning: 1 of 2 servers (2 of 3)"}}
         (here.root / STATUS).write_text(json.dumps(working))
@@ -245,7 +247,7 @@ def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
     with here.serve() as url:
         assert http_peers.get(f"{url}/readyz").status_code == 200
         (here.root / TERMS).write_bytes(
-            endpoint_files.render_terms(Terms(giver="f" * 32, sends_on=True))[TERMS].content
+            endpoint_files.render_terms(ServingTerms(fetch_log_id="f" * 32, forwards_machines=True))[TERMS].content
         )
         assert "another spool than this endpoint's" in http_peers.get(f"{url}/readyz").text
         here.publish(commit="3")
@@ -278,7 +280,7 @@ def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, cap
 
     fetched = Observation(server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=BEFORE)
     with closing(Spool(tmp_path / "missing")) as spool:
-        recording = Recording(spool, 20)
+        recording = SpoolRecorder(spool, 20)
         assert not asyncio.run(record())
         assert recording.failure is not None
     gc.collect()
@@ -321,9 +323,9 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
     shutil.copytree(here.root, tmp_path / "backup", symlinks=True)
     with here.serve() as url:
         assert GIVEN in get(url + ENTRY).text
-    offsets = take(here.spool, {}).offsets
+    offsets = read_new(here.spool, {}).offsets
     here.publish(planned(*ONCE, records={"web01": Record(provision=1, image="flatcar-1")}), commit="2", taken=offsets)
-    forget(here.spool, offsets, forgotten_next(here.spool, offsets))
+    delete_read_files(here.spool, offsets, count_deletions_after(here.spool, offsets))
     shutil.rmtree(here.root)
     shutil.move(tmp_path / "backup", here.root)
     with here.serve() as url:
@@ -394,8 +396,8 @@ def test_e29_where_an_endpoint_is_named_no_file_gives_what_is_made_once() -> Non
             )
         else:
             assert f"(http,gives.test:8080)/{path.removeprefix('boot/')}?hop=1" in text
-    assert fleet.servers["web01"].entries == {
-        path: digest for path, digest in fleet.servers["web01"].entries.items() if path not in found
+    assert fleet.servers["web01"].evidence_digests == {
+        path: digest for path, digest in fleet.servers["web01"].evidence_digests.items() if path not in found
     }, "what only sends on proves nothing by being fetched from a mirror"
 
 
@@ -411,7 +413,7 @@ def test_e29_where_none_is_named_the_boot_itself_lies_there_and_every_whole_200_
     state = FLEET.servers["web01"]
     found = entries(FLEET)
     assert all("flatcar-1/kernel" in text for text in found.values())
-    assert found.keys() <= state.entries.keys()
+    assert found.keys() <= state.evidence_digests.keys()
 
 
 def test_a_site_may_name_an_endpoint_of_its_own() -> None:
@@ -555,7 +557,7 @@ def test_finding_c6_user_data_by_a_uuid_is_evidence_by_a_known_system_and_by_eac
         for _ in range(2):
             headers = {"user-agent": agent, "x-forwarded-for": client}
             assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
-    found = take(here.spool, {}).observations
+    found = read_new(here.spool, {}).observations
     assert [each.path for each in found if each.outcome is None] == [f"boot/ignition/{UUID}"] * 2
     assert (Outcome.SERVED in {each.outcome for each in found}) is counts
     assert fleet is not OF_NAMED_CLIENTS or {each.is_evidence for each in found} == {counts}
@@ -673,7 +675,12 @@ def test_clients_of_ipv6_who_would_not_count_are_a_warning(url: str, clients: st
 
 
 def test_the_addresses_of_this_host_are_its_own() -> None:
-    assert [_is_own(each) for each in ("127.0.0.9", "::1", "192.0.2.200", "10.99.99.99")] == [True, True, False, False]
+    assert [_is_own_address(each) for each in ("127.0.0.9", "::1", "192.0.2.200", "10.99.99.99")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -786,7 +793,7 @@ def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
         assert http_peers.get(f"{url}/readyz").status_code == 200
         assert GIVEN in get(url + ENTRY).text
     here.publish(FLEET, commit="2")
-    with here.serve(keeping=Keeping.SYNCHRONISED) as url:
+    with here.serve(keeping=ClockState.SYNCHRONISED) as url:
         assert "not compared" not in get(url + ENTRY).text
 
 
@@ -927,7 +934,7 @@ def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_a
     written = {**Status(conditions=(fine,)).facts(), "clock": format_instant(BEFORE), "at": format_instant(BEFORE)}
     here.say(written)
     stale = 'gitboot_condition{status="false",type="StatusCurrent"} 1.0'
-    with here.serve(keeping=Keeping.SYNCHRONISED) as url:
+    with here.serve(keeping=ClockState.SYNCHRONISED) as url:
         for seconds, is_stale in ((0, False), (150, False), (151, True), (4000, True)):
             here.now = BEFORE + timedelta(seconds=seconds)
             status = http_peers.get(f"{url}/api/v1/status").json()
@@ -945,7 +952,7 @@ def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_a
 
 def test_finding_c5_a_status_that_is_gone_is_as_old_as_the_last_one_that_was_seen(here: Site) -> None:
     say(here, BEFORE)
-    with here.serve(keeping=Keeping.SYNCHRONISED) as url:
+    with here.serve(keeping=ClockState.SYNCHRONISED) as url:
         assert "StatusCurrent" not in _conditions(url)
         here.forget_status()
         here.now = BEFORE + timedelta(seconds=151)
@@ -984,9 +991,9 @@ def test_an_endpoint_reads_the_newer_status_of_its_instance(here: Site, tmp_path
         (left(BEFORE), left(BEFORE + minute, "other"), BEFORE),
         (b"", left(BEFORE + minute), BEFORE + minute),
     ):
-        write_whole(mine, in_state)
-        write_whole(published, in_tree)
-        assert tree.status()["clock"] == format_instant(newest)
+        write_atomically(mine, in_state)
+        write_atomically(published, in_tree)
+        assert tree.read_status()["clock"] == format_instant(newest)
 
 
 # What is seen of it

@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.controller.bmcs.desired_state import media_urls
-from gitboot.endpoint.boot_responses import Answer, Answers, NamedAnswers
+from gitboot.controller.bmcs.desired_state import build_media_urls
+from gitboot.endpoint.boot_responses import AliasResponses, BootResponse, BootResponses
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.access_logs import Ignored, read
+from gitboot.fetchlog.access_logs import IgnoreReason, parse_line
 from gitboot.fetchlog.log_entries import Observation, parse_query
-from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
-from gitboot.model.scalars import SystemUuid, swapped
+from gitboot.fetchlog.unknown_machines import UnknownMachine, parse_unknown_machine
+from gitboot.model.scalars import SystemUuid, swap_byte_order
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.tree_reader import say
+from gitboot.publish.tree_reader import write_stop
 from gitboot.render.emulated_apis import TABLE
-from gitboot.render.paths import Kind, Role, identity_of, kind_of
+from gitboot.render.paths import IdentityKind, Role, find_path_kind, format_identity
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_limits import Stoppage
+from gitboot.resolve.boot_limits import StopOrder
 from gitboot.resolve.provisioning_record import Record
 from tests.helpers import endpoints, http_peers
 from tests.helpers.cases import for_each
@@ -49,7 +49,7 @@ from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, 
 from tests.helpers.git_repositories import program
 from tests.helpers.mirrors import Mirror, broken, caddy, nginx
 
-Logged = Observation | UnknownMachine | Ignored
+Logged = Observation | UnknownMachine | IgnoreReason
 PEERS = "outputs: [ipxe, grub, serial, matchbox, bss, smee, pixiecore, nocloud, ec2, netboot.xyz, foreman]"
 REPORTED = "provisioning: {evidence: Reported}"
 COLONS = mac_of("web01")
@@ -152,7 +152,9 @@ def looking(output: Path) -> Iterator[httpx.Client]:
 def test_every_alias_is_of_an_output_that_a_fleet_may_choose() -> None:
     for alias in TABLE:
         assert {alias.path for alias in TABLE if alias.output in PEERS} == {alias.path for alias in TABLE}
-        assert alias.kinds and all(kind.role in (Role.ENTRY, Role.DATA, Role.LOOK, Role.REPORT) for kind in alias.kinds)
+        assert alias.kinds and all(
+            kind.role in (Role.BOOT_SCRIPT, Role.DATA, Role.PREVIEW, Role.REPORT) for kind in alias.kinds
+        )
 
 
 @pytest.mark.parametrize("asked", [*ENTRIES, *LOOKED_UP])
@@ -162,9 +164,9 @@ def test_e2_what_was_given_by_an_alias_is_given_by_no_path_again(here: Site, ask
     with here.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert "boots flatcar-1" in client.get(alias).text
         [seen] = here.observed()
-        kind = kind_of(seen.path)
+        kind = find_path_kind(seen.path)
         assert kind is not None
-        assert (seen.server, kind.role, seen.offer) == ("web01", Role.ENTRY, offer())
+        assert (seen.server, kind.role, seen.offer) == ("web01", Role.BOOT_SCRIPT, offer())
         here.now += timedelta(seconds=61)
         for path in (ENTRY, f"/ipxe/{UUID}", *ENTRIES.values(), *LOOKED_UP.values()):
             assert "boots its local disk" in client.get(path).text, path
@@ -218,7 +220,7 @@ def test_e25_another_machine_is_given_the_fallback_by_an_alias(here: Site) -> No
 
 def test_a_stop_of_all_boots_holds_for_aliases(here: Site) -> None:
     with here.serve() as url:
-        say(here.root / "ops", Stoppage("ada", "a flood", everything=True), BEFORE)
+        write_stop(here.root / "ops", StopOrder("ada", "a flood", everything=True), BEFORE)
         for path in ENTRIES.values():
             stopped = partial(lambda path: "a flood" in http_peers.get(f"{url}{path}", headers=LOADER).text, path)
             assert eventually(stopped), path
@@ -327,15 +329,15 @@ def test_foremans_callback_ends_what_was_given(here: Site) -> None:
 )
 def test_no_query_finds_what_is_no_machine(output: Path, path: str, query: bytes) -> None:
     tree = PublishedTree(output, lambda: BEFORE)
-    found = NamedAnswers(tree, Answers(tree)).find(path, query, lambda: "10.0.0.1", BEFORE)
+    found = AliasResponses(tree, BootResponses(tree)).find(path, query, lambda: "10.0.0.1", BEFORE)
     assert found is None or path == "/ipxe" or b"nid=" in query  # which names one by a digit
 
 
 def test_tokens_find_no_server_where_foreman_is_not_chosen() -> None:
     state = planned(*[each.replace(", foreman", "") for each in DOCUMENTS], templates={**TEMPLATES, "c": CLOUD})
     identities = state.servers["web01"].published.identities
-    assert identity_of(Kind.TOKEN, TOKEN) not in identities
-    assert identity_of(Kind.TOKEN, TOKEN) in FLEET.servers["web01"].published.identities
+    assert format_identity(IdentityKind.TOKEN, TOKEN) not in identities
+    assert format_identity(IdentityKind.TOKEN, TOKEN) in FLEET.servers["web01"].published.identities
 
 
 @pytest.mark.parametrize(
@@ -349,7 +351,7 @@ def test_tokens_find_no_server_where_foreman_is_not_chosen() -> None:
 )
 def test_an_unknown_machine_is_noted_by_whatever_path_it_asks(path: str) -> None:
     below, _, query = path.partition("?")
-    noted = unknown_of(below, parse_query(query), "10.12.0.99", BEFORE)
+    noted = parse_unknown_machine(below, parse_query(query), "10.12.0.99", BEFORE)
     assert noted is not None and noted.macs == (MAC,)
 
 
@@ -379,7 +381,7 @@ def test_e29_where_an_endpoint_is_named_no_alias_in_the_tree_gives_what_is_made_
         assert f"imgfetch --timeout 8000 --name answer http://gitboot.test{path}?" in text and "kernel" not in text
     said = json.loads(found.boot_files[f"/pixiecore/v1/boot/{COLONS}"].content)
     assert f"http://boot.test{ENTRY}" in said["ipxe-script"]  # which sends on by itself
-    assert not any(f"boot/{MAC}/user-data" in path for path in found.servers["web01"].entries)
+    assert not any(f"boot/{MAC}/user-data" in path for path in found.servers["web01"].evidence_digests)
 
 
 S3 = (
@@ -391,8 +393,8 @@ S3 = (
 def test_a_buckets_log_names_an_alias_that_is_a_file_of_the_tree() -> None:
     """It does not say which version was sent, so only what names an installation is evidence there, as ever."""
     for path in (f"52%253A54%253A00{COLONS[8:].replace(':', '%253A')}/auto.ipxe", f"MAC-{BARE}.ipxe"):
-        assert read(S3.format(key=path).encode()) is Ignored.VERSION
-    assert read(S3.format(key=f"v1/boot/{MAC}/bootparameters.json").encode()) is Ignored.PATH
+        assert parse_line(S3.format(key=path).encode()) is IgnoreReason.VERSION
+    assert parse_line(S3.format(key=f"v1/boot/{MAC}/bootparameters.json").encode()) is IgnoreReason.PATH
 
 
 # Mirrors
@@ -420,7 +422,7 @@ def logged(mirror: Mirror) -> Callable[[int], list[Logged]]:
             return mirror.log.read_bytes()[begins:].splitlines() if mirror.log.exists() else []
 
         assert eventually(lambda: len(lines()) >= count), lines()
-        return [read(line) for line in lines()]
+        return [parse_line(line) for line in lines()]
 
     return new
 
@@ -434,9 +436,9 @@ def test_e29_an_alias_at_a_mirror_is_the_entry_and_its_log_says_so(
         assert (answer.headers["cache-control"], "etag" in answer.headers) == ("no-store", False), path
     for seen, path in zip(logged(len(ENTRIES)), ENTRIES.values(), strict=True):
         assert isinstance(seen, Observation), (path, seen)
-        kind = kind_of(seen.path)
-        assert kind is not None and kind.role is Role.ENTRY
-        assert FLEET.servers["web01"].entries[seen.path], path
+        kind = find_path_kind(seen.path)
+        assert kind is not None and kind.role is Role.BOOT_SCRIPT
+        assert FLEET.servers["web01"].evidence_digests[seen.path], path
 
 
 @pytest.mark.parametrize(
@@ -489,8 +491,8 @@ def tree() -> Iterator[None]:
 ROOT = Path(_FOLDER.name) / "output"
 
 
-def look(path: str, client: str | None = None) -> Answer | None:
-    return Answers(PublishedTree(ROOT, lambda: BEFORE)).find(path, lambda: client, BEFORE)
+def look(path: str, client: str | None = None) -> BootResponse | None:
+    return BootResponses(PublishedTree(ROOT, lambda: BEFORE)).find(path, lambda: client, BEFORE)
 
 
 CONTENTS = {file.content for file in endpoints.FLEET.boot_files.values()}
@@ -521,7 +523,7 @@ def test_a_mac_address_is_found_in_any_notation(digits: str, notation: tuple[str
     assert_is(f"/v1/boot/{mac}/boot.ipxe", ENTRY)
 
 
-@given(st.sampled_from([UUID, swapped(SystemUuid(UUID))]).flatmap(in_any_case))
+@given(st.sampled_from([UUID, swap_byte_order(SystemUuid(UUID))]).flatmap(in_any_case))
 def test_a_uuid_is_found_in_any_case_and_both_byte_orders(uuid: str) -> None:
     for folder, suffix in (("ipxe", ""), ("ignition", ""), ("httpboot", ".json")):
         assert_is(f"/{folder}/{uuid}{suffix}", f"/{folder}/{UUID}{suffix}")
@@ -549,7 +551,7 @@ def _fleet(format: str = "CloudInit", text: str = REPORT, record: Record | None 
 
 
 def _path(found: Fleet) -> str:
-    _, url = media_urls(found.servers["web01"].plan, KEYS)
+    _, url = build_media_urls(found.servers["web01"].plan, KEYS)
     assert url is not None
     return url.removeprefix("http://boot.test")
 

@@ -16,13 +16,13 @@ import pytest
 from pyrage.x25519 import Identity
 
 from gitboot.cli.main import Exit
-from gitboot.endpoint.age_encryption import Keys, encrypt, make_key
+from gitboot.endpoint.age_encryption import AgeKeys, encrypt, make_key
 from gitboot.errors import InvalidRepository
-from gitboot.evaluator.evaluation import decision_keys
-from gitboot.jsonio import facts
+from gitboot.evaluator.evaluation import compute_decision_keys
+from gitboot.jsonio import to_json_value
 from gitboot.problems import Code
-from gitboot.render.paths import CHECK, CHECKER, kind_of
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from gitboot.render.paths import CHECK, CHECKER, find_path_kind
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, MAC, PROXY, Fleet, Site, get, planned, site
@@ -45,7 +45,7 @@ class Sealed:
         folder.mkdir(exist_ok=True)
         self.file = folder / "keys"
         self.public = make_key(self.file)
-        self.keys = Keys(self.file)
+        self.keys = AgeKeys(self.file)
         self.files = {"t": IGNITION, "s/join.age": self.seal(PLAIN), "s/own.age": self.seal(OWN)}
 
     def seal(self, text: str) -> str:
@@ -117,11 +117,11 @@ def test_another_secret_is_another_decision_and_says_nothing_of_it(sealed: Seale
     files = {**sealed.files, "s/join.age": sealed.seal(PLAIN)}  # the same once more, encrypted anew
     one, other = (decision("web01", *documents(), files=each) for each in (sealed.files, files))
     assert one.digest != other.digest
-    shown = json.dumps(facts(one))
+    shown = json.dumps(to_json_value(one))
     for each in (PLAIN, OWN):
         assert each.strip() not in shown
         assert base64.b64encode(each.encode()).decode()[:12] not in shown
-    secrets = facts(one)["policy"]["boot"]["userData"]["secrets"]
+    secrets = to_json_value(one)["policy"]["boot"]["userData"]["secrets"]
     assert sorted(secrets) == ["join", "own"] and all(len(each) == 64 for each in secrets.values())
 
 
@@ -174,7 +174,7 @@ def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
         repository(*documents(of_fleet=each), files=sealed.files)
         for each in ("", "endpoint: 'http://other.test'", f"{REPORTED[:-1]}, attempts: 2}}")
     ]
-    assert len({decision_keys(each, ["web01"])["web01"] for each in fleets}) == 3
+    assert len({compute_decision_keys(each, ["web01"])["web01"] for each in fleets}) == 3
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_an_installer_that_has_failed_is_given_no_more(sealed: Sealed, failed: b
     assert key.policy is not None and wanted is not None and wanted.key is not None
     attempt = InstallAttempt(
         key=wanted.key,
-        boots=(Seen(BEFORE - timedelta(minutes=5), "boot/x", "10.0.0.1"),),
+        boots=(StepEvidence(BEFORE - timedelta(minutes=5), "boot/x", "10.0.0.1"),),
         failed=Failure(BEFORE, "10.0.0.1", "") if failed else None,
     )
     found = planned(
@@ -264,7 +264,7 @@ def test_an_endpoint_gives_what_it_holds_and_writes_it_down(here: Site, sealed: 
         assert again.content == OWN.encode()
     seen = here.observed()
     assert [each.path.rpartition("/")[2] for each in seen] == ["join", "own", "own"]
-    assert all(each.is_start and kind_of(each.path) is not None for each in seen)
+    assert all(each.is_start and find_path_kind(each.path) is not None for each in seen)
     assert "hunter" not in "".join(path.read_text() for path in here.spool.iterdir() if path.is_file())
 
 
@@ -325,7 +325,7 @@ def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(
 
 def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, secret: str, tmp_path: Path) -> None:
     make_key(tmp_path / "other")
-    for keys, word in ((None, "without --secret-keys"), (Keys(tmp_path / "other"), "none of the keys opens it")):
+    for keys, word in ((None, "without --secret-keys"), (AgeKeys(tmp_path / "other"), "none of the keys opens it")):
         with here.serve(keys=keys) as url:
             found = get(url + secret)
             assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")

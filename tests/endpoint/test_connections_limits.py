@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from gitboot.endpoint import connections
-from gitboot.endpoint.connections import MOST_BODIES_OF_ONE, MOST_IDLE
-from gitboot.fetchlog.unknown_machines import UnknownAsked
+from gitboot.endpoint.connections import MAX_BODIES_PER_ADDRESS, MAX_IDLE
+from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
 from tests.endpoint.test_recorder import ASKING
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
@@ -44,7 +44,7 @@ def test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_an
         held = [stack.enter_context(connect(url)) for _ in range(MANY)]
         for each in held:
             each.sendall(POST + b"\r\n{")
-        refused = eventually(lambda: len(found := readable(held)) == MANY - MOST_BODIES_OF_ONE and found)
+        refused = eventually(lambda: len(found := readable(held)) == MANY - MAX_BODIES_PER_ADDRESS and found)
         for each in refused:
             answer = read_all(each)
             assert answer.startswith(REFUSED) and b"\r\nConnection: close\r\n" in answer
@@ -53,7 +53,7 @@ def test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_an
 
 def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_S", 0.1)
-    with site(ASKING) as made, made.serve(asked=UnknownAsked(made.spool)) as url, connect(url) as client:
+    with site(ASKING) as made, made.serve(asked=UnknownMachineRecorder(made.spool)) as url, connect(url) as client:
         client.sendall(POST + b"\r\n{")
         answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 408 ") and b"\r\nConnection: close\r\n" in answer
@@ -62,7 +62,7 @@ def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.
 def test_finding_s4_curl_that_trickles_a_body_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_S", 1)
     status = ("--silent", "--output", os.devnull, "--write-out", "%{http_code}", "--user-agent", IPXE)
-    with site(ASKING) as made, made.serve(asked=UnknownAsked(made.spool)) as url:
+    with site(ASKING) as made, made.serve(asked=UnknownMachineRecorder(made.spool)) as url:
         command = [program("curl", "curl"), *status, "--request", "POST", "--upload-file", ".", f"{url}/v1/inventory"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as curl:
             assert curl.stdin is not None and curl.stdout is not None
@@ -95,7 +95,7 @@ def test_a_request_that_is_answered_before_its_body_ends_the_connection(head: st
 
 def test_the_connection_stays_after_a_body_that_came_to_its_end() -> None:
     end = b"Connection: close\r\n\r\n"
-    with site(ASKING) as made, made.serve(asked=UnknownAsked(made.spool)) as url:
+    with site(ASKING) as made, made.serve(asked=UnknownMachineRecorder(made.spool)) as url:
         answer = exchange(url, POST.replace(b"500", b"2") + b"\r\n{}" + b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + end)
         assert answer.count(b"HTTP/1.1 ") == 2
         assert answer.endswith(b"ok\n")
@@ -118,8 +118,10 @@ def test_finding_s4_clients_that_read_slowly_make_room_for_another(
 
 def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address() -> None:
     with site(ASKING) as made, ExitStack() as stack:
-        url = stack.enter_context(made.serve(trusted_proxies=PROXY, most_idle=1000, asked=UnknownAsked(made.spool)))
-        held = [stack.enter_context(connect(url)) for _ in range(3 * MOST_BODIES_OF_ONE)]
+        url = stack.enter_context(
+            made.serve(trusted_proxies=PROXY, most_idle=1000, asked=UnknownMachineRecorder(made.spool))
+        )
+        held = [stack.enter_context(connect(url)) for _ in range(3 * MAX_BODIES_PER_ADDRESS)]
         for number, each in enumerate(held):
             each.sendall(POST + b"X-Forwarded-For: 10.0.0.%d\r\n\r\n{" % (number % 3))
         one_more = stack.enter_context(connect(url))
@@ -133,7 +135,7 @@ def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address(
 def test_finding_s4_connections_of_this_host_are_limited_while_another_client_is_answered() -> None:
     with site() as made, served(made.root, "--spool", str(made.spool)) as (url, _), ExitStack() as stack:
         held = [stack.enter_context(connect(url)) for _ in range(MANY)]
-        eventually(lambda: len(readable(held)) == MANY - MOST_IDLE)
+        eventually(lambda: len(readable(held)) == MANY - MAX_IDLE)
         other = stack.enter_context(http_peers.Client(transport=httpx.HTTPTransport(local_address="127.0.0.9")))
         assert other.get(url + ENTRY).status_code == 200
-        assert len(readable(held)) == MANY - MOST_IDLE
+        assert len(readable(held)) == MANY - MAX_IDLE

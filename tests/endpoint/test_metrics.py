@@ -13,7 +13,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from gitboot import __version__
 from gitboot.endpoint.metrics import FAMILIES
 from gitboot.status.instance_status import Status
-from gitboot.status.work_progress import BOUNDS_S, Laps, Stage
+from gitboot.status.work_progress import BOUNDS_S, Stage, StageTimes
 from tests.helpers import http_peers
 from tests.helpers.endpoints import (
     BEFORE,
@@ -101,7 +101,7 @@ def test_each_metric_is_in_the_table_and_each_of_the_table_is_shown(url: str) ->
     page = get(f"{url}/metrics", headers={"accept": ACCEPT}).text
     shown = {each.name: each for each in openmetrics_of(page)}
     assert {(each.name, each.type, each.documentation) for each in shown.values()} == {
-        (each.name, each.kind, each.says) for each in FAMILIES
+        (each.name, each.kind, each.help_text) for each in FAMILIES
     }
     for family in FAMILIES:
         assert shown[family.name].samples, f"{family.name} has no value to look at"
@@ -157,7 +157,7 @@ def test_operators_certificate_ends_when_it_ends(url: str) -> None:
 
 
 def test_durations_are_counted_up_to_each_bound() -> None:
-    laps = Laps()
+    laps = StageTimes()
     for seconds in (0.1, 0.1001, 1000):  # a bound, more than it, more than all
         laps.add(Stage.PUBLISH, seconds)
     laps.add(Stage.RECONCILE, 2)

@@ -18,22 +18,22 @@ from typing import Self
 import httpx
 import pytest
 
-from gitboot.endpoint.app import INVENTORY_PATH, MOST_OF_ONE, Clients, Endpoint, _has_received
-from gitboot.endpoint.connections import RECEIVED
-from gitboot.endpoint.recorder import ForwardedRecording, Forwarder, Recording
-from gitboot.endpoint.served_files import ComparedClock, PublishedTree
-from gitboot.endpoint.server import EndpointServer, listen_at, url_of
+from gitboot.endpoint.app import INVENTORY_PATH, MAX_INVENTORIES_PER_ADDRESS, ClientRules, Endpoint, _has_received
+from gitboot.endpoint.connections import CLIENT_RECEIVED
+from gitboot.endpoint.recorder import Forwarder, SharedRecorder, SpoolRecorder
+from gitboot.endpoint.served_files import CheckedClock, PublishedTree
+from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.fetchlog.log_entries import Observation, Outcome
-from gitboot.fetchlog.spool import ForwardedBatch, Spool, files, identity, line_of, take
-from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownAsked, UnknownMachine, unknown_left
+from gitboot.fetchlog.spool import ForwardedBatch, Spool, encode_line, list_files, read_new, read_or_create_identity
+from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownMachine, UnknownMachineRecorder, read_unknown_files
 from gitboot.jsonio import Digest
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.location import PostgresAddress, address_beside
+from gitboot.ledger.location import PostgresAddress, read_address
 from gitboot.ledger.open_ledger import open_ledger
-from gitboot.ledger.postgresql import connected
-from gitboot.ledger.postgresql_fetch_log import RecordedFetches, SharedFetches
+from gitboot.ledger.postgresql import open_connection
+from gitboot.ledger.postgresql_fetch_log import RecordedFetches, SharedFetchLog
 from gitboot.resolve.provisioning_record import Record
-from gitboot.system_clock import Keeping, Uptime
+from gitboot.system_clock import ClockState, Uptime
 from tests.endpoint.test_server import served
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers import http_peers
@@ -95,7 +95,7 @@ class Reader:
         self.bench.close()
 
     def read(self) -> None:
-        taken = take(self._spool, self._offsets)
+        taken = read_new(self._spool, self._offsets)
         self._offsets = taken.offsets
         for each in taken.observations:
             self.bench.observe(replace(each, digest=self._digest, at=self.bench.now, up=None))
@@ -153,7 +153,10 @@ def test_finding_c1_a_boot_that_was_withheld_while_the_database_stalled_is_still
     repository.push({"fleet.yaml": "---\n".join(INSTALL), "t": TEMPLATES["t"]})
     address = postgres_server.address()
     arguments = ("--ledger", address.url, "--check-assets", "off")
-    with running(repository.bare, tmp_path, *arguments, records="fresh") as instance, connected(address) as database:
+    with (
+        running(repository.bare, tmp_path, *arguments, records="fresh") as instance,
+        open_connection(address) as database,
+    ):
         waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'fetches'::regclass"
         with database.transaction():
             database.execute("LOCK TABLE fetches IN SHARE MODE")
@@ -174,10 +177,10 @@ def test_an_intent_that_a_killed_endpoint_left_uses_the_boot_up_after_a_minute(h
     """It was killed before it recorded an outcome."""
     with here.serve() as url:
         assert SERVED in get(url + ENTRY).text
-        intent, outcome = eventually(lambda: len(found := take(here.spool, {}).observations) == 2 and found)
+        intent, outcome = eventually(lambda: len(found := read_new(here.spool, {}).observations) == 2 and found)
     assert (intent.outcome, outcome.outcome, intent.intent) == (None, Outcome.SERVED, outcome.intent)
     (path,) = here.spool.glob("*.jsonl")
-    path.write_bytes(line_of(intent))
+    path.write_bytes(encode_line(intent))
     here.now += timedelta(seconds=60)
     with here.serve() as url:
         assert [path for path in LOOKUPS if DISK not in get(url + path).text] == []
@@ -200,7 +203,7 @@ def test_a_request_that_is_refused_without_the_log_writes_no_intent(here: Site, 
                 get(url + ENTRY, headers={"user-agent": "curl/8.5.0"})
             case _:
                 assert DISK in get(url + ENTRY).text
-    assert take(here.spool, {}).observations == []
+    assert read_new(here.spool, {}).observations == []
 
 
 def test_finding_c6_a_report_by_get_that_a_full_log_cannot_take_is_answered_503(tmp_path: Path) -> None:
@@ -225,8 +228,8 @@ def test_finding_c6_user_data_that_a_client_breaks_off_is_no_evidence(here: Site
             client.sendall(f"GET {data} HTTP/1.1\r\nHost: endpoint\r\n\r\n".encode())
             assert client.recv(100).startswith(b"HTTP/1.1 200")
         assert len(get(url + data).content) > 400_000
-        eventually(lambda: [each for each in take(here.spool, {}).observations if each.outcome is Outcome.SERVED])
-    found = take(here.spool, {}).observations
+        eventually(lambda: [each for each in read_new(here.spool, {}).observations if each.outcome is Outcome.SERVED])
+    found = read_new(here.spool, {}).observations
     assert sorted((each.outcome or "") for each in found) == ["", "", "served"]
     broken_off, whole = (each.intent for each in found if each.outcome is None)
     assert {each.intent for each in found if each.outcome is not None} == {whole} != {broken_off}
@@ -259,15 +262,15 @@ def test_user_data_that_was_served_while_the_log_was_full_is_recorded_later(tmp_
         with served(made.root, "--spool", str(made.spool), "--accept-filesystem", "tmpfs") as (url, _):
             fill(disk / "all")
             assert get(url + data).status_code == 200
-            assert take(made.spool, {}).observations == []
+            assert read_new(made.spool, {}).observations == []
             (disk / "all").unlink()
-            eventually(lambda: take(made.spool, {}).observations)
-        assert {each.outcome for each in take(made.spool, {}).observations} == {Outcome.SERVED}
+            eventually(lambda: read_new(made.spool, {}).observations)
+        assert {each.outcome for each in read_new(made.spool, {}).observations} == {Outcome.SERVED}
 
 
 def test_a_client_that_takes_nothing_for_a_minute_has_not_received_its_answer() -> None:
     with closing(PassingLoop()) as loop:
-        scope = {"extensions": {RECEIVED: lambda: None}}
+        scope = {"extensions": {CLIENT_RECEIVED: lambda: None}}
         waiting = loop.create_task(_has_received(scope))
         loop.run_until_complete(asyncio.sleep(0))
         assert not waiting.done()
@@ -294,17 +297,17 @@ def taking() -> Iterator[Site]:
 
 
 def left(taking: Site) -> list[UnknownMachine]:
-    return [machine for each in unknown_left(taking.spool) for machine in each.table.machines]
+    return [machine for each in read_unknown_files(taking.spool) for machine in each.table.machines]
 
 
 def send(taking: Site, *contents: object, **headers: str) -> list[httpx.Response]:
-    asked = UnknownAsked(taking.spool)
+    asked = UnknownMachineRecorder(taking.spool)
     with taking.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
         answers = [
             client.post(INVENTORY_PATH, content=each if isinstance(each, bytes) else json.dumps(each).encode())
             for each in contents
         ]
-    asked.leave()
+    asked.write_file()
     return answers
 
 
@@ -352,20 +355,25 @@ def test_what_is_no_inventory_is_refused_and_leaves_nothing(taking: Site, conten
 
 
 def test_who_says_it_is_larger_than_it_is_leaves_nothing(taking: Site) -> None:
-    asked = UnknownAsked(taking.spool)
+    asked = UnknownMachineRecorder(taking.spool)
     with taking.serve(asked=asked) as url, connect(url) as client:
         client.sendall(b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n" + b'{"interfaces":')
         client.shutdown(1)
         read_all(client)
-    asked.leave()
+    asked.write_file()
     assert left(taking) == []
 
 
 def test_one_address_may_send_so_many_a_minute(taking: Site) -> None:
-    many = [{"interfaces": [{"mac": f"52:54:01:00:00:{number:02x}"}]} for number in range(MOST_OF_ONE + 5)]
+    many = [
+        {"interfaces": [{"mac": f"52:54:01:00:00:{number:02x}"}]} for number in range(MAX_INVENTORIES_PER_ADDRESS + 5)
+    ]
     answers = send(taking, *many)
-    assert (codes(answers), answers[-1].headers["retry-after"]) == ([204] * MOST_OF_ONE + [429] * 5, "60")
-    assert len(left(taking)) == MOST_OF_ONE
+    assert (codes(answers), answers[-1].headers["retry-after"]) == (
+        [204] * MAX_INVENTORIES_PER_ADDRESS + [429] * 5,
+        "60",
+    )
+    assert len(left(taking)) == MAX_INVENTORIES_PER_ADDRESS
     taking.now += timedelta(minutes=1)
     assert codes(send(taking, SENT)) == [204]
 
@@ -381,17 +389,17 @@ def test_who_is_a_monitor_or_cannot_be_kept_is_not_heard(taking: Site) -> None:
 
 
 def test_it_is_only_sent_and_not_to_the_operators_address(taking: Site) -> None:
-    asked = UnknownAsked(taking.spool)
+    asked = UnknownMachineRecorder(taking.spool)
     with taking.serve(asked=asked) as url:
         assert http_peers.get(f"{url}{INVENTORY_PATH}").status_code == 404
         assert http_peers.post(f"{url}{INVENTORY_PATH}/", json=SENT).status_code == 405
-    listening = listen_at("127.0.0.1:0")
-    clients = Clients(operators_at=listening.getsockname(), asked=asked)
+    listening = open_listening_socket("127.0.0.1:0")
+    clients = ClientRules(operators_socket=listening.getsockname(), unknown_recorder=asked)
     endpoint = Endpoint(taking.root, PublishedTree(taking.root, lambda: BEFORE), lambda: BEFORE, clients=clients)
     with EndpointServer(endpoint, listening):
-        url = url_of("127.0.0.1:0", listening)
+        url = build_url("127.0.0.1:0", listening)
         assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
-    asked.leave()
+    asked.write_file()
     assert left(taking) == []
 
 
@@ -425,27 +433,27 @@ class Hosts:
         with ExitStack() as stack:
             spool = Spool(folder)
             stack.callback(spool.close)
-            shared = stack.enter_context(closing(SharedFetches(address or self.address)))
-            clock = ComparedClock(
+            shared = stack.enter_context(closing(SharedFetchLog(address or self.address)))
+            clock = CheckedClock(
                 lambda: self.tree.now,
-                keeping=lambda: Keeping.UNKNOWN,
+                keeping=lambda: ClockState.UNKNOWN,
                 uptime=lambda: Uptime(name, self.tree.now.timestamp()),
             )
-            tree = PublishedTree(self.tree.root, lambda: self.tree.now, compared=clock)
-            own = Recording(spool, 20)
-            stack.callback(own.end)
-            recording = ForwardedRecording(own, shared, deadline_s)
-            endpoint = Endpoint(self.tree.root, tree, lambda: self.tree.now, recording, Clients())
-            listening = listen_at("127.0.0.1:0")
+            tree = PublishedTree(self.tree.root, lambda: self.tree.now, checked_clock=clock)
+            own = SpoolRecorder(spool, 20)
+            stack.callback(own.flush)
+            recording = SharedRecorder(own, shared, deadline_s)
+            endpoint = Endpoint(self.tree.root, tree, lambda: self.tree.now, recording, ClientRules())
+            listening = open_listening_socket("127.0.0.1:0")
             stack.enter_context(EndpointServer(endpoint, listening))
-            yield Host(url_of("127.0.0.1:0", listening), folder, shared, Forwarder(folder, shared), endpoint)
+            yield Host(build_url("127.0.0.1:0", listening), folder, shared, Forwarder(folder, shared), endpoint)
 
 
 @dataclass
 class Host:
     url: str
     spool: Path
-    shared: SharedFetches
+    shared: SharedFetchLog
     forwarder: Forwarder
     endpoint: Endpoint
 
@@ -453,10 +461,10 @@ class Host:
 @pytest.fixture
 def hosts(postgres_server: PostgresServer, tmp_path: Path) -> Iterator[Hosts]:
     path = postgres_server.ledger(tmp_path)
-    address = address_beside(path)
+    address = read_address(path)
     assert address is not None
     with site(None) as tree, open_ledger(path) as ledger:
-        ledger.database.hold(Holder("one", "host-a:/state", 600))
+        ledger.database.take_lease(Holder("one", "host-a:/state", 600))
         lease = ledger.database.lease
         assert lease is not None
         made = Hosts(tree, address, str(lease.lease))
@@ -480,7 +488,7 @@ def test_while_no_instance_has_the_ledger_no_one_time_boot_is_served_by_any_tree
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     path = postgres_server.ledger(tmp_path)
-    address = address_beside(path)
+    address = read_address(path)
     assert address is not None
     with site(None) as tree, open_ledger(path):
         tree.publish(FLEET, giver="")  # as a tree that was only rendered
@@ -499,7 +507,7 @@ def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: H
 
 
 def test_a_ledger_that_hangs_costs_a_deadline_and_nothing_more(hosts: Hosts) -> None:
-    with hosts.host("other", deadline_s=0.3) as other, connected(hosts.address) as locking:
+    with hosts.host("other", deadline_s=0.3) as other, open_connection(hosts.address) as locking:
         with locking.transaction():
             locking.execute("LOCK TABLE fetches IN ACCESS EXCLUSIVE MODE")
             assert DISK in get(other.url + ENTRY).text, "it is answered while the ledger hangs"
@@ -510,7 +518,7 @@ def test_a_boot_that_one_host_withheld_is_served_by_another(hosts: Hosts) -> Non
     """PostgreSQL records the fetch only after the deadline, when the machine has got its disk."""
     headers = LOADER.items()
     with closing(PassingLoop()) as loop, hosts.host("east") as east, hosts.host("west") as west:
-        with connected(hosts.address) as locking, locking.transaction():
+        with open_connection(hosts.address) as locking, locking.transaction():
             locking.execute("LOCK TABLE fetches IN SHARE MODE")  # can be read, and takes no row
             answered = loop.create_task(ask_endpoint(east.endpoint, "GET", ENTRY, "127.0.0.1", headers, ""))
             waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'fetches'::regclass AND NOT granted"
@@ -519,7 +527,7 @@ def test_a_boot_that_one_host_withheld_is_served_by_another(hosts: Hosts) -> Non
                 assert not answered.done(), answered.result()
             loop.passed_s += 21  # longer than the deadline of `Hosts.host`
             assert DISK in loop.run_until_complete(answered).body
-        east.shared.given("web01", "none", None)  # waits for the transaction that waited for the lock
+        east.shared.find_served_boot("web01", "none", None)  # waits for the transaction that waited for the lock
         hosts.tree.now += timedelta(seconds=61)
 
         def is_served() -> bool:
@@ -549,10 +557,10 @@ def test_a_report_is_recorded_here_and_arrives_once(hosts: Hosts) -> None:
         Forwarder(other.spool, other.shared).send()  # another process, which does not know what was sent
         other.forwarder.send()
         assert len(hosts.arrived()) == 1
-        assert files(other.spool) != [], "its writer may still add to it"
+        assert list_files(other.spool) != [], "its writer may still add to it"
     with hosts.host("other") as other:
         other.forwarder.send()
-        assert files(other.spool) == []
+        assert list_files(other.spool) == []
     assert hosts.arrived() == []
 
 
@@ -590,7 +598,7 @@ def test_fetches_are_sent_by_one_process_of_several(hosts: Hosts) -> None:
 
 def line(number: int) -> bytes:
     path = f"boot/v1/boot/m/provisioned/{number}"
-    return line_of(Observation(server="web01", path=path, client="10.0.0.7", at=NOON, digest=Digest("ab" * 32)))
+    return encode_line(Observation(server="web01", path=path, client="10.0.0.7", at=NOON, digest=Digest("ab" * 32)))
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -604,12 +612,12 @@ def test_a_file_that_is_shorter_than_what_was_sent_is_sent_from_its_end_on(
     folder.mkdir()
     path = folder / "1-00.jsonl"
     path.write_bytes(line(0) + line(1))
-    with closing(SharedFetches(hosts.address)) as shared:
+    with closing(SharedFetchLog(hosts.address)) as shared:
         forwarder = Forwarder(folder, shared)
 
         def arrived() -> list[bytes]:
             (Forwarder(folder, shared) if restarts else forwarder).send()
-            return [line_of(each) for each in hosts.arrived()]
+            return [encode_line(each) for each in hosts.arrived()]
 
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # its writer may still add to it
@@ -625,7 +633,7 @@ def test_a_file_that_is_shorter_than_what_was_sent_is_sent_from_its_end_on(
         (told,) = caplog.messages
         assert f"{path} has {left} bytes, and gitboot has sent {len(line(0) + line(1))} bytes of it" in told
         assert arrived() == arrived() == []
-    assert files(folder) == [], "all of it was sent"
+    assert list_files(folder) == [], "all of it was sent"
 
 
 def test_a_line_that_is_cut_off_while_it_is_sent_stops_nothing(hosts: Hosts, tmp_path: Path) -> None:
@@ -635,18 +643,18 @@ def test_a_line_that_is_cut_off_while_it_is_sent_stops_nothing(hosts: Hosts, tmp
     path = folder / "1-00.jsonl"
     path.write_bytes(line(0) + line(1))
 
-    class CutOff(SharedFetches):
-        def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
+    class CutOff(SharedFetchLog):
+        def receive_batch(self, batch: ForwardedBatch, there: Collection[str]) -> int:
             if batch.lines:
                 os.truncate(path, len(line(0)))
-            return super().take(batch, there)
+            return super().receive_batch(batch, there)
 
     with closing(CutOff(hosts.address)) as shared:
         forwarder = Forwarder(folder, shared)
         forwarder.send()
         forwarder.send()
-    assert [line_of(each) for each in hosts.arrived()] == [line(0), line(1)]
-    assert files(folder) == []
+    assert [encode_line(each) for each in hosts.arrived()] == [line(0), line(1)]
+    assert list_files(folder) == []
 
 
 def test_reports_arrive_from_a_host_whose_disk_lost_the_end_of_a_file_that_was_sent(hosts: Hosts) -> None:
@@ -662,14 +670,14 @@ def test_reports_arrive_from_a_host_whose_disk_lost_the_end_of_a_file_that_was_s
     with served(hosts.tree.root, *arguments) as (url, _):
         assert {get(url + REPORT).status_code for _ in range(3)} <= {200, 204}
         eventually(lambda: have_arrived(3))
-    for path in files(spool):
+    for path in list_files(spool):
         os.truncate(path, path.stat().st_size // 2)
     with served(hosts.tree.root, *arguments) as (url, _):
         assert get(url + REPORT).status_code in (200, 204)
         eventually(lambda: have_arrived(4))
         get(url + REPORT)
         eventually(lambda: have_arrived(5))
-        eventually(lambda: len(files(spool)) == 1)
+        eventually(lambda: len(list_files(spool)) == 1)
     assert (len(found), hosts.arrived()) == (5, [])
 
 
@@ -694,11 +702,11 @@ def test_an_endpoint_that_is_killed_loses_no_report_and_sends_none_twice(hosts: 
             return len(found) >= acknowledged
 
         eventually(have_arrived)
-        eventually(lambda: files(spool) == [])  # each writer has ended, and all that it wrote has arrived
+        eventually(lambda: list_files(spool) == [])  # each writer has ended, and all that it wrote has arrived
     assert (len(found), hosts.arrived()) == (acknowledged, [])
 
 
 def test_the_ledger_and_not_the_hosts_spool_says_who_may_serve(hosts: Hosts) -> None:
     with hosts.host("other") as other:
         assert get(other.url + ENTRY).status_code == 200
-        assert other.shared.giver == hosts.lease != identity(other.spool)
+        assert other.shared.serving_identity == hosts.lease != read_or_create_identity(other.spool)

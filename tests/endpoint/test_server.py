@@ -24,7 +24,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gitboot.endpoint import connections as connection
-from gitboot.endpoint.server import EndpointServer, WorkerLimits, Workers, listen_at, url_of
+from gitboot.endpoint.server import EndpointServer, WorkerLimits, Workers, build_url, open_listening_socket
 from gitboot.errors import UsageError
 from gitboot.status.instance_status import Endpoints
 from tests.helpers import http_peers
@@ -64,10 +64,10 @@ class Slow:
 
 def started(app: ASGIApp) -> tuple[EndpointServer, str]:
     where = "127.0.0.1:0"
-    listening = listen_at(where)
+    listening = open_listening_socket(where)
     running = EndpointServer(app, listening)
     running.start()
-    return running, url_of(where, listening)
+    return running, build_url(where, listening)
 
 
 # Listening
@@ -79,13 +79,13 @@ def started(app: ASGIApp) -> tuple[EndpointServer, str]:
 )
 def test_what_is_no_address_is_refused(listen: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
-        listen_at(listen)
+        open_listening_socket(listen)
 
 
 def test_an_address_in_use_is_refused() -> None:
     with site() as made, made.serve() as url:
         with pytest.raises(UsageError, match=rf"cannot listen at {url}: Address already in use"):
-            listen_at(url.removeprefix("http://"))
+            open_listening_socket(url.removeprefix("http://"))
         assert get(url + ENTRY).status_code == 200
 
 
@@ -95,7 +95,7 @@ def test_an_address_in_use_is_refused() -> None:
 )
 def test_an_address_that_is_not_ours_is_refused(listen: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        listen_at(listen)
+        open_listening_socket(listen)
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", "0.0.0.0:0", "[::1]:0", "[::]:0"])
@@ -505,16 +505,16 @@ def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
     changes: list[Endpoints] = []
 
     def note_change() -> None:
-        changes.append(workers.counted())
+        changes.append(workers.count_processes())
 
     limits = WorkerLimits(silent_s=2, hung_s=5, end_s=0.5)
     command = [sys.executable, "-c", LIVELY, str(tmp_path)]
-    workers = Workers(command, listen_at("127.0.0.1:0"), 2, note_change, limits=limits)
+    workers = Workers(command, open_listening_socket("127.0.0.1:0"), 2, note_change, limits=limits)
     with workers:
         stopped, other = eventually(lambda: len(pids := [int(each.name) for each in tmp_path.iterdir()]) == 2 and pids)
         os.kill(stopped, signal.SIGSTOP)
-        eventually(lambda: changes[-1] == Endpoints(wanted=2, alive=2, restarts=1))
-        assert Endpoints(wanted=2, alive=1, restarts=0, hung=1) in changes
+        eventually(lambda: changes[-1] == Endpoints(expected=2, alive=2, restarts=1))
+        assert Endpoints(expected=2, alive=1, restarts=0, hung=1) in changes
         assert is_gone(stopped)
         assert not is_gone(other)
         os.kill(other, signal.SIGSTOP)  # it takes no signal but one
@@ -524,7 +524,7 @@ def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
 
 def test_an_endpoint_shows_life_again_and_again(tree: Site) -> None:
     reading, writing = os.pipe()
-    with listen_at("127.0.0.1:0") as listening:
+    with open_listening_socket("127.0.0.1:0") as listening:
         options = ("--fd", str(listening.fileno()), "--life-fd", str(writing), "--parent", str(os.getpid()))
         command = [sys.executable, "-m", "gitboot", "serve", "--out", str(tree.root), *options]
         with subprocess.Popen(command, pass_fds=(listening.fileno(), writing)) as process:

@@ -17,11 +17,11 @@ import httpx
 import pytest
 
 from gitboot.endpoint import tls
-from gitboot.endpoint.app import Clients, Endpoint
+from gitboot.endpoint.app import ClientRules, Endpoint
 from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.endpoint.server import EndpointServer, listen_at
-from gitboot.endpoint.tls import Certificate, EncryptedSocket
+from gitboot.endpoint.server import EndpointServer, open_listening_socket
+from gitboot.endpoint.tls import Certificate, TlsSocket
 from tests.endpoint.test_server import workers_of
 from tests.helpers.endpoints import BEFORE, ENTRY, Site, connect, get, site
 from tests.helpers.fleets import SEED
@@ -227,7 +227,7 @@ def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     certificate = Certificate(pair.certificate, pair.key)
-    assert certificate.look(START) is None
+    assert certificate.reload_if_changed(START) is None
 
     def read_bytes(file: Path) -> bytes:
         with file.open("rb") as opened:
@@ -238,13 +238,13 @@ def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
     pair.renew()
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_bytes", read_bytes)
-        event = certificate.look(START)
+        event = certificate.reload_if_changed(START)
     assert event is not None
     assert event.type == "CertificateUnreadable"
     assert gone in event.message
     assert event.message.endswith("cannot be read: No such file or directory: the one before goes on")
     pair.renew()
-    found = certificate.look(START)
+    found = certificate.reload_if_changed(START)
     assert found is not None
     assert found.type == "CertificateRead"
 
@@ -356,12 +356,14 @@ def test_t12_who_does_not_agree_on_tls_is_counted(made: Site, pair: Pair, author
 @contextmanager
 def crowded(made: Site, issued: Issued, refused: list[int], most: int = 32) -> Iterator[tuple[str, str, Limits]]:
     with ExitStack() as stack:
-        machines, operators = (stack.enter_context(listen_at("127.0.0.1:0")) for _ in range(2))
+        machines, operators = (stack.enter_context(open_listening_socket("127.0.0.1:0")) for _ in range(2))
         tree = PublishedTree(made.root, lambda: BEFORE)
-        endpoint = Endpoint(made.root, tree, lambda: BEFORE, clients=Clients(operators_at=operators.getsockname()))
+        endpoint = Endpoint(
+            made.root, tree, lambda: BEFORE, clients=ClientRules(operators_socket=operators.getsockname())
+        )
         endpoint.limits = Limits(most)
-        socket_of_operators = EncryptedSocket(operators, issued.context, endpoint.limits, lambda: refused.append(1))
-        stack.enter_context(EndpointServer(endpoint, machines, encrypted=socket_of_operators))
+        socket_of_operators = TlsSocket(operators, issued.context, endpoint.limits, lambda: refused.append(1))
+        stack.enter_context(EndpointServer(endpoint, machines, tls_socket=socket_of_operators))
         ports = [each.getsockname()[1] for each in (machines, operators)]
         yield f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}", endpoint.limits
 
@@ -372,7 +374,7 @@ def test_t5_who_has_yet_to_agree_on_tls_waits_as_one_that_asks_for_nothing(
     refused: list[int] = []
     with crowded(made, authority.issue(), refused) as (machines, operators, limits), ExitStack() as stack:
         held = [stack.enter_context(connect(operators)) for _ in range(80)]
-        eventually(lambda: limits.closed == 48)
+        eventually(lambda: limits.closed_count == 48)
         for each in held[:48]:
             assert each.recv(1) == b"", "the oldest go"
         assert get(machines + ENTRY).status_code == 200
@@ -393,7 +395,7 @@ def test_t5_who_has_agreed_on_tls_and_asks_for_nothing_goes_as_any_other(
                 assert each.recv(1) == b"", "the oldest go"
         for each in held[8:]:
             assert ask(each).startswith(b"HTTP/1.1 200")
-        assert limits.closed == 8
+        assert limits.closed_count == 8
 
 
 def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(

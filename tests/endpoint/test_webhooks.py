@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from gitboot.endpoint import webhooks
-from gitboot.endpoint.connections import Bodies
-from gitboot.endpoint.webhooks import Pushes, PushSecret
+from gitboot.endpoint.connections import RequestBodies
+from gitboot.endpoint.webhooks import PushSecret, Webhooks
 from gitboot.errors import UsageError
 from tests.helpers import http_peers
 from tests.helpers.fleets import SEED, configured, server
@@ -52,7 +52,7 @@ class Heard:
         self._loop = MovedLoop()
         self.woken: list[float] = []
         secret = PushSecret(write_private(folder / "secret", SECRET.decode()))
-        self._pushes = Pushes(secret, lambda: self.woken.append(self._loop.time()))
+        self._pushes = Webhooks(secret, lambda: self.woken.append(self._loop.time()))
 
     def after(self, headers: list[tuple[bytes, bytes]], times: int) -> set[int]:
         """Push so often, ten times a second, and wait for a minute; return the statuses."""
@@ -63,8 +63,8 @@ class Heard:
         async def push() -> set[int]:
             found = set()
             for _ in range(times):
-                read = partial(Bodies().read, receive, None)
-                reply = await self._pushes.heard({"type": "http", "headers": headers}, read)
+                read = partial(RequestBodies().read, receive, None)
+                reply = await self._pushes.handle({"type": "http", "headers": headers}, read)
                 found.add(reply.status_code)
                 await asyncio.sleep(0.1)
             await asyncio.sleep(60)

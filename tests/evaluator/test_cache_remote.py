@@ -11,9 +11,17 @@ from threading import Thread
 import msgspec
 import pytest
 
-from gitboot.child_processes import encode, framed, read_frame
+from gitboot.child_processes import build_frame, encode, read_frame
 from gitboot.evaluator.cache import MAX_KEY_BYTES, RemoteCache, serve_cache
-from gitboot.evaluator.protocol import MAX_KEYS, Begun, Known, NewResults, ResultKind, Wanted, known
+from gitboot.evaluator.protocol import (
+    MAX_KEYS,
+    CacheHits,
+    CacheLookup,
+    EvaluationBegun,
+    NewResults,
+    ResultKind,
+    decode_hits,
+)
 from tests.helpers.evaluations import StoredResults
 
 PARSED, DECIDED = ResultKind.PARSED, ResultKind.DECIDED
@@ -25,7 +33,7 @@ def is_result(kind: ResultKind, value: bytes) -> bool:
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    return framed(encode(message))
+    return build_frame(encode(message))
 
 
 def served(sent: bytes) -> tuple[dict[bytes, bytes], list[Mapping[bytes, bytes]]]:
@@ -33,11 +41,11 @@ def served(sent: bytes) -> tuple[dict[bytes, bytes], list[Mapping[bytes, bytes]]
     serve_cache(cache, io.BytesIO(sent), answers, is_result)
     answers.seek(0)
     frames: Iterator[bytes | None] = iter(lambda: read_frame(answers), None)
-    return cache.rows[PARSED], [known(each).values for each in frames if each is not None]
+    return cache.rows[PARSED], [decode_hits(each).values for each in frames if each is not None]
 
 
 def test_results_are_stored_and_looked_up_by_kind() -> None:
-    lookups = frame(Wanted(PARSED, (b"one", b"other"))) + frame(Wanted(DECIDED, (b"one",)))
+    lookups = frame(CacheLookup(PARSED, (b"one", b"other"))) + frame(CacheLookup(DECIDED, (b"one",)))
     assert served(frame(RIGHT) + lookups) == ({b"one": b"value"}, [{b"one": b"value"}, {}])
 
 
@@ -48,20 +56,20 @@ def test_nothing_of_a_truncated_frame_is_stored(size: int) -> None:
 
 WRONG = {
     "a frame that is too long": b"\xff\xff\xff\xff",
-    "no msgpack": framed(b"\xc1"),
-    "another message": frame(Begun(1)),
+    "no msgpack": build_frame(b"\xc1"),
+    "another message": frame(EvaluationBegun(1)),
     "an unknown kind": frame(NewResults(PARSED, {b"two": b"value"})).replace(b"parsed", b"parked"),
     "a wrong value beside a right one": frame(NewResults(PARSED, {b"two": b"value", b"three": b"wrong"})),
     "a value of another kind": frame(NewResults(DECIDED, {b"two": b"value"})),
     "a long key": frame(NewResults(PARSED, {b"k" * (MAX_KEY_BYTES + 1): b"value"})),
     "many keys": frame(NewResults(PARSED, {b"%d" % number: b"value" for number in range(MAX_KEYS + 1)})),
-    "many keys to look up": frame(Wanted(PARSED, (b"one",) * (MAX_KEYS + 1))),
+    "many keys to look up": frame(CacheLookup(PARSED, (b"one",) * (MAX_KEYS + 1))),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_nothing_of_a_wrong_frame_is_stored_and_no_frame_after_it(wrong: str) -> None:
-    after = frame(NewResults(PARSED, {b"after": b"value"})) + frame(Wanted(PARSED, (b"one",)))
+    after = frame(NewResults(PARSED, {b"after": b"value"})) + frame(CacheLookup(PARSED, (b"one",)))
     assert served(frame(RIGHT) + WRONG[wrong] + after) == ({b"one": b"value"}, [])
 
 
@@ -89,7 +97,7 @@ def test_any_number_of_results_is_stored_and_looked_up() -> None:
 
 
 def test_after_an_error_in_an_answer_each_lookup_is_a_miss() -> None:
-    answer = io.BytesIO(frame(Known({b"one": b"value"})))
+    answer = io.BytesIO(frame(CacheHits({b"one": b"value"})))
 
     class LacksMemory(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -113,7 +121,7 @@ def test_without_the_other_process_each_lookup_is_a_miss() -> None:
     with suppress(BrokenPipeError), theirs, theirs.makefile("rb") as answers, theirs.makefile("wb") as questions:
         there = RemoteCache(answers, questions)
         with ours, ours.makefile("rb") as incoming, ours.makefile("wb") as outgoing:
-            questions.write(frame(Wanted(PARSED, (b"one",))))
+            questions.write(frame(CacheLookup(PARSED, (b"one",))))
             questions.flush()
             serve_cache(Broken(), incoming, outgoing, is_result)
         for _ in range(2):

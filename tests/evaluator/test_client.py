@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gitboot.child_processes import Buffer, Child, encode
+from gitboot.child_processes import Child, FrameBuffer, encode
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated
 from gitboot.evaluator import protocol
-from gitboot.evaluator.cache import DecidedRow, decoded_row
-from gitboot.evaluator.client import Evaluation
-from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.evaluator.protocol import Allowance, ResultKind
+from gitboot.evaluator.cache import DecidedRow, decode_row
+from gitboot.evaluator.client import EvaluatorClient
+from gitboot.evaluator.evaluation_result import Commit, EvaluationResult
+from gitboot.evaluator.protocol import EvaluationLimits, ResultKind
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
@@ -111,19 +111,19 @@ def newest(source: Source) -> Revision:
 
 
 @pytest.fixture
-def evaluation(state: Path) -> Iterator[Evaluation]:
-    made = Evaluation(state, waits=True)
+def evaluation(state: Path) -> Iterator[EvaluatorClient]:
+    made = EvaluatorClient(state, waits_for_answer=True)
     yield made
     made.close()
 
 
-def codes(evaluation: Evaluation, revision: Revision) -> list[str]:
+def codes(evaluation: EvaluatorClient, revision: Revision) -> list[str]:
     with pytest.raises(InvalidRepository) as raised:
         evaluation.evaluate(revision, None)
     return [problem.code for problem in raised.value.problems]
 
 
-def evaluate(evaluation: Evaluation, revision: Revision, base: Commit | None = None) -> Evaluated:
+def evaluate(evaluation: EvaluatorClient, revision: Revision, base: Commit | None = None) -> EvaluationResult:
     found = evaluation.evaluate(revision, base)
     assert found is not None
     return found
@@ -141,7 +141,7 @@ def started(child: Child) -> Iterator[Child]:
         yield child
     finally:
         child.kill()
-        child.put_away()
+        child.reap()
 
 
 def child_of(process: subprocess.Popen[Any]) -> int:
@@ -154,26 +154,26 @@ def child_of(process: subprocess.Popen[Any]) -> int:
 
 
 def test_a_commit_is_told_and_the_next_by_what_it_changes_and_one_that_was_dropped_leaves_nothing(
-    repository: Repository, source: Source, evaluation: Evaluation
+    repository: Repository, source: Source, evaluation: EvaluatorClient
 ) -> None:
     first = evaluate(evaluation, newest(source))
     web01 = first.commit.decisions.servers["web01"]
-    assert list(first.commit.decisions.servers) == ["web01"] and first.changes.first
+    assert list(first.commit.decisions.servers) == ["web01"] and first.extent.first
     repository.push({"web02.yaml": server("web02", "role: web")})
     second = evaluate(evaluation, newest(source), first.commit)
     assert list(second.commit.decisions.servers) == ["web01", "web02"]
-    assert (second.changes.before, second.changes.after, second.names) == (1, 2, ("web02",))
+    assert (second.extent.before, second.extent.after, second.new_names) == (1, 2, ("web02",))
     assert second.commit.decisions.servers["web01"] is web01  # it was not sent again
     assert second.commit.fleet is first.commit.fleet
     repository.push({"web02.yaml": "", "web03.yaml": server("web03", "role: web")})
     third = evaluate(evaluation, newest(source), first.commit)  # the second was dropped
     assert list(third.commit.decisions.servers) == ["web01", "web03"]
-    assert (third.changes.before, third.changes.after) == (1, 2)
+    assert (third.extent.before, third.extent.after) == (1, 2)
 
 
 def test_an_answer_is_not_waited_for_and_comes_with_a_call(source: Source, state: Path) -> None:
     called: list[None] = []
-    with closing(Evaluation(state)) as evaluation:
+    with closing(EvaluatorClient(state)) as evaluation:
         evaluation.on_answer = lambda: called.append(None)
         assert evaluation.evaluate(newest(source), None) is None
         eventually(lambda: called)
@@ -181,7 +181,7 @@ def test_an_answer_is_not_waited_for_and_comes_with_a_call(source: Source, state
 
 
 def test_a_server_that_a_dropped_commit_removed_still_has_its_address(
-    repository: Repository, source: Source, evaluation: Evaluation
+    repository: Repository, source: Source, evaluation: EvaluatorClient
 ) -> None:
     repository.push({"web02.yaml": server("web02", "role: web")})
     first = evaluate(evaluation, newest(source))
@@ -198,27 +198,27 @@ def test_a_server_that_a_dropped_commit_removed_still_has_its_address(
 
 
 @pytest.fixture
-def cached(state: Path) -> Iterator[tuple[Evaluation, StoredResults]]:
+def cached(state: Path) -> Iterator[tuple[EvaluatorClient, StoredResults]]:
     cache = StoredResults()
-    made = Evaluation(state, waits=True, cache=cache)
+    made = EvaluatorClient(state, waits_for_answer=True, cache=cache)
     yield made, cache
     made.close()
 
 
-def stored(evaluation: Evaluation, cache: StoredResults, commit: Commit) -> None:
+def stored(evaluation: EvaluatorClient, cache: StoredResults, commit: Commit) -> None:
     """Accept a commit, and wait until both kinds of its results are stored."""
     before = len(cache.inserted)
-    evaluation.keep(commit.revision)
+    evaluation.store_results(commit.revision)
     eventually(lambda: len(cache.inserted) == before + 2)
 
 
 def evaluated_anew(state: Path, revision: Revision, cache: StoredResults) -> Commit:
-    with closing(Evaluation(state, waits=True, cache=cache)) as evaluation:
+    with closing(EvaluatorClient(state, waits_for_answer=True, cache=cache)) as evaluation:
         return evaluate(evaluation, revision).commit
 
 
 def test_the_next_process_looks_up_the_results_of_an_accepted_commit(
-    repository: Repository, source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
+    repository: Repository, source: Source, state: Path, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
     first = evaluate(evaluation, newest(source)).commit
@@ -235,31 +235,31 @@ def test_the_next_process_looks_up_the_results_of_an_accepted_commit(
 
 
 def with_decision(row: bytes, **fields: Any) -> bytes:
-    found = decoded_row(row)
+    found = decode_row(row)
     assert found is not None
-    decision = replace(protocol.decision(found.decision), **fields)
-    return encode(DecidedRow(protocol.bytes_of(decision), found.host, found.findings))
+    decision = replace(protocol.decode_decision(found.decision), **fields)
+    return encode(DecidedRow(protocol.encode_decision(decision), found.host, found.findings))
 
 
 @pytest.mark.parametrize("part", ["decision", "host", "both"])
 def test_a_result_of_another_server_is_not_used(
-    source: Source, state: Path, cached: tuple[Evaluation, StoredResults], part: str
+    source: Source, state: Path, cached: tuple[EvaluatorClient, StoredResults], part: str
 ) -> None:
     evaluation, cache = cached
     first = evaluate(evaluation, newest(source)).commit
     stored(evaluation, cache, first)
     rows = cache.rows[ResultKind.DECIDED]
     for key, value in rows.items():
-        found, other = decoded_row(value), decoded_row(with_decision(value, server="web02"))
+        found, other = decode_row(value), decode_row(with_decision(value, server="web02"))
         assert found is not None and other is not None
-        host = encode(structs.replace(protocol.network(found.host), server="web02"))
+        host = encode(structs.replace(protocol.decode_host(found.host), server="web02"))
         decision = found.decision if part == "host" else other.decision
         rows[key] = encode(DecidedRow(decision, found.host if part == "decision" else host, ()))
     assert evaluated_anew(state, first.revision, cache).decisions == first.decisions
 
 
 def test_a_commit_of_which_an_answer_is_wrong_is_not_accepted(
-    source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
+    source: Source, state: Path, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
     first = evaluate(evaluation, newest(source)).commit
@@ -271,7 +271,7 @@ def test_a_commit_of_which_an_answer_is_wrong_is_not_accepted(
 
 
 def test_only_what_the_cache_lacks_is_stored(
-    repository: Repository, source: Source, cached: tuple[Evaluation, StoredResults]
+    repository: Repository, source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
     first = evaluate(evaluation, newest(source)).commit
@@ -285,36 +285,36 @@ def test_only_what_the_cache_lacks_is_stored(
 
 
 def test_the_process_of_a_commit_that_was_not_accepted_ends_and_nothing_is_stored(
-    source: Source, cached: tuple[Evaluation, StoredResults]
+    source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
     revision = newest(source)
     evaluate(evaluation, revision)
     (process,) = evaluators(os.getpid())
-    evaluation.settle(revision)  # it is about to be accepted
+    evaluation.end_unless_accepted(revision)  # it is about to be accepted
     assert alive(process)
-    evaluation.settle(None)
+    evaluation.end_unless_accepted(None)
     eventually(lambda: not alive(process))
     evaluation.close()
     assert not cache.rows
 
 
 def test_a_process_that_follows_a_rejected_commit_stays(
-    repository: Repository, source: Source, cached: tuple[Evaluation, StoredResults]
+    repository: Repository, source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, _ = cached
 
     def accept(base: Commit | None) -> Commit:
         commit = evaluate(evaluation, newest(source), base).commit
-        evaluation.settle(commit.revision)
-        evaluation.keep(commit.revision)
+        evaluation.end_unless_accepted(commit.revision)
+        evaluation.store_results(commit.revision)
         return commit
 
     first = accept(None)
     repository.push({"broken.yaml": "kind: Nothing\n"})
     with pytest.raises(InvalidRepository):
         evaluation.evaluate(newest(source), first)
-    evaluation.settle(first.revision)
+    evaluation.end_unless_accepted(first.revision)
     repository.push({"broken.yaml": ""})
     second = accept(first)
     process = evaluators(os.getpid())
@@ -325,16 +325,16 @@ def test_a_process_that_follows_a_rejected_commit_stays(
 
 
 def test_a_commit_that_is_approved_after_its_process_has_ended_is_stored(
-    source: Source, cached: tuple[Evaluation, StoredResults]
+    source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
     commit = evaluate(evaluation, newest(source)).commit
-    evaluation.settle(None)
+    evaluation.end_unless_accepted(None)
     stored(evaluation, cache, commit)
 
 
 def test_what_a_process_finds_after_a_rejected_commit_is_not_stored(
-    repository: Repository, source: Source, cached: tuple[Evaluation, StoredResults]
+    repository: Repository, source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
     first = evaluate(evaluation, newest(source)).commit
@@ -344,11 +344,11 @@ def test_what_a_process_finds_after_a_rejected_commit_is_not_stored(
     repository.push({"web02.yaml": server("web03", "role: web")})
     third = evaluate(evaluation, newest(source), first).commit
     before = len(cache.inserted)
-    evaluation.keep(third.revision)
+    evaluation.store_results(third.revision)
     evaluation.wait_until_stored()
     assert len(cache.inserted) == before
     (process,) = evaluators(os.getpid())
-    evaluation.settle(third.revision)
+    evaluation.end_unless_accepted(third.revision)
     eventually(lambda: not alive(process))
 
 
@@ -356,7 +356,7 @@ def test_a_process_that_does_not_read_is_given_up(state: Path) -> None:
     with started(Child("tests.helpers.evaluations", "read nothing")) as child:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
-            child.send(protocol.Known({bytes(16): bytes(2**20)}), lambda: began + 1 - time.monotonic())
+            child.send(protocol.CacheHits({bytes(16): bytes(2**20)}), lambda: began + 1 - time.monotonic())
 
 
 def test_a_base_has_limits_of_its_own_if_the_process_does_not_hold_it(
@@ -372,20 +372,20 @@ def test_a_base_has_limits_of_its_own_if_the_process_does_not_hold_it(
 
 def begun_commits(process: Child, base: Revision, revision: Revision) -> int:
     """Return for how many commits the process starts to count what they take."""
-    process.send(protocol.Question(revision, base, Allowance()), lambda: 600)
+    process.send(protocol.Question(revision, base, EvaluationLimits()), lambda: 600)
     begun = 0
-    for frame in process.answers(lambda: 600):
-        found = protocol.answer(frame)
-        begun += found == protocol.Begun(None)
-        if isinstance(found, protocol.Wanted):
-            process.send(protocol.Known({}), lambda: 600)
+    for frame in process.read_answers(lambda: 600):
+        found = protocol.decode_answer(frame)
+        begun += found == protocol.EvaluationBegun(None)
+        if isinstance(found, protocol.CacheLookup):
+            process.send(protocol.CacheHits({}), lambda: 600)
         if isinstance(found, protocol.CommitEnd):
             return begun
     raise AssertionError("it ended early")
 
 
 def test_a_process_cannot_have_more_time_by_beginning_again_and_again(
-    source: Source, evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch
+    source: Source, evaluation: EvaluatorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.evaluator.client.Child", lambda *_: Child("tests.helpers.evaluations", "begin"))
     with pytest.raises(NotEvaluated, match="killed twice"):
@@ -394,12 +394,12 @@ def test_a_process_cannot_have_more_time_by_beginning_again_and_again(
 
 def test_a_frame_that_is_too_long_is_no_frame() -> None:
     with pytest.raises(ValueError, match="bytes"):
-        list(Buffer().add(b"\xff\xff\xff\xff"))
+        list(FrameBuffer().add(b"\xff\xff\xff\xff"))
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", b"\x93\xa0\xa0\x90", b"\x90"])
 def test_a_stored_value_that_does_not_decode_is_evaluated_again(
-    value: bytes, source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
+    value: bytes, source: Source, state: Path, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
     first = evaluate(evaluation, newest(source)).commit
@@ -409,12 +409,14 @@ def test_a_stored_value_that_does_not_decode_is_evaluated_again(
     assert evaluated_anew(state, first.revision, cache) == first
 
 
-def test_all_problems_of_a_commit_come_across(repository: Repository, source: Source, evaluation: Evaluation) -> None:
+def test_all_problems_of_a_commit_come_across(
+    repository: Repository, source: Source, evaluation: EvaluatorClient
+) -> None:
     repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}"), "broken.yaml": "kind: Nothing\n"})
     assert codes(evaluation, newest(source)) == ["GB1021"]
 
 
-def test_a_clone_that_cannot_be_read_is_told_as_that(source: Source, state: Path, evaluation: Evaluation) -> None:
+def test_a_clone_that_cannot_be_read_is_told_as_that(source: Source, state: Path, evaluation: EvaluatorClient) -> None:
     revision = newest(source)
     (state / "repository.git").rename(state / "away.git")
     with pytest.raises(CorruptClone):
@@ -429,7 +431,7 @@ def test_a_clone_that_cannot_be_read_is_told_as_that(source: Source, state: Path
 def test_a_commit_that_takes_too_much_time_is_refused_and_the_next_is_not(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    with closing(Evaluation(state, allowance=Allowance(seconds=1), waits=True)) as evaluation:
+    with closing(EvaluatorClient(state, limits=EvaluationLimits(seconds=1), waits_for_answer=True)) as evaluation:
         repository.push(more_than_a_second())
         assert codes(evaluation, newest(source)) == [Code.LIMITS]
         repository.push(dict.fromkeys(more_than_a_second(), ""))
@@ -439,7 +441,7 @@ def test_a_commit_that_takes_too_much_time_is_refused_and_the_next_is_not(
 def test_a_commit_that_takes_too_much_memory_is_refused_and_the_next_is_not(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    with closing(Evaluation(state, allowance=Allowance(mebibytes=8), waits=True)) as evaluation:
+    with closing(EvaluatorClient(state, limits=EvaluationLimits(mebibytes=8), waits_for_answer=True)) as evaluation:
         repository.push({"many.yaml": many()})
         assert codes(evaluation, newest(source)) == [Code.LIMITS]
         repository.push({"many.yaml": ""})
@@ -447,7 +449,7 @@ def test_a_commit_that_takes_too_much_memory_is_refused_and_the_next_is_not(
 
 
 def test_a_commit_is_not_waited_for_without_end(repository: Repository, source: Source, state: Path) -> None:
-    with closing(Evaluation(state, allowance=Allowance(seconds=1), waits=True)) as evaluation:
+    with closing(EvaluatorClient(state, limits=EvaluationLimits(seconds=1), waits_for_answer=True)) as evaluation:
         evaluate(evaluation, newest(source))
         (process,) = evaluators(os.getpid())
         os.kill(process, signal.SIGSTOP)  # as a disk that hangs would
@@ -456,7 +458,7 @@ def test_a_commit_is_not_waited_for_without_end(repository: Repository, source: 
 
 
 def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, source: Source, state: Path) -> None:
-    with closing(Evaluation(state)) as evaluation:
+    with closing(EvaluatorClient(state)) as evaluation:
         repository.push({"many.yaml": many(FEW)})
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None
@@ -475,7 +477,7 @@ def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, sou
 def test_a_commit_over_which_evaluators_are_killed_is_refused(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    with closing(Evaluation(state)) as evaluation:
+    with closing(EvaluatorClient(state)) as evaluation:
         repository.push({"many.yaml": many()})
         revision = newest(source)
 
@@ -493,7 +495,7 @@ def test_a_commit_over_which_evaluators_are_killed_is_refused(
 def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    with closing(Evaluation(state)) as evaluation:
+    with closing(EvaluatorClient(state)) as evaluation:
         repository.push({"many.yaml": many()})
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None

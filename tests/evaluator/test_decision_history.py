@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.disk_cache import DiskCache
-from gitboot.evaluator.decision_history import Changed, Lineage, Skipped
+from gitboot.evaluator.decision_history import ChangingCommit, DecisionHistory, InvalidCommit
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.fleet.revision import Revision
 from gitboot.git.history import History, open_history
@@ -26,8 +26,8 @@ def work(tmp_path: Path) -> Work:
     return made
 
 
-def lineage(history: History, cache: DiskCache) -> Lineage:
-    return Lineage(history.steps, cache, Evaluator(history.snapshot).evaluate)
+def lineage(history: History, cache: DiskCache) -> DecisionHistory:
+    return DecisionHistory(history.steps, cache, Evaluator(history.snapshot).evaluate)
 
 
 def cache_of(work: Work) -> DiskCache:
@@ -38,9 +38,11 @@ def told(work: Work, server: str, rev: str | None = None, path: Path | None = No
     """What history says: the subject, and what kind of change it is; an invalid commit is in brackets."""
     history = open_history(path or work.path, rev)
     with cache_of(work) as cache:
-        entries = list(lineage(history, cache).of(server))
+        entries = list(lineage(history, cache).list_changes(server))
     return [
-        f"{entry.commit.subject}: {entry.effect.kind}" if isinstance(entry, Changed) else f"({entry.commit.subject})"
+        f"{entry.commit.subject}: {entry.effect.kind}"
+        if isinstance(entry, ChangingCommit)
+        else f"({entry.commit.subject})"
         for entry in entries
     ]
 
@@ -81,8 +83,8 @@ def test_an_invalid_commit_is_skipped_and_said(work: Work) -> None:
     assert told(work, "web01") == ["(Break again)", "Fix otherwise: Changed", "(Break)", "Begin: Added"]
     assert told(work, "web01", "HEAD~3") == ["Begin: Added"]
     with cache_of(work) as cache:
-        first, *_ = lineage(open_history(work.path, None), cache).of("web01")
-    assert isinstance(first, Skipped)
+        first, *_ = lineage(open_history(work.path, None), cache).list_changes("web01")
+    assert isinstance(first, InvalidCommit)
     assert first.problem.startswith('06.yaml:1:7: GB1021: there is no kind "Nonsense"')
 
 
@@ -146,7 +148,7 @@ def test_no_more_is_decided_than_is_asked_for(work: Work, decided: list[str]) ->
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
     with cache_of(work) as cache:
-        next(lineage(open_history(work.path, None), cache).of("web01"))
+        next(lineage(open_history(work.path, None), cache).list_changes("web01"))
     assert len(decided) == 2
 
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
-from gitboot.evaluator.evaluation import decision_keys
-from gitboot.fleet.identities import machine
+from gitboot.evaluator.evaluation import compute_decision_keys
+from gitboot.fleet.identities import build_machine
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import load
 from gitboot.resolve.boot_composition import Composer
@@ -73,10 +73,10 @@ def test_equal_keys_of_two_commits_mean_equal_results(
             continue
         view, composer = FleetView(commit), Composer()
         documents = {name: blake2b(encode(each)).digest() for name, each in commit.servers.items()}
-        keys, by_documents = decision_keys(commit), decision_keys(commit, documents=documents)
+        keys, by_documents = compute_decision_keys(commit), compute_decision_keys(commit, documents=documents)
         for name, each in commit.servers.items():
-            inputs = view.inputs(each)
-            result = inputs, decide_server(inputs, composer), machine(commit, each)
+            inputs = view.server_inputs(each)
+            result = inputs, decide_server(inputs, composer), build_machine(commit, each)
             assert results.setdefault((b"", keys[name]), result) == result
             assert results.setdefault((b"documents", by_documents[name]), result) == result
 
@@ -85,11 +85,11 @@ def check_each_by_itself(commit: FleetRepository, draw: random.Random) -> None:
     """Check that servers get the same inputs and keys together, in any order, as each gets alone."""
     view, servers = FleetView(commit), list(commit.servers.values())
     draw.shuffle(servers)
-    keys = decision_keys(commit, [each.metadata.name for each in servers])
+    keys = compute_decision_keys(commit, [each.metadata.name for each in servers])
     for each in servers:
         name = each.metadata.name
-        assert view.inputs(each) == FleetView(commit).inputs(each), name
-        assert decision_keys(commit, [name]) == {name: keys[name]}
+        assert view.server_inputs(each) == FleetView(commit).server_inputs(each), name
+        assert compute_decision_keys(commit, [name]) == {name: keys[name]}
 
 
 @LAWS
@@ -130,7 +130,9 @@ def test_servers_that_differ_in_one_respect_share_nothing_wrong() -> None:
     )
     view = FleetView(commit)
     images = {
-        each.image.metadata.name for one in commit.servers.values() if (each := view.shared(one).boot) and each.image
+        each.image.metadata.name
+        for one in commit.servers.values()
+        if (each := view.shared_inputs(one).boot) and each.image
     }
     assert images == {f"flatcar-{number}" for number in range(1, 6)}
     for seed in range(5):
@@ -141,7 +143,7 @@ def test_similar_servers_share_one_object() -> None:
     alike = [server(f"web{number:02}", "role: web, rack: r1") for number in range(5)]
     commit = repository(fleet(), image("flatcar-1"), profile("web", "flatcar-1"), policy("web", "All"), *alike)
     view = FleetView(commit)
-    assert len({id(view.shared(each)) for each in commit.servers.values()}) == 1
+    assert len({id(view.shared_inputs(each)) for each in commit.servers.values()}) == 1
 
 
 LEDGER = "6f0a3c1e-2b47-4a8b-9d3e-5c1f7a9b0e24"
@@ -165,7 +167,7 @@ TEMPLATE = {"t": "Hello\n", "README": ""}
 
 
 def key_of(documents: dict[str, str], files: dict[str, str]) -> bytes:
-    return decision_keys(repository(*documents.values(), files=files), ["web01"])["web01"]
+    return compute_decision_keys(repository(*documents.values(), files=files), ["web01"])["web01"]
 
 
 def key_after_edit(part: str, old: str, new: str) -> bytes:
@@ -257,7 +259,7 @@ def test_a_key_changes_with_the_files_that_the_server_names() -> None:
 def test_keys_do_not_depend_on_the_order_of_files() -> None:
     backwards = dict(reversed(DOCUMENTS.items()))
     one, two = (repository(*each.values(), files=TEMPLATE) for each in (DOCUMENTS, backwards))
-    assert decision_keys(one) == decision_keys(two)
+    assert compute_decision_keys(one) == compute_decision_keys(two)
 
 
 def test_keys_are_the_same_in_every_process() -> None:

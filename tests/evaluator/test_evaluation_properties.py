@@ -19,21 +19,21 @@ from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import protocol
-from gitboot.evaluator.client import assembled
-from gitboot.evaluator.decision_history import Lineage
+from gitboot.evaluator.client import assemble_commit
+from gitboot.evaluator.decision_history import DecisionHistory
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
-from gitboot.evaluator.evaluation_result import Commit, commit_of
-from gitboot.evaluator.process import report
+from gitboot.evaluator.evaluation_result import Commit, build_commit
+from gitboot.evaluator.process import build_report
 from gitboot.fleet import validation
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git import history as source_history
 from gitboot.git.history import CommitSummary
-from gitboot.jsonio import facts
+from gitboot.jsonio import to_json_value
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.resolve.fleet_decisions import DecidedServer
-from gitboot.review.decision_changes import compare
+from gitboot.review.decision_changes import compare_decisions
 from tests.helpers.cases import examples
 from tests.helpers.evaluations import StoredResults
 from tests.helpers.fleets import SEED, server
@@ -250,7 +250,7 @@ def by_itself(history: History, revision: Revision) -> CommitPair | tuple[object
 
 
 def commit_by_itself(found: CommitPair) -> Commit:
-    return commit_of(found.head.decided.repository, found.head.decided.decisions)
+    return build_commit(found.head.decided.repository, found.head.decided.decisions)
 
 
 def in_full(commit: Commit) -> tuple[object, ...]:
@@ -259,7 +259,7 @@ def in_full(commit: Commit) -> tuple[object, ...]:
     return (
         commit.revision,
         commit.fleet,
-        [(name, decision, decision.digest, facts(decision)) for name, decision in decisions.servers.items()],
+        [(name, decision, decision.digest, to_json_value(decision)) for name, decision in decisions.servers.items()],
         list(decisions.networks.items()),
         (decisions.base_url, decisions.outputs, decisions.evidence, list(decisions.sites.items())),
         (decisions.unknown, decisions.unknown_not_found, decisions.warnings, decisions.dated),
@@ -290,7 +290,7 @@ def test_a_commit_is_the_same_however_it_was_come_to(
     revision = history.commit(base_tree)
     found = evaluated(evaluator, revision, None)
     assert isinstance(found, CommitPair)
-    base = assembled(None, revision, map(sent, report(found))).commit
+    base = assemble_commit(None, revision, map(sent, build_report(found))).commit
     base_cold = by_itself(history, revision)
     for other in others * 2:
         tree = base_tree
@@ -302,14 +302,16 @@ def test_a_commit_is_the_same_however_it_was_come_to(
             assert found == cold
             continue
         assert isinstance(base_cold, CommitPair)
-        new = assembled(base, revision, map(sent, report(found))).commit
+        new = assemble_commit(base, revision, map(sent, build_report(found))).commit
         assert in_full(new) == in_full(commit_by_itself(cold))
-        all_told = assembled(None, revision, map(sent, report(cold))).commit
+        all_told = assemble_commit(None, revision, map(sent, build_report(cold))).commit
         assert on_page(new) == on_page(all_told)
         assert found.head.decided.repository.origins == cold.head.decided.repository.origins
         old_side, new_side = base_cold.head.decided, cold.head.decided
-        whole_changes = compare(old_side.decisions, new_side.decisions, old_side.repository, new_side.repository)
-        assert found.changes() == whole_changes
+        whole_changes = compare_decisions(
+            old_side.decisions, new_side.decisions, old_side.repository, new_side.repository
+        )
+        assert found.compute_changes() == whole_changes
         again = begun_again(found.head, history) if draw.random() < 0.4 else None
         if draw.random() < 0.6:
             base, base_tree, base_cold = new, tree, cold
@@ -354,22 +356,22 @@ def test_what_was_kept_of_another_commit_changes_nothing(
     if not isinstance(found, CommitPair) or not isinstance(cold, CommitPair):
         assert found == cold
         return
-    new = assembled(None, revision, map(sent, report(found))).commit
+    new = assemble_commit(None, revision, map(sent, build_report(found))).commit
     assert in_full(new) == in_full(commit_by_itself(cold))
-    assert on_page(new) == on_page(assembled(None, revision, map(sent, report(cold))).commit)
+    assert on_page(new) == on_page(assemble_commit(None, revision, map(sent, build_report(cold))).commit)
     assert found.head.decided.repository.origins == cold.head.decided.repository.origins
     assert found.head.loaded.files == cold.head.loaded.files
     assert (found.head.keys, found.head.rows, found.extent) == (cold.head.keys, cold.head.rows, cold.extent)
-    assert cold.base is None and cold.extent == cold.changes().extent  # of which it is not made
+    assert cold.base is None and cold.extent == cold.compute_changes().extent  # of which it is not made
 
 
 def sent(answer: protocol.Answer) -> protocol.Answer:
-    return protocol.answer(encode(answer))
+    return protocol.decode_answer(encode(answer))
 
 
-def described(revision: Revision, tree: Tree) -> source_history.Step:
+def described(revision: Revision, tree: Tree) -> source_history.HistoryStep:
     commit = CommitSummary(revision=revision, author="", date=datetime(2026, 1, 1, tzinfo=UTC), subject="")
-    return source_history.Step(commit=commit, tree=sha256(repr(sorted(tree.items())).encode()).hexdigest())
+    return source_history.HistoryStep(commit=commit, tree=sha256(repr(sorted(tree.items())).encode()).hexdigest())
 
 
 @LAWS
@@ -399,8 +401,11 @@ def test_a_server_has_the_history_that_whole_commits_tell(
         DiskCache(Path(folder, "steps.sqlite"), pytest.fail) as some,
         DiskCache(Path(folder, "wholes.sqlite"), pytest.fail) as all_of_them,
     ):
-        by_steps, by_wholes = Lineage(commits, some, evaluator.evaluate), Lineage(commits, all_of_them, whole)
-        found = {server: list(by_steps.of(server)) for server in servers}
-        assert found == {server: list(by_wholes.of(server)) for server in servers}
-        cached = Lineage(commits, some, lambda *_: pytest.fail("a commit was evaluated again"))
-        assert {server: list(cached.of(server)) for server in servers} == found
+        by_steps, by_wholes = (
+            DecisionHistory(commits, some, evaluator.evaluate),
+            DecisionHistory(commits, all_of_them, whole),
+        )
+        found = {server: list(by_steps.list_changes(server)) for server in servers}
+        assert found == {server: list(by_wholes.list_changes(server)) for server in servers}
+        cached = DecisionHistory(commits, some, lambda *_: pytest.fail("a commit was evaluated again"))
+        assert {server: list(cached.list_changes(server)) for server in servers} == found

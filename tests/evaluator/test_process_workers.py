@@ -18,12 +18,12 @@ from typing import Any, Final
 import pytest
 
 from benchmarks.fleet import Fleet
-from gitboot.child_processes import Spent, encode, share_of_limits, take_off_limits
+from gitboot.child_processes import ProcessUsage, deduct_processor_time, divide_limits, encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import cache
 from gitboot.evaluator import evaluation as workers_module
-from gitboot.evaluator.evaluation import Evaluator, Forks
-from gitboot.evaluator.process import report
+from gitboot.evaluator.evaluation import Evaluator, Workers
+from gitboot.evaluator.process import build_report
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from tests.helpers.evaluations import StoredResults
 
@@ -50,9 +50,9 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
     said: dict[str, Any]
     shared: list[bytes | None] = []
 
-    class Watched(Forks, frozen=True):
-        def _shared(self, *how: Any) -> Any:
-            found = super()._shared(*how)
+    class Watched(Workers, frozen=True):
+        def _run(self, *how: Any) -> Any:
+            found = super()._run(*how)
             shared.extend(found)
             return found
 
@@ -60,7 +60,7 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
     try:
         found, results = evaluator.evaluate(Revision("c" * 40), None), StoredResults()
         results.add(found.head)
-        frames = b"".join(map(encode, report(found)))
+        frames = b"".join(map(encode, build_report(found)))
         said = {"frames": sha256(frames).hexdigest(), "results": sha256(encode(results.rows)).hexdigest()}
     except InvalidRepository as error:
         said = {"problems": list(map(str, error.problems))}
@@ -69,7 +69,7 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
 
 def in_worker(act: Callable[[int], object], after: int) -> Callable[[Any], bytes]:
     """What a worker does for each server; after so many it does something else."""
-    ours, numbers, encode_decided = os.getpid(), count(), cache.encode_decided
+    ours, numbers, encode_decided = os.getpid(), count(), cache.encode_decided_server
 
     def instead(said: Any) -> bytes:
         if os.getpid() != ours and next(numbers) >= after:
@@ -85,20 +85,20 @@ def out_of_memory(_: int) -> None:
 
 def failing(files: dict[str, bytes], number: int, act: Callable[[int], object], after: int) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers_module, "encode_decided", in_worker(act, after))
+        patch.setattr(workers_module, "encode_decided_server", in_worker(act, after))
         return evaluated(files, number)
 
 
 def limited() -> list[float]:
     """What forks may have of what this process may, and what is left once they had 2 s of the processor."""
-    spent = Spent.now()
+    spent = ProcessUsage.measure()
     assert spent.memory is not None
     spent.limit(memory=300 * 2**20, processor_s=50)
-    share = share_of_limits(3)
+    share = divide_limits(3)
     assert share.processor_s is not None
     assert share.memory is not None
     before = resource.getrlimit(resource.RLIMIT_CPU)[0]
-    take_off_limits(2)
+    deduct_processor_time(2)
     after = resource.getrlimit(resource.RLIMIT_CPU)[0]
     resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return [share.processor_s, (share.memory - spent.memory) / 2**20, before - after]
@@ -145,7 +145,7 @@ def until(holds: Callable[[], bool]) -> None:
 def main(folder: str) -> None:
     """All of it in one process, which has one thread: another would not be divided."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers_module, "_WORTH", 1)
+        patch.setattr(workers_module, "_MIN_ITEMS", 1)
         patch.setattr(workers_module, "BATCH", 4)
         found = {
             "same": [evaluated(WARNED, number) for number in (1, 2, 8)],

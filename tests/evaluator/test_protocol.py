@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from msgspec import structs
 from msgspec.structs import replace as with_fields
 
-from gitboot.child_processes import Buffer, encode, read_frame, write_frame
+from gitboot.child_processes import FrameBuffer, encode, read_frame, write_frame
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import DecidedRow, is_result
-from gitboot.evaluator.client import assembled
+from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.evaluator.process import report
-from gitboot.evaluator.protocol import Allowance, CommitEnd, ResultKind, ServerPart, ServerParts
+from gitboot.evaluator.process import build_report
+from gitboot.evaluator.protocol import CommitEnd, EvaluationLimits, ResultKind, ServerPart, ServerParts
 from gitboot.fleet.identities import Machine
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server, snapshot, uuid_of
 
-QUESTION = protocol.Question("f" * 40, None, Allowance(seconds=2))
+QUESTION = protocol.Question("f" * 40, None, EvaluationLimits(seconds=2))
 
 
 def written(*messages: protocol.Question | protocol.Answer) -> bytes:
@@ -40,7 +40,7 @@ def written(*messages: protocol.Question | protocol.Answer) -> bytes:
 def test_a_question_comes_as_it_was_asked() -> None:
     frame = read_frame(io.BytesIO(written(QUESTION)))
     assert frame is not None
-    assert protocol.question(frame) == QUESTION
+    assert protocol.decode_question(frame) == QUESTION
 
 
 @for_each("length", range(len(written(QUESTION))))
@@ -50,17 +50,17 @@ def test_what_ends_in_the_middle_of_a_frame_is_the_end(length: int) -> None:
 
 @given(files=st.lists(st.integers(0, 2**40), max_size=20), cuts=st.lists(st.integers(0, 400)))
 def test_frames_are_the_same_in_whatever_pieces_they_come(files: list[int], cuts: list[int]) -> None:
-    sent = written(*map(protocol.Begun, files))
+    sent = written(*map(protocol.EvaluationBegun, files))
     ends = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
-    buffer = Buffer()
+    buffer = FrameBuffer()
     frames = [frame for start, end in pairwise(ends) for frame in buffer.add(sent[start:end])]
-    assert list(map(protocol.answer, frames)) == list(map(protocol.Begun, files))
+    assert list(map(protocol.decode_answer, frames)) == list(map(protocol.EvaluationBegun, files))
 
 
 def test_a_decision_comes_with_its_digest_and_one_made_of_it_has_its_own() -> None:
     decision = decided(fleet(), server("web01"), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
     here = decision.servers["web01"]
-    there = protocol.decision(encode(here.digested()))
+    there = protocol.decode_decision(encode(here.with_digest()))
     assert (there._digest, there) == (here.digest, here)
     other = replace(there, stopped=True)
     assert other.digest not in (here.digest, there.digest)
@@ -73,7 +73,7 @@ def test_a_decision_comes_with_its_digest_and_one_made_of_it_has_its_own() -> No
 def answers_of(*names: str) -> list[protocol.Answer]:
     documents = (fleet(), *(server(name, "role: web") for name in names), image("flatcar-1"))
     found = snapshot(*documents, profile("web", "flatcar-1"), policy("web"))
-    return list(report(Evaluator(lambda _, __: found).evaluate(found.revision, None)))
+    return list(build_report(Evaluator(lambda _, __: found).evaluate(found.revision, None)))
 
 
 def with_part(answers: list[protocol.Answer], change: Callable[[ServerPart], ServerPart]) -> list[protocol.Answer]:
@@ -85,7 +85,9 @@ def with_part(answers: list[protocol.Answer], change: Callable[[ServerPart], Ser
 
 def with_decision(part: ServerPart, **fields: Any) -> ServerPart:
     assert part.decision is not None
-    return with_fields(part, decision=protocol.bytes_of(replace(protocol.decision(part.decision), **fields)))
+    return with_fields(
+        part, decision=protocol.encode_decision(replace(protocol.decode_decision(part.decision), **fields))
+    )
 
 
 def replaced_name(part: ServerPart, name: str) -> Machine:
@@ -106,7 +108,7 @@ WRONG_PARTS: dict[str, Callable[[ServerPart], ServerPart]] = {
     "the decision of an unknown machine": lambda part: with_decision(part, uuid=uuid_of("web03")),
     "a decision with the digest of another": with_another_digest,
     "the host of another server": lambda part: with_fields(
-        part, network=encode(structs.replace(protocol.network(part.network or b""), server="web02"))
+        part, network=encode(structs.replace(protocol.decode_host(part.network or b""), server="web02"))
     ),
     "the machine of another server": lambda part: with_fields(part, machine=replaced_name(part, "web02")),
     "another name": lambda part: with_fields(part, name="web03"),
@@ -120,22 +122,22 @@ WRONG_PARTS: dict[str, Callable[[ServerPart], ServerPart]] = {
 @pytest.mark.parametrize("case", WRONG_PARTS)
 def test_a_server_whose_parts_do_not_belong_together_is_refused(case: str) -> None:
     answers = answers_of("web01", "web02")
-    commit = assembled(None, snapshot().revision, answers).commit
+    commit = assemble_commit(None, snapshot().revision, answers).commit
     wrong = with_part(answers, WRONG_PARTS[case])
     with pytest.raises((ValueError, msgspec.MsgspecError)):
-        assembled(None, commit.revision, wrong)
+        assemble_commit(None, commit.revision, wrong)
     if case not in ("no decision", "no host", "no machine", "no labels"):
         with pytest.raises((ValueError, msgspec.MsgspecError)):
-            assembled(commit, commit.revision, wrong)
+            assemble_commit(commit, commit.revision, wrong)
 
 
 def test_a_commit_takes_little_memory_for_a_server() -> None:
     names = [f"web{number:02}" for number in range(50)]
     frames = [encode(each) for each in answers_of(*names)]
-    assembled(None, snapshot().revision, map(protocol.answer, frames))  # makes the decoders
+    assemble_commit(None, snapshot().revision, map(protocol.decode_answer, frames))  # makes the decoders
     tracemalloc.start()
     try:
-        commit = assembled(None, snapshot().revision, map(protocol.answer, frames)).commit
+        commit = assemble_commit(None, snapshot().revision, map(protocol.decode_answer, frames)).commit
         held = tracemalloc.get_traced_memory()[0] / len(names)
     finally:
         tracemalloc.stop()
@@ -147,33 +149,33 @@ def test_without_a_base_the_fleet_is_needed() -> None:
     *parts, end = answers_of("web01")
     assert isinstance(end, CommitEnd)
     with pytest.raises(ValueError, match="without a base"):
-        assembled(None, snapshot().revision, [*parts, with_fields(end, fleetwide=None)])
+        assemble_commit(None, snapshot().revision, [*parts, with_fields(end, fleetwide=None)])
 
 
 def test_no_machine_goes_without_its_server() -> None:
     answers = answers_of("web01", "web02")
-    commit = assembled(None, snapshot().revision, answers).commit
+    commit = assemble_commit(None, snapshot().revision, answers).commit
     (parts, end) = answers
     assert isinstance(parts, ServerParts) and isinstance(end, CommitEnd)
     first, second = parts.servers
     stolen = with_fields(with_decision(first, uuid=uuid_of("web02")), machine=replaced_name(second, "web01"))
     with pytest.raises(ValueError, match="unchanged server"):
-        assembled(commit, commit.revision, [ServerParts((stolen,)), end])
+        assemble_commit(commit, commit.revision, [ServerParts((stolen,)), end])
     with pytest.raises(ValueError, match="unchanged server"):
-        assembled(commit, commit.revision, [with_fields(end, gone_machines=(uuid_of("web02"),))])
+        assemble_commit(commit, commit.revision, [with_fields(end, gone_machines=(uuid_of("web02"),))])
     with pytest.raises(ValueError, match="new server"):
-        assembled(commit, commit.revision, [with_fields(end, come=("web03",))])
+        assemble_commit(commit, commit.revision, [with_fields(end, come=("web03",))])
 
 
 def test_a_server_that_is_gone_leaves_no_part_behind() -> None:
     answers = answers_of("web01", "web02")
-    commit = assembled(None, snapshot().revision, answers).commit
+    commit = assemble_commit(None, snapshot().revision, answers).commit
     end = answers[-1]
     assert isinstance(end, CommitEnd)
     gone = with_fields(end, gone=("web02",), come=())
     with pytest.raises(ValueError, match="lacks a part"):
-        assembled(commit, commit.revision, [gone])
-    left = assembled(commit, commit.revision, [with_fields(gone, gone_machines=(uuid_of("web02"),))]).commit
+        assemble_commit(commit, commit.revision, [gone])
+    left = assemble_commit(commit, commit.revision, [with_fields(gone, gone_machines=(uuid_of("web02"),))]).commit
     assert (list(left.decisions.servers), len(left.machines)) == (["web01"], 1)
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.fetchlog.access_logs import Ignored, Told, read
+from gitboot.fetchlog.access_logs import IgnoreReason, LineContent, parse_line
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import take
+from gitboot.fetchlog.spool import read_new
 from gitboot.fetchlog.unknown_machines import UnknownMachine
 from gitboot.jsonio import Digest
 from tests.helpers import http_peers, mirrors
@@ -63,13 +63,13 @@ OBSERVED = Observation(
 )
 
 
-def nginx(**more: Any) -> Told:
-    return read(json.dumps({**NGINX, **more}).encode() + b"\n")
+def nginx(**more: Any) -> LineContent:
+    return parse_line(json.dumps({**NGINX, **more}).encode() + b"\n")
 
 
 def caddy(request: Mapping[str, Any] | None = None, headers: Mapping[str, Any] | None = None, **more: Any) -> object:
     line = {**CADDY, "request": {**REQUEST, **(request or {})}, "resp_headers": {**HEADERS, **(headers or {})}, **more}
-    return read(json.dumps(line).encode())
+    return parse_line(json.dumps(line).encode())
 
 
 def test_both_servers_lines_are_the_same_observation() -> None:
@@ -106,18 +106,18 @@ NO_VERSIONS = ("", "yesterday", "2026-11-20T22:00:00Z")
 @for_each(
     ("by_nginx", "by_caddy", "why"),
     [
-        *(({"path": each}, {"request": {"uri": each}}, Ignored.PATH) for each in NO_PATHS),
-        *(({"method": each}, {"request": {"method": each}}, Ignored.METHOD) for each in ("HEAD", "POST", "get")),
-        *(({"status": each}, {"status": each}, Ignored.STATUS) for each in (206, 304, 403, 499)),
-        ({"bytes": 511}, {"size": 511}, Ignored.PART),
-        ({"complete": ""}, {"headers": {"Content-Length": []}}, Ignored.PART),
-        ({"length": ""}, {"headers": {"Content-Length": []}}, Ignored.PART),
-        *(({"modified": each}, {"headers": {"Last-Modified": [each]}}, Ignored.VERSION) for each in NO_VERSIONS),
-        *(({"at": each}, {"ts": each}, Ignored.FORMAT) for each in ("", "soon", "2026-11-20T22:00:30")),
+        *(({"path": each}, {"request": {"uri": each}}, IgnoreReason.PATH) for each in NO_PATHS),
+        *(({"method": each}, {"request": {"method": each}}, IgnoreReason.METHOD) for each in ("HEAD", "POST", "get")),
+        *(({"status": each}, {"status": each}, IgnoreReason.STATUS) for each in (206, 304, 403, 499)),
+        ({"bytes": 511}, {"size": 511}, IgnoreReason.PART),
+        ({"complete": ""}, {"headers": {"Content-Length": []}}, IgnoreReason.PART),
+        ({"length": ""}, {"headers": {"Content-Length": []}}, IgnoreReason.PART),
+        *(({"modified": each}, {"headers": {"Last-Modified": [each]}}, IgnoreReason.VERSION) for each in NO_VERSIONS),
+        *(({"at": each}, {"ts": each}, IgnoreReason.FORMAT) for each in ("", "soon", "2026-11-20T22:00:30")),
     ],
 )
 def test_what_does_not_count_is_ignored_for_its_reason(
-    by_nginx: dict[str, Any], by_caddy: dict[str, Any], why: Ignored
+    by_nginx: dict[str, Any], by_caddy: dict[str, Any], why: IgnoreReason
 ) -> None:
     assert nginx(**by_nginx) == caddy(**by_caddy) == why
 
@@ -130,10 +130,10 @@ def test_an_entry_that_is_not_there_names_who_asked() -> None:
     assert isinstance(by_nginx, UnknownMachine) and by_nginx == by_caddy
     assert (by_nginx.macs, by_nginx.uuid, by_nginx.serial) == ((MAC,), UUID, "4J8VM72")
     assert isinstance(nginx(**asked), UnknownMachine)
-    assert nginx(**asked, agent="curl/8.5.0") == Ignored.STATUS, "who looks is no machine"
+    assert nginx(**asked, agent="curl/8.5.0") == IgnoreReason.STATUS, "who looks is no machine"
     assert isinstance(nginx(**asked, agent=None), UnknownMachine), "a log in the format of before has no agent"
-    assert nginx(**asked, client="nobody") == Ignored.STATUS
-    assert nginx(**{**asked, "path": f"/ignition/{UUID}"}) == Ignored.STATUS
+    assert nginx(**asked, client="nobody") == IgnoreReason.STATUS
+    assert nginx(**{**asked, "path": f"/ignition/{UUID}"}) == IgnoreReason.STATUS
 
 
 @pytest.mark.parametrize("client", ["", "unix:", "web01"])
@@ -141,7 +141,7 @@ def test_a_boot_that_was_sent_to_an_unknown_address_is_used_up_and_proves_nothin
     for found in (nginx(client=client), caddy({"remote_ip": client})):
         assert isinstance(found, Observation) and found.is_open_intent
         assert (found.path, found.client) == (OBSERVED.path, "unknown")
-    assert nginx(client=client, path=f"/v1/boot/{MAC}/provisioned/{'a' * 64}") == Ignored.CLIENT
+    assert nginx(client=client, path=f"/v1/boot/{MAC}/provisioned/{'a' * 64}") == IgnoreReason.CLIENT
 
 
 def test_caddy_names_the_client_behind_a_proxy() -> None:
@@ -167,7 +167,7 @@ def test_caddy_names_the_client_behind_a_proxy() -> None:
     ],
 )
 def test_what_is_in_no_published_format_is_ignored(line: bytes) -> None:
-    assert read(line) == Ignored.FORMAT
+    assert parse_line(line) == IgnoreReason.FORMAT
 
 
 # Whose requests
@@ -184,7 +184,7 @@ def shown(found: object) -> str:
     """What a line shows of a boot: that a machine has booted, that perhaps one has, or nothing."""
     if isinstance(found, Observation):
         return USED_UP if found.is_open_intent else EVIDENCE
-    assert found is Ignored.AGENT
+    assert found is IgnoreReason.AGENT
     return NOTHING
 
 
@@ -237,9 +237,9 @@ def test_finding_m2_a_log_without_agents_is_evidence_by_queries_and_tokens_and_u
     line = json.dumps(
         {name: value for name, value in {**NGINX, "path": path, "query": query}.items() if name != "agent"}
     )
-    found = read(line.encode())
+    found = parse_line(line.encode())
     assert shown(found) == expected
-    assert found == read(line.encode() + b"\n"), "a line that is read again is the same intent"
+    assert found == parse_line(line.encode() + b"\n"), "a line that is read again is the same intent"
 
 
 @for_each("path", [ENTRY, IGNITION, f"/v1/boot/{MAC}/provisioned/{'a' * 64}"])
@@ -247,9 +247,9 @@ def test_finding_m3_a_check_is_none_whatever_a_cache_drops_of_its_marks(path: st
     checker = "gitboot-verify-mirror/0.2.0"
     for agent, query in ((checker, ""), (IPXE, "check=1"), (IPXE, "check"), ("gitboot/0.1.0", WHO)):
         for status in (200, 404):
-            assert nginx(path=path, agent=agent, query=query, status=status) is Ignored.CHECK
+            assert nginx(path=path, agent=agent, query=query, status=status) is IgnoreReason.CHECK
             line = {"uri": f"{path}?{query}", "headers": {"User-Agent": [agent]}}
-            assert caddy(line, status=status) is Ignored.CHECK
+            assert caddy(line, status=status) is IgnoreReason.CHECK
 
 
 # Garbage
@@ -272,7 +272,7 @@ ODD: tuple[Any, ...] = (
 @for_each("value", ODD, ids=lambda value: repr(value)[:30])
 def test_t11_whatever_stands_in_a_field_is_read_or_counted(field: str, value: object) -> None:
     for found in (nginx(**{field: value}), caddy(request={field: value}), caddy(headers={field: [value]})):
-        assert isinstance(found, Observation | Ignored)
+        assert isinstance(found, Observation | IgnoreReason)
         if isinstance(found, Observation):
             assert found.client.isprintable()
             assert found.at.tzinfo is UTC
@@ -280,7 +280,7 @@ def test_t11_whatever_stands_in_a_field_is_read_or_counted(field: str, value: ob
 
 @given(st.binary(max_size=300))
 def test_t11_bytes_that_are_no_line_are_counted(line: bytes) -> None:
-    assert read(line) is Ignored.FORMAT
+    assert parse_line(line) is IgnoreReason.FORMAT
 
 
 @given(st.randoms(use_true_random=False))
@@ -289,7 +289,7 @@ def test_t11_a_line_that_was_damaged_is_read_or_counted(chance: random.Random) -
     line = bytearray(chance.choice([*documents, s3(), "\t".join(FIELDS.values()).encode()]))
     for _ in range(chance.randrange(1, 6)):
         line[chance.randrange(len(line))] = chance.randrange(256)
-    assert isinstance(read(bytes(line)), Observation | Ignored)
+    assert isinstance(parse_line(bytes(line)), Observation | IgnoreReason)
 
 
 TOKEN = "a" * 64
@@ -355,9 +355,9 @@ FIELDS = {
 }
 
 
-def cloudfront(**changes: str) -> tuple[Told, Told]:
+def cloudfront(**changes: str) -> tuple[LineContent, LineContent]:
     fields = {**FIELDS, **{name.replace("_", "-"): value for name, value in changes.items()}}
-    return read(("\t".join(fields.values()) + "\n").encode()), read(json.dumps(fields).encode())
+    return parse_line(("\t".join(fields.values()) + "\n").encode()), parse_line(json.dumps(fields).encode())
 
 
 def observed(path: str) -> Observation:
@@ -372,60 +372,62 @@ def observed(path: str) -> Observation:
 
 @pytest.mark.parametrize("path", [REPORT, REPORT.replace("provisioned", "failed"), DATA])
 def test_a_path_that_names_an_installation_is_evidence(path: str) -> None:
-    assert read(s3(f"fra1/boot/{path}")) == observed(path)
+    assert parse_line(s3(f"fra1/boot/{path}")) == observed(path)
     assert cloudfront(cs_uri_stem=f"/{path}") == (observed(path), observed(path))
 
 
 @pytest.mark.parametrize("path", [ENTRY[1:], f"ipxe/{UUID}", f"ignition/{UUID}"])
 def test_e38_of_an_entry_nobody_can_tell_which_version_was_sent(path: str) -> None:
-    assert read(s3(f"fra1/boot/{path}")) == Ignored.VERSION
-    assert cloudfront(cs_uri_stem=f"/{path}") == (Ignored.VERSION, Ignored.VERSION)
+    assert parse_line(s3(f"fra1/boot/{path}")) == IgnoreReason.VERSION
+    assert cloudfront(cs_uri_stem=f"/{path}") == (IgnoreReason.VERSION, IgnoreReason.VERSION)
 
 
 @for_each(
     ("line", "why"),
     [
-        (s3(operation="REST.HEAD.OBJECT"), Ignored.METHOD),
-        (s3(operation="REST.PUT.OBJECT", size="0"), Ignored.METHOD),
-        (s3(operation="REST.GET.VERSIONING"), Ignored.FORMAT),
+        (s3(operation="REST.HEAD.OBJECT"), IgnoreReason.METHOD),
+        (s3(operation="REST.PUT.OBJECT", size="0"), IgnoreReason.METHOD),
+        (s3(operation="REST.GET.VERSIONING"), IgnoreReason.FORMAT),
         (s3(operation="WEBSITE.GET.OBJECT"), observed(REPORT)),
-        (s3(status=304), Ignored.STATUS),
-        (s3(f"fra1/boot/{DATA}", sent="511", size="512"), Ignored.PART),
-        (s3(f"fra1/boot/{DATA}", sent="-", size="512"), Ignored.PART),
+        (s3(status=304), IgnoreReason.STATUS),
+        (s3(f"fra1/boot/{DATA}", sent="511", size="512"), IgnoreReason.PART),
+        (s3(f"fra1/boot/{DATA}", sent="-", size="512"), IgnoreReason.PART),
         (s3(f"fra1/boot/{DATA}", sent="512", size="512"), observed(DATA)),
         (s3(f"fra1/boot/{REPORT.replace('/', '%252F')}"), observed(REPORT)),
-        (s3(client="-"), Ignored.CLIENT),
-        (s3(time="20/Nop/2026:22:00:30 +0000"), Ignored.FORMAT),
-        (s3(time="31/Feb/2026:22:00:30 +0000"), Ignored.FORMAT),
+        (s3(client="-"), IgnoreReason.CLIENT),
+        (s3(time="20/Nop/2026:22:00:30 +0000"), IgnoreReason.FORMAT),
+        (s3(time="31/Feb/2026:22:00:30 +0000"), IgnoreReason.FORMAT),
         (s3(time="21/Nov/2026:00:00:30 +0200"), observed(REPORT)),
-        (s3("fra1/boot/boot.ipxe"), Ignored.PATH),
+        (s3("fra1/boot/boot.ipxe"), IgnoreReason.PATH),
         (s3().removesuffix(b"TLSv1.3 - -\n"), observed(REPORT)),  # lines get longer with the years
     ],
 )
-def test_of_s3_only_what_was_sent_whole_counts(line: bytes, why: Observation | Ignored) -> None:
-    assert read(line) == why
+def test_of_s3_only_what_was_sent_whole_counts(line: bytes, why: Observation | IgnoreReason) -> None:
+    assert parse_line(line) == why
 
 
 @for_each(
     ("changes", "why"),
     [
-        ({"cs_method": "HEAD"}, Ignored.METHOD),
-        ({"sc_status": "206", "sc_range_start": "0"}, Ignored.STATUS),
-        ({"sc_status": "000"}, Ignored.STATUS),
-        ({"sc_content_len": "471"}, Ignored.PART),
-        ({"sc_content_len": "-"}, Ignored.PART),
+        ({"cs_method": "HEAD"}, IgnoreReason.METHOD),
+        ({"sc_status": "206", "sc_range_start": "0"}, IgnoreReason.STATUS),
+        ({"sc_status": "000"}, IgnoreReason.STATUS),
+        ({"sc_content_len": "471"}, IgnoreReason.PART),
+        ({"sc_content_len": "-"}, IgnoreReason.PART),
         ({"sc_content_len": "470"}, observed(REPORT)),
-        ({"sc_range_start": "0"}, Ignored.PART),
-        ({"x_edge_result_type": "Error"}, Ignored.PART),
-        ({"x_edge_detailed_result_type": "ClientCommError"}, Ignored.PART),
+        ({"sc_range_start": "0"}, IgnoreReason.PART),
+        ({"x_edge_result_type": "Error"}, IgnoreReason.PART),
+        ({"x_edge_detailed_result_type": "ClientCommError"}, IgnoreReason.PART),
         ({"x_edge_result_type": "RefreshHit", "x_edge_detailed_result_type": "OriginShieldHit"}, observed(REPORT)),
-        ({"c_ip": "2001:db8::x"}, Ignored.CLIENT),
-        ({"date": "2026-13-20"}, Ignored.FORMAT),
-        ({"sc_bytes": "-"}, Ignored.FORMAT),
-        ({"cs_uri_stem": "/boot.ipxe"}, Ignored.PATH),
+        ({"c_ip": "2001:db8::x"}, IgnoreReason.CLIENT),
+        ({"date": "2026-13-20"}, IgnoreReason.FORMAT),
+        ({"sc_bytes": "-"}, IgnoreReason.FORMAT),
+        ({"cs_uri_stem": "/boot.ipxe"}, IgnoreReason.PATH),
     ],
 )
-def test_of_cloudfront_only_what_was_sent_whole_counts(changes: dict[str, str], why: Observation | Ignored) -> None:
+def test_of_cloudfront_only_what_was_sent_whole_counts(
+    changes: dict[str, str], why: Observation | IgnoreReason
+) -> None:
     assert cloudfront(**changes) == (why, why)
 
 
@@ -435,29 +437,29 @@ COPIER = "arn:aws:iam::123456789012:user/backup"
 @for_each(
     ("requester", "agent", "why"),
     [
-        (COPIER, "aws-cli/2.15.0", Ignored.SIGNED),
-        (COPIER, "curl/8", Ignored.SIGNED),
+        (COPIER, "aws-cli/2.15.0", IgnoreReason.SIGNED),
+        (COPIER, "curl/8", IgnoreReason.SIGNED),
         ("-", "curl/8", observed(REPORT)),
         ("svc:cloudfront.amazonaws.com", "Amazon CloudFront", observed(REPORT)),
     ],
 )
 def test_finding_m3_who_reads_a_bucket_with_credentials_is_no_machine(
-    requester: str, agent: str, why: Observation | Ignored
+    requester: str, agent: str, why: Observation | IgnoreReason
 ) -> None:
     """A backup copies each file, the reports of installers too."""
-    assert read(s3(requester=requester, agent=agent)) == why
+    assert parse_line(s3(requester=requester, agent=agent)) == why
 
 
 def test_finding_m3_a_check_of_a_store_or_by_cloudfront_is_none() -> None:
     checker = "gitboot-verify-mirror/0.2.0"
-    by_s3 = [read(s3(agent=checker)), read(s3(query="?check=1", agent="Amazon CloudFront"))]
+    by_s3 = [parse_line(s3(agent=checker)), parse_line(s3(query="?check=1", agent="Amazon CloudFront"))]
     by_cloudfront = [*cloudfront(**{"cs(User-Agent)": checker}), *cloudfront(**{"cs-uri-query": "check=1"})]
-    assert {*by_s3, *by_cloudfront} == {Ignored.CHECK}
+    assert {*by_s3, *by_cloudfront} == {IgnoreReason.CHECK}
 
 
 @pytest.mark.parametrize("line", [b"#Version: 1.0\n", b"#Fields: date time x-edge-location\n", b"\t" * 32])
 def test_heads_and_empty_fields_are_no_requests(line: bytes) -> None:
-    assert read(line) == Ignored.FORMAT
+    assert parse_line(line) == IgnoreReason.FORMAT
 
 
 # Each client counts that reaches the endpoint, so that only what a check says of itself tells it from a machine.
@@ -534,7 +536,7 @@ def read_log(mirror: Mirror, spool: Path) -> tuple[list[str], dict[str, int]]:
     http_peers.get(f"{mirror.url}/last")
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())
     summary = json.loads(captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
-    observations = take(spool, {}).observations
+    observations = read_new(spool, {}).observations
     found = [each.path for each in observations if not each.is_open_intent]
     assert (summary["observed"], summary["unclear"]) == (len(found), len(observations) - len(found))
     assert summary["unknown"] == 0

@@ -19,7 +19,7 @@ def reading(log: Path) -> Iterator[Callable[[], list[str]]]:
     memory = log.parent.parent / "memory"
     memory.mkdir(parents=True, exist_ok=True)
     with LogFile(log, memory) as file:
-        yield lambda: [line.decode().strip() for line in file.lines()]
+        yield lambda: [line.decode().strip() for line in file.read_lines()]
 
 
 def once(log: Path) -> list[str]:
@@ -177,7 +177,7 @@ def test_a_line_counts_as_read_once_the_next_is_asked_for(log: Path, tmp_path: P
     with reading(log):
         pass
     with LogFile(log, tmp_path / "memory") as file:
-        lines = file.lines()
+        lines = file.read_lines()
         assert [next(lines), next(lines)] == [b"0\n", b"1\n"]
         lines.close()
     assert once(log) == ["1", "2"]
@@ -188,7 +188,7 @@ def test_after_a_kill_no_more_than_some_lines_of_a_long_log_are_read_again(log: 
     with reading(log):
         pass
     with LogFile(log, tmp_path / "memory") as file:
-        lines = file.lines()
+        lines = file.read_lines()
         for _ in range(1500):
             next(lines)
         (memory,) = (tmp_path / "memory").glob("*.json")

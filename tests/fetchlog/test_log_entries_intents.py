@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.fetchlog.log_entries import Observation, Outcome, that_use_up, with_outcomes
-from gitboot.fetchlog.one_time_boots import GivenBoots, how_given
-from gitboot.fetchlog.spool import SpoolFile, line_of, parse
+from gitboot.fetchlog.log_entries import Observation, Outcome, drop_settled_intents, select_consuming
+from gitboot.fetchlog.one_time_boots import ServedBoots, find_served_boot
+from gitboot.fetchlog.spool import SpoolFile, encode_line, parse_line
 from gitboot.jsonio import Digest
 from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.system_clock import Uptime
@@ -52,45 +52,45 @@ PLAIN = replace(INTENT, intent=None)
 def test_the_order_of_lines_does_not_change_what_uses_a_boot_up(
     lines: Sequence[Observation], use_up: Sequence[Observation]
 ) -> None:
-    assert [that_use_up(each) for each in permutations(lines)] == [list(use_up)] * len(list(permutations(lines)))
+    assert [select_consuming(each) for each in permutations(lines)] == [list(use_up)] * len(list(permutations(lines)))
 
 
 def test_a_withheld_intent_stays_known_as_withheld() -> None:
-    assert with_outcomes([INTENT, WITHHELD], lambda each: each) == [WITHHELD]
+    assert drop_settled_intents([INTENT, WITHHELD], lambda each: each) == [WITHHELD]
 
 
 @pytest.mark.parametrize("line", [INTENT, SERVED, WITHHELD, PLAIN])
 def test_a_line_is_read_as_it_was_written(line: Observation) -> None:
-    assert parse(line_of(line)) == line
+    assert parse_line(encode_line(line)) == line
 
 
 def test_an_outcome_that_this_version_does_not_know_is_a_stray_line() -> None:
-    assert parse(line_of(SERVED).replace(b'"served"', b'"delayed"')) is None
+    assert parse_line(encode_line(SERVED).replace(b'"served"', b'"delayed"')) is None
 
 
 def test_an_outcome_without_its_intent_is_no_line() -> None:
-    assert parse(line_of(SERVED).replace(b'"intent"', b'"other"')) is None
+    assert parse_line(encode_line(SERVED).replace(b'"intent"', b'"other"')) is None
 
 
 @pytest.mark.parametrize("line", [INTENT, SERVED], ids=["outcome unknown", "served"])
 def test_a_boot_is_served_again_for_a_minute_after_its_first_intent(line: Observation) -> None:
-    given = how_given([line, OTHER], OFFER, None)
+    given = find_served_boot([line, OTHER], OFFER, None)
     assert given is not None
-    assert given.again(AT + FETCH_GRACE - timedelta(seconds=1), NO_CLOCK)
-    assert not given.again(AT + FETCH_GRACE, NO_CLOCK)
+    assert given.may_serve_again(AT + FETCH_GRACE - timedelta(seconds=1), NO_CLOCK)
+    assert not given.may_serve_again(AT + FETCH_GRACE, NO_CLOCK)
 
 
 def test_an_endpoint_serves_what_was_withheld_and_says_of_what_is_unknown_that_it_was_perhaps_served(
     tmp_path: Path,
 ) -> None:
-    boots, file = GivenBoots(tmp_path), SpoolFile(tmp_path)
-    file.append(line_of(INTENT))
+    boots, file = ServedBoots(tmp_path), SpoolFile(tmp_path)
+    file.append(encode_line(INTENT))
     found = boots.find("web01", OFFER)
     assert found is not None and str(found) == "perhaps served at 2026-11-20T22:00:00Z to 10.12.0.13"
-    file.append(line_of(OTHER))
-    file.append(line_of(WITHHELD))
+    file.append(encode_line(OTHER))
+    file.append(encode_line(WITHHELD))
     found = boots.find("web01", OFFER)
     assert found is not None and found.first == OTHER, "only the intent that it names is withheld"
-    file.append(line_of(replace(OTHER, outcome=Outcome.WITHHELD)))
+    file.append(encode_line(replace(OTHER, outcome=Outcome.WITHHELD)))
     assert boots.find("web01", OFFER) is None
     file.close()

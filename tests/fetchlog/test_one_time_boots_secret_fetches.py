@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.endpoint.recorder import RepeatedFetches
-from gitboot.fetchlog.log_entries import Observation, network_of
+from gitboot.fetchlog.log_entries import Observation, client_network
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     MOST_FETCHES,
     InstallationFetches,
     SecretFetches,
-    secret_of,
+    find_secret,
 )
-from gitboot.fetchlog.spool import line_of, parse
+from gitboot.fetchlog.spool import encode_line, parse_line
 from gitboot.jsonio import Digest
 from gitboot.ledger import server_tables
 
@@ -48,7 +48,7 @@ def fetch(client: str, path: str = PATH, server: str = "web01") -> Observation:
     ],
 )
 def test_a_path_of_user_data_or_of_a_secret_has_a_name(path: str, secret: str | None) -> None:
-    assert secret_of(path) == secret
+    assert find_secret(path) == secret
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_path_of_user_data_or_of_a_secret_has_a_name(path: str, secret: str | 
     ],
 )
 def test_addresses_of_one_ipv6_network_count_as_one(client: str | None, address: str) -> None:
-    assert network_of(client) == address
+    assert client_network(client) == address
 
 
 # Repeats at an endpoint
@@ -73,65 +73,65 @@ def test_addresses_of_one_ipv6_network_count_as_one(client: str | None, address:
 
 def test_the_first_eleven_fetches_are_recorded_at_once_and_then_one_line_a_minute() -> None:
     repeated = RepeatedFetches()
-    found = [repeated.take(fetch("10.0.0.66"), second / 10) for second in range(10_000)]
+    found = [repeated.count(fetch("10.0.0.66"), second / 10) for second in range(10_000)]
     lines = [each for each in found if each is not None]
     assert found[: MOST_FETCHES + 1] == [fetch("10.0.0.66")] * (MOST_FETCHES + 1)
     assert len(lines) == MOST_FETCHES + 1 + 16  # 1,000 seconds
-    assert sum(each.times for each in (*lines, *repeated.due(inf))) == 10_000
+    assert sum(each.times for each in (*lines, *repeated.take_due(inf))) == 10_000
 
 
 def test_what_waits_is_recorded_a_minute_later_though_nobody_fetches_again() -> None:
     repeated = RepeatedFetches()
     for _ in range(20):
-        repeated.take(fetch("10.0.0.66"), 5.0)
-    assert (repeated.due(64.9), [each.times for each in repeated.due(65.0)]) == ([], [9])
-    assert repeated.due(1000.0) == []
+        repeated.count(fetch("10.0.0.66"), 5.0)
+    assert (repeated.take_due(64.9), [each.times for each in repeated.take_due(65.0)]) == ([], [9])
+    assert repeated.take_due(1000.0) == []
 
 
 def test_a_fetch_that_is_no_secrets_is_never_counted_together() -> None:
     entry = fetch("10.0.0.66", "boot/v1/boot/52-54-00-12-34-56/boot.ipxe")
     repeated = RepeatedFetches()
-    assert [repeated.take(entry, 0.0) for _ in range(100)] == [entry] * 100
+    assert [repeated.count(entry, 0.0) for _ in range(100)] == [entry] * 100
 
 
 def test_many_addresses_are_counted_together_and_hide_no_address_that_came_before() -> None:
     repeated = RepeatedFetches()
-    taken = [repeated.take(fetch(f"10.0.{number // 250}.{number % 250}"), 0.0) for number in range(5000)]
+    taken = [repeated.count(fetch(f"10.0.{number // 250}.{number % 250}"), 0.0) for number in range(5000)]
     lines = [each for each in taken if each is not None]
     assert len({each.client for each in lines[:MOST_ADDRESSES]}) == MOST_ADDRESSES
     assert len(lines) == MOST_ADDRESSES + MOST_FETCHES + 1
-    assert repeated.take(fetch("10.0.0.3"), 0.0) is not None
+    assert repeated.count(fetch("10.0.0.3"), 0.0) is not None
 
 
 def test_many_secrets_take_no_more_memory_and_lose_no_fetch() -> None:
     repeated, lines = RepeatedFetches(), 0
     for number in range(6000):
         for _ in range(13):
-            lines += repeated.take(fetch("10.0.0.1", server=f"web{number}"), 0.0) is not None
+            lines += repeated.count(fetch("10.0.0.1", server=f"web{number}"), 0.0) is not None
     assert len(repeated._secrets) == RepeatedFetches._MOST
-    assert lines + sum(each.times for each in repeated.due(inf)) == 6000 * 13
+    assert lines + sum(each.times for each in repeated.take_due(inf)) == 6000 * 13
 
 
 def test_what_could_not_be_recorded_comes_with_the_next_fetch() -> None:
     repeated = RepeatedFetches()
     for _ in range(20):
-        repeated.take(fetch("10.0.0.1"), 0.0)
-    (waited,) = repeated.due(60.0)
+        repeated.count(fetch("10.0.0.1"), 0.0)
+    (waited,) = repeated.take_due(60.0)
     repeated.put_back(waited)
-    again = repeated.take(fetch("10.0.0.1"), 61.0)
+    again = repeated.count(fetch("10.0.0.1"), 61.0)
     assert again is not None and again.times == waited.times
 
 
 @pytest.mark.parametrize("more", [{}, {"times": 7}, {"is_evidence": False}])
 def test_a_line_of_the_spool_says_for_how_many_fetches_it_stands(more: dict[str, int]) -> None:
     found = replace(fetch("10.0.0.1"), **more)  # type: ignore[arg-type]
-    assert parse(line_of(found)) == found
+    assert parse_line(encode_line(found)) == found
 
 
 @pytest.mark.parametrize("times", ["-1", "0", '"9"', "1e9", "99999999999999"])
 def test_a_count_that_no_endpoint_writes_counts_as_one(times: str) -> None:
-    line = line_of(replace(fetch("10.0.0.1"), times=7)).replace(b'"times":7', f'"times":{times}'.encode())
-    found = parse(line)
+    line = encode_line(replace(fetch("10.0.0.1"), times=7)).replace(b'"times":7', f'"times":{times}'.encode())
+    found = parse_line(line)
     assert isinstance(found, Observation) and found.times == 1
 
 
@@ -147,11 +147,11 @@ def test_no_sequence_of_fetches_makes_a_row_longer_than_17_addresses_or_loses_a_
 ) -> None:
     found = SecretFetches()
     for client, times in fetches:
-        found = found.fetched(network_of(client), AT, times)
+        found = found.add_fetch(client_network(client), AT, times)
     assert len(found.addresses) <= MOST_ADDRESSES
-    assert found.seen[1] == sum(times for _, times in fetches)
+    assert found.totals[1] == sum(times for _, times in fetches)
     whole = InstallationFetches(key="provision/1", attempt=1, number=3, secrets={"secrets/join": found})
-    assert server_tables.parse(InstallationFetches, server_tables.json_of(whole)) == whole
+    assert server_tables.parse(InstallationFetches, server_tables.to_json(whole)) == whole
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_a_second_address_or_more_than_ten_fetches_is_unexpected(
 ) -> None:
     found = SecretFetches()
     for client, times in fetches:
-        found = found.fetched(network_of(client), AT, times)
+        found = found.add_fetch(client_network(client), AT, times)
     assert found.is_unexpected is unexpected
-    confirmed = structs.replace(found, confirmed=found.seen)
+    confirmed = structs.replace(found, confirmed=found.totals)
     assert not confirmed.is_unexpected
-    assert confirmed.fetched("10.9.9.9", AT + timedelta(hours=1), 1).is_unexpected
+    assert confirmed.add_fetch("10.9.9.9", AT + timedelta(hours=1), 1).is_unexpected

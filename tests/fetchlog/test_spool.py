@@ -15,8 +15,8 @@ import pytest
 
 from gitboot.fetchlog import spool
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.one_time_boots import GivenBoots
-from gitboot.fetchlog.spool import Spool, SpoolFile, forgotten, forgotten_next, line_of, take
+from gitboot.fetchlog.one_time_boots import ServedBoots
+from gitboot.fetchlog.spool import Spool, SpoolFile, count_deletions, count_deletions_after, encode_line, read_new
 from gitboot.jsonio import Digest
 
 AT = datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC)
@@ -41,7 +41,7 @@ def written(tmp_path: Path) -> Iterator[SpoolFile]:
 
 def write(file: SpoolFile, *numbers: int) -> None:
     for number in numbers:
-        file.append(line_of(observation(number)))
+        file.append(encode_line(observation(number)))
 
 
 def names(folder: Path) -> list[str]:
@@ -49,22 +49,22 @@ def names(folder: Path) -> list[str]:
 
 
 def forget(folder: Path, offsets: Mapping[str, int]) -> None:
-    spool.forget(folder, offsets, forgotten_next(folder, offsets))
+    spool.delete_read_files(folder, offsets, count_deletions_after(folder, offsets))
 
 
 def test_what_is_written_is_taken_once(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 0, 1, 2)
-    first = take(tmp_path, {})
+    first = read_new(tmp_path, {})
     assert first.observations == [observation(number) for number in range(3)]
-    assert take(tmp_path, first.offsets).observations == []
+    assert read_new(tmp_path, first.offsets).observations == []
     write(written, 3)
-    assert take(tmp_path, first.offsets).observations == [observation(3)]
+    assert read_new(tmp_path, first.offsets).observations == [observation(3)]
 
 
 def test_what_a_mirror_saw_has_a_date_for_a_digest(tmp_path: Path, written: SpoolFile) -> None:
     seen = replace(observation(), server="", digest=None, modified=1795212000)
-    written.append(line_of(seen))
-    assert take(tmp_path, {}).observations == [seen]
+    written.append(encode_line(seen))
+    assert read_new(tmp_path, {}).observations == [seen]
 
 
 @pytest.mark.parametrize("version", [{}, {"digest": "a" * 64, "modified": 1795212000}])
@@ -75,11 +75,11 @@ def test_an_observation_is_of_one_version(version: dict[str, Any]) -> None:
 
 def test_what_was_taken_and_not_noted_is_taken_again(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
-    assert take(tmp_path, {}).observations == take(tmp_path, {}).observations == [observation(1)]
+    assert read_new(tmp_path, {}).observations == read_new(tmp_path, {}).observations == [observation(1)]
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
-    assert take(tmp_path / "missing", {}) == ([], {}, 0)
+    assert read_new(tmp_path / "missing", {}) == ([], {}, 0)
     forget(tmp_path / "missing", {})
 
 
@@ -87,7 +87,7 @@ def test_what_several_wrote_comes_by_its_instants(tmp_path: Path) -> None:
     files = [SpoolFile(tmp_path) for _ in range(3)]
     for number in (2, 1, 4, 0, 3, 5):
         write(files[number % 3], number)
-    assert take(tmp_path, {}).observations == [observation(number) for number in range(6)]
+    assert read_new(tmp_path, {}).observations == [observation(number) for number in range(6)]
 
 
 # Forgetting
@@ -95,44 +95,44 @@ def test_what_several_wrote_comes_by_its_instants(tmp_path: Path) -> None:
 
 def test_what_is_still_written_is_not_forgotten(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
-    taken = take(tmp_path, {})
+    taken = read_new(tmp_path, {})
     forget(tmp_path, taken.offsets)
     assert len(names(tmp_path)) == 1
     write(written, 2)
-    assert take(tmp_path, taken.offsets).observations == [observation(2)]
+    assert read_new(tmp_path, taken.offsets).observations == [observation(2)]
 
 
 def test_what_is_wholly_taken_and_left_by_its_writer_is_forgotten(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
     written.close()
-    taken = take(tmp_path, {})
+    taken = read_new(tmp_path, {})
     forget(tmp_path, {})
     assert len(names(tmp_path)) == 1, "nobody said that it was taken"
     forget(tmp_path, taken.offsets)
-    assert (names(tmp_path), take(tmp_path, taken.offsets).offsets) == ([], {})
+    assert (names(tmp_path), read_new(tmp_path, taken.offsets).offsets) == ([], {})
 
 
 def test_it_is_counted_how_often_something_was_forgotten_before_it_is(tmp_path: Path) -> None:
     for times in (1, 2, 3):
         file = SpoolFile(tmp_path)
         write(file, times)
-        assert forgotten_next(tmp_path, take(tmp_path, {}).offsets) == times - 1, "it is still written"
+        assert count_deletions_after(tmp_path, read_new(tmp_path, {}).offsets) == times - 1, "it is still written"
         file.close()
-        taken = take(tmp_path, {})
-        spool.forget(tmp_path, taken.offsets, times - 1)
-        assert (len(names(tmp_path)), forgotten(tmp_path)) == (1, times - 1), "no tree knows that it is forgotten"
-        assert forgotten_next(tmp_path, taken.offsets) == times
+        taken = read_new(tmp_path, {})
+        spool.delete_read_files(tmp_path, taken.offsets, times - 1)
+        assert (len(names(tmp_path)), count_deletions(tmp_path)) == (1, times - 1), "no tree knows that it is forgotten"
+        assert count_deletions_after(tmp_path, taken.offsets) == times
         forget(tmp_path, taken.offsets)
-        assert (names(tmp_path), forgotten(tmp_path)) == ([], times)
+        assert (names(tmp_path), count_deletions(tmp_path)) == ([], times)
 
 
 def test_what_was_added_since_it_was_taken_is_not_forgotten(tmp_path: Path, written: SpoolFile) -> None:
     write(written, 1)
-    taken = take(tmp_path, {})
+    taken = read_new(tmp_path, {})
     write(written, 2)
     written.close()
     forget(tmp_path, taken.offsets)
-    again = take(tmp_path, taken.offsets)
+    again = read_new(tmp_path, taken.offsets)
     assert again.observations == [observation(2)]
     forget(tmp_path, again.offsets)
     assert names(tmp_path) == []
@@ -143,8 +143,8 @@ def test_half_a_line_of_a_writer_that_was_killed_is_forgotten(tmp_path: Path, wr
     written.close()
     (path,) = tmp_path.glob("*.jsonl")
     with path.open("ab") as file:
-        file.write(line_of(observation(2))[:-9])
-    taken = take(tmp_path, {})
+        file.write(encode_line(observation(2))[:-9])
+    taken = read_new(tmp_path, {})
     assert taken.observations == [observation(1)]
     forget(tmp_path, taken.offsets)
     assert names(tmp_path) == []
@@ -165,7 +165,7 @@ def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
     file = SpoolFile(tmp_path, most_bytes=500)
     write(file, *range(9))
     assert len(names(tmp_path)) > 2
-    taken = take(tmp_path, {})
+    taken = read_new(tmp_path, {})
     assert taken.observations == [observation(number) for number in range(9)]
     forget(tmp_path, taken.offsets)
     assert len(names(tmp_path)) == 1, "the one that is written"
@@ -187,7 +187,7 @@ def test_nothing_is_lost_or_doubled_between_processes(tmp_path: Path) -> None:
     offsets: dict[str, int] = {}
     while True:
         ended = not any(writer.is_alive() for writer in writers)
-        found = take(tmp_path, offsets)
+        found = read_new(tmp_path, offsets)
         taken, offsets = taken + found.observations, found.offsets
         forget(tmp_path, offsets)
         if ended:
@@ -218,8 +218,8 @@ def test_a_stray_line_spoils_no_other(tmp_path: Path, written: SpoolFile, stray:
     with path.open("ab") as file:
         file.write(stray + b"\n")
     write(written, 2)
-    taken = take(tmp_path, {})
-    assert (taken.observations, taken.strays) == ([observation(1), observation(2)], 1)
+    taken = read_new(tmp_path, {})
+    assert (taken.observations, taken.invalid_lines) == ([observation(1), observation(2)], 1)
 
 
 # What cannot be written
@@ -229,13 +229,13 @@ def test_a_full_disk_costs_an_observation_and_no_more(tmp_path: Path) -> None:
     writer = multiprocessing.get_context("fork").Process(target=write_limited, args=(tmp_path,))
     writer.start()
     writer.join()
-    assert (writer.exitcode, take(tmp_path, {}).observations) == (0, [observation(1), observation(3)])
+    assert (writer.exitcode, read_new(tmp_path, {}).observations) == (0, [observation(1), observation(3)])
 
 
 def write_limited(spool: Path) -> None:
     file = SpoolFile(spool)
     write(file, 1)
-    size = len(line_of(observation(1)))
+    size = len(encode_line(observation(1)))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
     with pytest.raises(OSError, match="part"):
@@ -257,19 +257,19 @@ def test_after_a_failed_sync_a_file_is_trusted_no_more(
         with pytest.raises(OSError, match="Input/output"):
             write(written, 2)
     write(written, 3)
-    assert (len(names(tmp_path)), take(tmp_path, {}).observations) == (2, [observation(1), observation(3)])
+    assert (len(names(tmp_path)), read_new(tmp_path, {}).observations) == (2, [observation(1), observation(3)])
 
 
-@pytest.mark.parametrize("left", [0, 9, len(line_of(observation(1)))], ids=["nothing", "half a line", "a line"])
+@pytest.mark.parametrize("left", [0, 9, len(encode_line(observation(1)))], ids=["nothing", "half a line", "a line"])
 def test_a_file_that_somebody_has_cut_off_gets_no_more_lines(tmp_path: Path, written: SpoolFile, left: int) -> None:
     """Readers have come further than its end."""
     write(written, 1, 2)
-    taken = take(tmp_path, {})
+    taken = read_new(tmp_path, {})
     (path,) = tmp_path.glob("*.jsonl")
     os.truncate(path, left)
     write(written, 3)
-    again = take(tmp_path, taken.offsets)
-    assert (again.observations, again.strays) == ([observation(3)], 0)
+    again = read_new(tmp_path, taken.offsets)
+    assert (again.observations, again.invalid_lines) == ([observation(3)], 0)
     assert (path.stat().st_size, len(names(tmp_path))) == (left, 2)
     forget(tmp_path, again.offsets)
     assert len(names(tmp_path)) == 1 and not path.exists(), "the other is still written"
@@ -277,11 +277,11 @@ def test_a_file_that_somebody_has_cut_off_gets_no_more_lines(tmp_path: Path, wri
 
 def test_what_was_taken_back_by_its_writer_was_not_given(tmp_path: Path, written: SpoolFile) -> None:
     """Another process has read the line before its sync failed."""
-    given = GivenBoots(tmp_path)
+    given = ServedBoots(tmp_path)
     first, second = (replace(observation(number), offer=Digest(str(number) * 64)) for number in (1, 2))
-    written.append(line_of(first))
-    whole = len(line_of(first))
-    written.append(line_of(second))
+    written.append(encode_line(first))
+    whole = len(encode_line(first))
+    written.append(encode_line(second))
     assert given.find(second.server, str(second.offer)) is not None
     (path,) = tmp_path.glob("*.jsonl")
     os.truncate(path, whole)
@@ -316,7 +316,7 @@ def test_what_waits_is_written_with_one_sync(tmp_path: Path, monkeypatch: pytest
         future.result(timeout=60)
     spooled.close()
     assert syncs[0] <= 3
-    assert len(take(tmp_path, {}).observations) == 500
+    assert len(read_new(tmp_path, {}).observations) == 500
 
 
 def test_what_is_cancelled_in_time_is_not_written_and_what_is_being_written_cannot_be_cancelled(
@@ -339,6 +339,6 @@ def test_what_is_cancelled_in_time_is_not_written_and_what_is_being_written_cann
     gate.set()
     last.result(timeout=60)
     spooled.close()
-    assert take(tmp_path, {}).observations == [observation(1), observation(3)]
+    assert read_new(tmp_path, {}).observations == [observation(1), observation(3)]
     (path,) = tmp_path.glob("*.jsonl")
     assert b"web0002" not in path.read_bytes()

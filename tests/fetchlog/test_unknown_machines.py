@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.fetchlog.unknown_machines import (
-    KEPT,
-    MOST,
-    MOST_OF_ONE,
+    MAX_MACHINES,
+    MAX_PER_NETWORK,
+    RETENTION,
     Findings,
-    UnknownAsked,
     UnknownMachine,
+    UnknownMachineRecorder,
     UnknownMachines,
-    findings_of,
-    inventoried,
-    parse_sent,
+    build_from_inventory,
+    parse_findings,
+    parse_inventory,
     parse_unknown,
+    parse_unknown_machine,
+    read_unknown_files,
     render_unknown,
-    unknown_left,
-    unknown_of,
 )
 from gitboot.model.server import Architecture, Firmware
 from tests.helpers.cases import for_each
@@ -38,7 +38,7 @@ SWAPPED = "44454c4c-3400-104a-8056-b9c04f4d3732"
 def machine(number: int, client: str = "10.0.0.1", when: datetime = NOW, **more: str) -> UnknownMachine:
     digits = f"{number:06x}"
     mac = f"52-54-00-{digits[:2]}-{digits[2:4]}-{digits[4:]}"
-    found = unknown_of(f"/v1/boot/{mac}/boot.ipxe", more, client, when)
+    found = parse_unknown_machine(f"/v1/boot/{mac}/boot.ipxe", more, client, when)
     assert found is not None
     return found
 
@@ -60,7 +60,7 @@ def machine(number: int, client: str = "10.0.0.1", when: datetime = NOW, **more:
 def test_who_asks_is_told_by_path_and_query(
     path: str, query: dict[str, str], expected: tuple[tuple[str, ...], str | None, str | None] | None
 ) -> None:
-    found = unknown_of(path, query, "10.0.0.1", NOW)
+    found = parse_unknown_machine(path, query, "10.0.0.1", NOW)
     assert (None if found is None else (found.macs, found.uuid, found.serial)) == expected
 
 
@@ -83,18 +83,18 @@ def test_what_a_later_request_joins_becomes_one_entry() -> None:
 
 def test_a_flood_from_one_address_pushes_nobody_out_and_takes_its_own_room_only() -> None:
     table = UnknownMachines([machine(1, "10.9.9.9")])
-    for number in range(2, 2 * MOST):
+    for number in range(2, 2 * MAX_MACHINES):
         table.add(machine(number, "10.0.0.1"))
-    assert len(table.machines) == 1 + MOST_OF_ONE
+    assert len(table.machines) == 1 + MAX_PER_NETWORK
     assert table.add(machine(5000, "10.9.9.8")), "another machine still finds room"
-    assert table.unkept == 2 * MOST - 2 - MOST_OF_ONE
+    assert table.unkept == 2 * MAX_MACHINES - 2 - MAX_PER_NETWORK
 
 
 def test_a_flood_from_many_addresses_pushes_nobody_out() -> None:
     table = UnknownMachines([machine(0, "10.9.9.9")])
-    for number in range(1, MOST + 500):
+    for number in range(1, MAX_MACHINES + 500):
         table.add(machine(number, f"10.{number // 250}.{number % 250}.1"))
-    assert len(table.machines) == MOST
+    assert len(table.machines) == MAX_MACHINES
     assert machine(0).macs in {each.macs for each in table.machines}
     before = table.unkept
     table.add(machine(0, "10.9.9.9"))
@@ -103,14 +103,14 @@ def test_a_flood_from_many_addresses_pushes_nobody_out() -> None:
 
 def test_addresses_of_one_ipv6_network_are_one() -> None:
     table = UnknownMachines()
-    for number in range(MOST_OF_ONE + 10):
+    for number in range(MAX_PER_NETWORK + 10):
         table.add(machine(number, f"2001:db8::{number + 1:x}"))
-    assert len(table.machines) == MOST_OF_ONE
+    assert len(table.machines) == MAX_PER_NETWORK
 
 
 def test_who_has_not_asked_for_long_makes_room() -> None:
     table = UnknownMachines([machine(1), machine(2, when=NOW + timedelta(seconds=1))])
-    table.expire(NOW + KEPT)
+    table.expire(NOW + RETENTION)
     assert [each.macs for each in table.machines] == [machine(2).macs]
     table.add(machine(1))
     assert len(table.machines) == 2
@@ -150,25 +150,25 @@ def test_a_damaged_file_is_an_empty_table(content: bytes) -> None:
 
 
 def test_a_writer_leaves_one_file_until_it_is_taken(tmp_path: Path) -> None:
-    asked = UnknownAsked(tmp_path)
-    asked.leave()
-    assert list(unknown_left(tmp_path)) == []
+    asked = UnknownMachineRecorder(tmp_path)
+    asked.write_file()
+    assert list(read_unknown_files(tmp_path)) == []
     for number in (1, 2):
-        asked.note(machine(number))
-        asked.leave()
-    [left] = unknown_left(tmp_path)
+        asked.add(machine(number))
+        asked.write_file()
+    [left] = read_unknown_files(tmp_path)
     assert len(left.table.machines) == 1, "the second waits until the first is taken"
     left.path.unlink()
-    asked.leave()
-    [left] = unknown_left(tmp_path)
+    asked.write_file()
+    [left] = read_unknown_files(tmp_path)
     assert ([each.macs for each in left.table.machines], asked.requests) == ([machine(2).macs], 2)
 
 
 def test_files_of_writers_that_nobody_takes_are_bounded(tmp_path: Path) -> None:
     for number in range(70):
-        one = UnknownAsked(tmp_path)
-        one.note(machine(number))
-        one.leave()
+        one = UnknownMachineRecorder(tmp_path)
+        one.add(machine(number))
+        one.write_file()
     assert len(list(tmp_path.iterdir())) == 64
 
 
@@ -194,12 +194,12 @@ SENT = {
 
 
 def of(**more: object) -> Findings:
-    return findings_of({"interfaces": [{"mac": MAC}], **more})
+    return parse_findings({"interfaces": [{"mac": MAC}], **more})
 
 
 def test_what_is_understood_is_kept_and_read_again() -> None:
-    found = findings_of(SENT)
-    assert findings_of(json.loads(json.dumps(found.facts()))) == found
+    found = parse_findings(SENT)
+    assert parse_findings(json.loads(json.dumps(found.facts()))) == found
     assert str(found) == (
         "Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs, 256 GiB, 2 interfaces, nvme0n1 480 GB, sda 7.68 TB"
     )
@@ -251,7 +251,7 @@ def test_what_is_not_understood_is_left_out(more: dict[str, object]) -> None:
 )
 def test_what_names_no_interface_is_refused_with_what_to_send(data: bytes) -> None:
     with pytest.raises(ValueError, match="send "):
-        inventoried(parse_sent(data), "", "10.0.0.7", NOW)
+        build_from_inventory(parse_inventory(data), "", "10.0.0.7", NOW)
 
 
 def test_what_is_kept_of_one_machine_is_bounded() -> None:
@@ -259,16 +259,18 @@ def test_what_is_kept_of_one_machine_is_bounded() -> None:
         "interfaces": [{"mac": f"52:54:00:00:{n // 256:02x}:{n % 256:02x}", "name": "e" * 64} for n in range(500)],
         "disks": [{"name": f"{n:064}", "bytes": 2**62, "model": "é" * 64, "serial": "s" * 64} for n in range(500)],
     }
-    machine = inventoried(many, "v1/inventory", "10.0.0.7", NOW)
+    machine = build_from_inventory(many, "v1/inventory", "10.0.0.7", NOW)
     assert (len(machine.macs), len(render_unknown(UnknownMachines([machine])))) < (17, 9000)
 
 
 def test_a_later_inventory_of_one_machine_takes_the_place_of_the_first() -> None:
-    first = inventoried(SENT, "v1/inventory", "10.0.0.7", NOW)
-    table = UnknownMachines([first, inventoried({**SENT, "disks": []}, "v1/inventory", "10.0.0.7", at("20T23:00"))])
+    first = build_from_inventory(SENT, "v1/inventory", "10.0.0.7", NOW)
+    table = UnknownMachines(
+        [first, build_from_inventory({**SENT, "disks": []}, "v1/inventory", "10.0.0.7", at("20T23:00"))]
+    )
     table.add(UnknownMachine(macs=first.macs[:1], client="10.0.0.7", path="", first=NOW, last=at("21T00:00")))
     [one] = table.machines
-    assert one.times == 3 and one.inventory == findings_of({**SENT, "disks": []})
+    assert one.times == 3 and one.inventory == parse_findings({**SENT, "disks": []})
 
 
 _ANY = st.recursive(
@@ -284,7 +286,7 @@ _ANY = st.recursive(
 def test_whatever_is_sent_is_refused_or_stands_in_a_file_as_it_was_taken(found: dict[str, object]) -> None:
     sent = {"interfaces": [{"mac": MAC}], **found} if "interfaces" not in found else found
     try:
-        machine = inventoried(sent, "v1/inventory", "10.0.0.7", NOW)
+        machine = build_from_inventory(sent, "v1/inventory", "10.0.0.7", NOW)
     except ValueError:
         return
     assert machine.inventory is not None

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from gitboot.errors import InvalidRepository
-from gitboot.fleet.identities import BmcAccess, Machine, machines, taken_over
-from gitboot.model.scalars import MacAddress, SystemUuid, is_stand_in, stand_in
+from gitboot.fleet.identities import BmcAccess, Machine, find_changed_uuids, list_machines
+from gitboot.model.scalars import MacAddress, SystemUuid, derive_uuid, is_derived_uuid
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.server_plan import Phase
 from tests.helpers.cases import for_each
@@ -50,7 +50,7 @@ NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=Non
 def test_a_new_uuid_that_carries_a_mark_of_another_is_a_new_motherboard(
     case: str, new: Machine, what: tuple[str, str] | None
 ) -> None:
-    assert taken_over([new], [OLD]) == ({new.uuid: (*what, OLD)} if what is not None else {}), case
+    assert find_changed_uuids([new], [OLD]) == ({new.uuid: (*what, OLD)} if what is not None else {}), case
 
 
 def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
@@ -58,7 +58,7 @@ def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
     one = server("web01", "role: web", f"serial: S1A, {bmc}").replace(
         "interfaces: [", f'interfaces: [{{mac: "{mac_of("second")}", boot: false}}, '
     )
-    found = machines(repository(SEED[0], one, *SEED[2:], server("web02", "role: web")))
+    found = list_machines(repository(SEED[0], one, *SEED[2:], server("web02", "role: web")))
     first, second = found.values()
     assert list(found) == [uuid_of("web01"), uuid_of("web02")]
     assert first.macs == tuple(sorted(mac_of(name).replace(":", "-") for name in ("web01", "second")))
@@ -83,7 +83,7 @@ def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
 def test_e26_where_a_bmc_is_reached_has_one_spelling(
     address: str, system: str | None, place: tuple[str, str | None]
 ) -> None:
-    assert structs.replace(BMC, address=address, system=system).place == place
+    assert structs.replace(BMC, address=address, system=system).normalized_address == place
 
 
 NAMELESS_SEED = (
@@ -115,7 +115,7 @@ def test_the_document_has_no_uuid() -> None:
 def test_it_boots_what_writes_no_disk_and_is_told_apart_by_its_mac() -> None:
     plan = planned(at("20T22:00"), *LOOKS, nameless())
     assert plan is not None and plan.phase is Phase.NETWORK
-    assert plan.uuid == stand_in(MacAddress(mac_of("web01").replace(":", "-"))) and is_stand_in(plan.uuid)
+    assert plan.uuid == derive_uuid(MacAddress(mac_of("web01").replace(":", "-"))) and is_derived_uuid(plan.uuid)
     assert codes(*LOOKS, nameless(), nameless(name="web02")) == []
 
 
@@ -156,8 +156,8 @@ def test_two_servers_without_a_uuid_share_neither_mac_nor_serial() -> None:
 
 
 def test_once_its_uuid_is_known_nothing_was_installed_before() -> None:
-    before = machines(repository(*LOOKS, nameless()))
-    after = machines(repository(*LOOKS, server("web01")))
-    assert taken_over(after.values(), before.values()) == {}
-    replaced = machines(repository(*LOOKS, server("web01").replace(uuid_of("web01"), uuid_of("other"))))
-    assert taken_over(replaced.values(), after.values()).keys() == {uuid_of("other")}
+    before = list_machines(repository(*LOOKS, nameless()))
+    after = list_machines(repository(*LOOKS, server("web01")))
+    assert find_changed_uuids(after.values(), before.values()) == {}
+    replaced = list_machines(repository(*LOOKS, server("web01").replace(uuid_of("web01"), uuid_of("other"))))
+    assert find_changed_uuids(replaced.values(), after.values()).keys() == {uuid_of("other")}

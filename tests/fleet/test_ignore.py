@@ -12,14 +12,14 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from gitboot.fleet.ignore import Ignore, NoPattern, lines, parse_pattern, read_ignore
+from gitboot.fleet.ignore import Ignore, InvalidPattern, list_lines, parse_pattern, read_ignore
 from tests.helpers.cases import AT_MOST, examples, for_each, growth
 
 
 def leaves_out(patterns: str, path: str) -> bool:
     ignore, malformed = read_ignore(patterns.encode())
     assert not malformed
-    return ignore.leaves_out(path)
+    return ignore.is_ignored(path)
 
 
 @for_each(
@@ -88,7 +88,7 @@ def test_what_is_left_out_is_what_git_ignores(work_tree: Path, patterns: list[st
     data = "\n".join(patterns).encode()
     ignore, malformed = read_ignore(data)
     assume(not malformed)
-    assert {path for path in paths if ignore.leaves_out(path)} == _ignored_by_git(work_tree, data, paths)
+    assert {path for path in paths if ignore.is_ignored(path)} == _ignored_by_git(work_tree, data, paths)
 
 
 def _a_name(size: int) -> str:
@@ -109,18 +109,18 @@ def _a_deep_path(size: int) -> str:
     ],
 )
 def test_a_path_takes_as_long_as_it_is_long(case: str, patterns: str, path: Callable[[int], str]) -> None:
-    ignore = Ignore(parse_pattern(line.text) for line in lines(patterns.encode()))
+    ignore = Ignore(parse_pattern(line.text) for line in list_lines(patterns.encode()))
     calls = count()  # what it was asked before, it knows
 
     def ask(size: int) -> None:
-        assert not ignore.leaves_out(path(size) + str(next(calls))), case
+        assert not ignore.is_ignored(path(size) + str(next(calls))), case
 
     assert growth(ask, 10_000) < AT_MOST
 
 
 def test_a_file_of_patterns_takes_as_long_as_it_is_long() -> None:
     def read(size: int) -> None:
-        Ignore(parse_pattern(line.text) for line in lines(b"[[:alpha:]]**[!a]?a/**/*\n" * size))
+        Ignore(parse_pattern(line.text) for line in list_lines(b"[[:alpha:]]**[!a]?a/**/*\n" * size))
 
     assert growth(read, 100) < AT_MOST
 
@@ -138,7 +138,7 @@ def test_a_file_of_patterns_takes_as_long_as_it_is_long() -> None:
     ],
 )
 def test_lines_are_read_as_git_reads_them(case: str, data: bytes, expected: list[tuple[int, bytes]]) -> None:
-    assert list(lines(data)) == expected, case
+    assert list(list_lines(data)) == expected, case
 
 
 @for_each(
@@ -146,7 +146,7 @@ def test_lines_are_read_as_git_reads_them(case: str, data: bytes, expected: list
     ["!", "\\", "a\\", "a\\/", "!a\\", "[", "[a", "a/[b", "[!", "[]", "[a-", "[\\", "[z-a]", "[[:word:]]", "[[::]]"],
 )
 def test_what_can_match_nothing_is_no_pattern(text: str) -> None:
-    with pytest.raises(NoPattern):
+    with pytest.raises(InvalidPattern):
         parse_pattern(text.encode())
 
 

@@ -5,25 +5,25 @@ from collections.abc import Mapping
 
 import pytest
 
-from gitboot.fleet.layered_dict import Overlay, merged, replaced
+from gitboot.fleet.layered_dict import Overlay, apply_changes, merge_changes
 from tests.helpers.cases import for_each
 
 
 def test_the_same_object_is_given_where_nothing_is_another() -> None:
     before = {"a": 1, "b": 2}
 
-    assert merged(before, {"a": 1}, ["c"]) is before
-    assert (merged(before, {"a": 2}), before) == ({"a": 2, "b": 2}, {"a": 1, "b": 2})
+    assert merge_changes(before, {"a": 1}, ["c"]) is before
+    assert (merge_changes(before, {"a": 2}), before) == ({"a": 2, "b": 2}, {"a": 1, "b": 2})
 
 
 def test_what_changes_little_is_not_copied() -> None:
     before = {number: number for number in range(10_000)}
 
-    after = replaced(before, {7: 8, 10_001: 0}, [3])
+    after = apply_changes(before, {7: 8, 10_001: 0}, [3])
 
     assert isinstance(after, Overlay)
     assert after.base is before
-    assert isinstance(replaced(before, dict.fromkeys(range(1000), 0)), dict)
+    assert isinstance(apply_changes(before, dict.fromkeys(range(1000), 0)), dict)
 
 
 @for_each("seed", range(20))
@@ -36,7 +36,7 @@ def test_many_changes_add_up_to_one_dictionary_in_order(seed: int) -> None:
         changed = {draw.choice(keys): draw.randint(0, 3) for _ in range(draw.randint(0, 3))}
         gone = [draw.choice(keys) for _ in range(draw.randint(0, 2))]
         before, kept = found, dict(found)
-        found = (merged if number % 2 else replaced)(found, changed, gone)
+        found = (merge_changes if number % 2 else apply_changes)(found, changed, gone)
         model = {key: each for key, each in {**model, **changed}.items() if key not in gone}
 
         assert list(found.items()) == sorted(model.items())

@@ -15,8 +15,8 @@ from gitboot.fleet import validation
 from gitboot.fleet.documents import ParseCache, parse_blob
 from gitboot.fleet.resources import KINDS, Id
 from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
-from gitboot.fleet.validation import Flawed, Loaded, load, load_revision, references
-from gitboot.model.fields import written as plain
+from gitboot.fleet.validation import InvalidRevision, LoadedRevision, list_references, load, load_revision
+from gitboot.model.fields import to_yaml_value as plain
 from gitboot.model.scalars import Path, parse_file_path, parse_name
 from gitboot.problems import Problem
 from tests.helpers.cases import AT_MOST, TIMES, examples, for_each, growth
@@ -126,7 +126,7 @@ def test_a_file_has_several_documents_and_empty_ones_between_them() -> None:
         *("BootImage/flatcar-1", "BootImage/memtest-7", "BootPolicy/web", "BootProfile/repair", "BootProfile/web"),
         *("Fleet/test", "Server/web01"),
     ]
-    assert loaded.place(Id("Server", "web01"), "metadata", "name")[1].line == 12
+    assert loaded.find_place(Id("Server", "web01"), "metadata", "name")[1].line == 12
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_every_field_that_names_something_is_looked_up() -> None:
         f"{type(resource).__name__}.{_dotted(path)}"
         for text in LOST
         for _, resource in parse_blob(text.encode(), "").resources
-        for _, _, path in references(resource)
+        for _, _, path in list_references(resource)
     }
     naming = {
         f"{name}.{path}"
@@ -403,13 +403,13 @@ def test_files_are_compared_across_batches(
 ) -> None:
     monkeypatch.setattr(validation, "_BATCH", files_a_batch)
     valid = load_revision(snapshot(*SEED, first, server("c"), server("d")))
-    assert isinstance(valid, Loaded), case
+    assert isinstance(valid, LoadedRevision), case
     invalid = snapshot(*SEED, first, server("c"), second)
     expected = problems(invalid)
     assert len(expected) == 1, case
     for before in (None, valid):
         found = load_revision(invalid, before=before)
-        assert isinstance(found, Flawed), case
+        assert isinstance(found, InvalidRevision), case
         assert found.problems == expected, case
 
 
@@ -417,12 +417,12 @@ def test_a_batch_is_used_again_only_while_its_files_are_the_same(monkeypatch: py
     monkeypatch.setattr(validation, "_BATCH", 2)
     names = [f"n{number}" for number in range(8)]
     before = load_revision(snapshot(*SEED, *map(server, names)))
-    assert isinstance(before, Loaded)
+    assert isinstance(before, LoadedRevision)
     for changed in (range(8), [3], [0, 7]):
         files = [server(name, "role: db" if number in changed else "") for number, name in enumerate(names)]
         after, alone = (load_revision(snapshot(*SEED, *files), before=each) for each in (before, None))
-        assert isinstance(after, Loaded)
-        assert isinstance(alone, Loaded)
+        assert isinstance(after, LoadedRevision)
+        assert isinstance(alone, LoadedRevision)
         same = [old is new for old, new in zip(before.batches, after.batches, strict=True)]
         assert same == [old.files == new.files for old, new in zip(before.batches, alone.batches, strict=True)]
         assert after.repository.servers == alone.repository.servers

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from yaml._yaml import get_version
 
 from gitboot.fleet import yaml as document
-from gitboot.fleet.yaml import Place, Quoted, Value, locate, parse, rewritten
+from gitboot.fleet.yaml import Place, Quoted, Value, locate, parse, replace_scalar
 from gitboot.model.scalars import Path
 from gitboot.problems import Code
 from tests.helpers.cases import for_each
@@ -645,13 +645,13 @@ def test_without_libyaml_the_import_fails() -> None:
     ],
 )
 def test_a_scalar_is_rewritten_in_its_place(before: str, path: Path, after: str) -> None:
-    assert rewritten(before.encode(), 0, path, "X").decode() == after
+    assert replace_scalar(before.encode(), 0, path, "X").decode() == after
     other = b"z: 'ae'\n---\n"
     if not before.startswith("\ufeff"):
-        assert rewritten(other + before.encode(), 1, path, "X") == other + after.encode()
+        assert replace_scalar(other + before.encode(), 1, path, "X") == other + after.encode()
 
 
 @pytest.mark.parametrize("path", [("b",), ("a",), ("c", 0)])
 def test_what_is_no_written_scalar_is_not_rewritten(path: Path) -> None:
     with pytest.raises(KeyError):
-        rewritten(b"a:\nc: []\n", 0, path, "X")
+        replace_scalar(b"a:\nc: []\n", 0, path, "X")

@@ -22,9 +22,9 @@ from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.fleet.revision import Irregular, Oversized, Revision
 from gitboot.git import fetch as bringing
 from gitboot.git import snapshots as tree
-from gitboot.git.clone import Reader, Source
+from gitboot.git.clone import CloneReader, Source
 from gitboot.git.remote import Remote
-from gitboot.git.repository import opened
+from gitboot.git.repository import open_repository
 from tests.helpers.git_repositories import ENVIRONMENT, Work
 from tests.helpers.running_instance import eventually
 
@@ -373,7 +373,7 @@ def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def objects_of(state: Path) -> set[str]:
-    with opened(state / "repository.git") as clone:
+    with open_repository(state / "repository.git") as clone:
         return {str(oid) for oid in clone}
 
 
@@ -392,7 +392,7 @@ def test_t4_what_no_fleet_needs_is_not_copied_and_its_size_is_known(work: Work, 
             text(source, later, path)
         assert raised.value.size == size
     with pytest.raises(Oversized):
-        Reader(state).read(source.snapshot(later).blobs["large.yaml"])
+        CloneReader(state).read(source.snapshot(later).blobs["large.yaml"])
     assert len((state / "repository.git/left-out").read_text().splitlines()) == 2
     assert not source.is_rewind(first, later)
 
@@ -539,7 +539,7 @@ def test_reading_goes_on_beside_fetching(work: Work, state: Path, monkeypatch: p
         assert reading.result() > 0
 
 
-@pytest.mark.parametrize("reader", [Source, Reader])
+@pytest.mark.parametrize("reader", [Source, CloneReader])
 def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
     work: Work, state: Path, monkeypatch: pytest.MonkeyPatch, reader: type, source: Source
 ) -> None:
@@ -557,7 +557,7 @@ def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
             (state / "aside").rename(objects)
 
     monkeypatch.setattr(tree, "tree_at", gone_the_first_time)
-    found = (source if reader is Source else Reader(state)).snapshot(revision)
+    found = (source if reader is Source else CloneReader(state)).snapshot(revision)
     assert (list(found.blobs), len(tried)) == (["fleet.yaml"], 2)
 
 

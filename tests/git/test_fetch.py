@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from gitboot.child_processes import Child, encode
 from gitboot.cli.main import Exit
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
-from gitboot.git.__main__ import carry_out
+from gitboot.git.__main__ import run_order
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.clone import Source
-from gitboot.git.fetch import FetchProcess, InThisProcess, Order, order
+from gitboot.git.fetch import FetchOrder, FetchProcess, InThisProcess, parse_order
 from gitboot.git.remote import Password, Remote, SshKey
-from gitboot.git.repository import Step, Steps, Transfer
+from gitboot.git.repository import FetchStep, StepReporter, Transfer
 from tests.helpers.fleets import SEED, at, configured, server
 from tests.helpers.forked_commands import nursery
 from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, Work, git_daemon, push_differences
@@ -213,7 +213,7 @@ def test_an_answer_that_was_not_waited_for_is_nobody_elses(
 ) -> None:
     first = source.fetch()
     with monkeypatch.context() as patch:
-        patch.setattr(Child, "answers", interrupted)
+        patch.setattr(Child, "read_answers", interrupted)
         with pytest.raises(KeyboardInterrupt):
             source.fetch()
     second = work.commit({"fleet.yaml": "second"})
@@ -297,15 +297,15 @@ def test_a_remote_comes_as_it_was_sent(
         timeout_s=seconds + 1,
         max_bytes=max_bytes,
     )
-    sent = Order(work="fetch", remote=remote, folder=Path("/state"))
-    assert order(encode(sent)) == sent
+    sent = FetchOrder(work="fetch", remote=remote, folder=Path("/state"))
+    assert parse_order(encode(sent)) == sent
 
 
 def test_credentials_are_not_shown() -> None:
     remote = Remote(url="https://git.example.net/x", credentials=Password(password="s3cret"))
     key = SshKey(private_key=Path("id"), known_hosts=Path("known_hosts"), passphrase="s3cret")
     for each in (remote, Remote(url="ssh://git@git.example.net/x", credentials=key)):
-        assert "s3cret" not in repr(Order(work="fetch", remote=each, folder=Path("/state")))
+        assert "s3cret" not in repr(FetchOrder(work="fetch", remote=each, folder=Path("/state")))
 
 
 @pytest.mark.parametrize("kind", [SourceError, SourceRefused, SourceTooLarge, UsageError, CorruptClone])
@@ -316,8 +316,8 @@ def test_an_error_comes_as_it_was_raised(
         raise kind("what is wrong")
 
     monkeypatch.setattr(InThisProcess, "carry_out", fail)
-    report = carry_out(Order(work="head", remote=Remote(url="/fleet"), folder=state))
-    monkeypatch.setattr(Child, "answers", lambda *_: [encode(report)])
+    report = run_order(FetchOrder(work="head", remote=Remote(url="/fleet"), folder=state))
+    monkeypatch.setattr(Child, "read_answers", lambda *_: [encode(report)])
     with pytest.raises(kind, match=r"^what is wrong$") as caught:
         fetcher.read_head(Remote(url="/fleet"), state)
     assert type(caught.value) is kind
@@ -431,33 +431,33 @@ def test_a_new_clone_has_a_rate_and_no_deadline_and_everything_else_has_one(
 
 
 def test_data_extends_the_time_by_each_period_of_the_slowest_rate() -> None:
-    reported: list[Step] = []
+    reported: list[FetchStep] = []
     transfer = Transfer(reported.append, 2, "sent")
-    assert [each.within_s for each in reported] == [2]
+    assert [each.timeout_s for each in reported] == [2]
     for received, reports in ((0, 1), (1, 1), (2047, 1), (2048, 2), (2049, 2), (4095, 2), (10_000, 3), (10_001, 3)):
         transfer.count(received)
         assert len(reported) == reports, received
-    assert {(each.within_s, each.complaint) for each in reported} == {
+    assert {(each.timeout_s, each.timeout_message) for each in reported} == {
         (2, "it sent less than 2048 bytes in 2 s (git-timeout in the file of --config)")
     }
 
 
 def test_work_is_reported_once_a_second_and_at_once_after_another_step() -> None:
-    reported, now_s = list[Step](), [0.0]
-    steps = Steps(reported.append, lambda: now_s[0])
+    reported, now_s = list[FetchStep](), [0.0]
+    steps = StepReporter(reported.append, lambda: now_s[0])
     for seconds in (0, 0.5, 0.9, 1, 1.5):
         now_s[0] = seconds
-        steps.note_work()
-    assert [each.within_s for each in reported] == [120, 120]
+        steps.report_work()
+    assert [each.timeout_s for each in reported] == [120, 120]
     steps.begin_answer(3)
-    steps.note_work()
-    assert [each.within_s for each in reported] == [120, 120, 3, 120]
+    steps.report_work()
+    assert [each.timeout_s for each in reported] == [120, 120, 3, 120]
 
 
 def test_before_a_push_there_is_time_to_pack() -> None:
-    reported = list[Step]()
-    Steps(reported.append).begin_upload(3).count(4096)
-    assert [each.within_s for each in reported] == [123, 3]
+    reported = list[FetchStep]()
+    StepReporter(reported.append).begin_upload(3).count(4096)
+    assert [each.timeout_s for each in reported] == [123, 3]
 
 
 # Disk

@@ -10,7 +10,7 @@ import pytest
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import Revision
 from gitboot.git.history import Blame, CommitSummary, open_blame, open_history
-from gitboot.jsonio import facts
+from gitboot.jsonio import to_json_value
 from tests.helpers.git_repositories import Work
 
 
@@ -81,7 +81,7 @@ def test_each_line_has_the_commit_that_wrote_it(work: Work) -> None:
     commit = found.line("a.yaml", 1)
     assert commit is not None
     assert (commit.revision, commit.author) == (first, "Ada Lovelace <ada@example.net>")
-    assert facts(commit)["date"] == "2026-11-20T21:00:00Z"
+    assert to_json_value(commit)["date"] == "2026-11-20T21:00:00Z"
 
 
 def test_an_earlier_revision_has_its_own(work: Work) -> None:

@@ -18,7 +18,16 @@ from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.git import clone
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
-from gitboot.git.remote import Password, Remote, SshKey, highest, is_range, parse_range, trusted_keys, wanted
+from gitboot.git.remote import (
+    Password,
+    Remote,
+    SshKey,
+    find_highest_tag,
+    find_reference,
+    is_range,
+    parse_known_hosts,
+    parse_range,
+)
 from tests.git.test_clone import text
 from tests.helpers.cases import for_each
 from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, Work, git_daemon, silent_server
@@ -135,7 +144,7 @@ HEADS = dict.fromkeys(
     ],
 )
 def test_a_reference_means_one_ref(reference: str | None, ref: str) -> None:
-    assert wanted(Remote(url="x", reference=reference), HEADS) == ref
+    assert find_reference(Remote(url="x", reference=reference), HEADS) == ref
 
 
 # Servers that serve
@@ -538,7 +547,7 @@ def hashed(name: str) -> str:
     ],
 )
 def test_known_hosts_are_read_as_by_openssh(lines: str, keys: set[str]) -> None:
-    assert set(trusted_keys(lines, "git.example.net", 22)) == keys
+    assert set(parse_known_hosts(lines, "git.example.net", 22)) == keys
 
 
 @for_each(
@@ -552,7 +561,7 @@ def test_known_hosts_are_read_as_by_openssh(lines: str, keys: set[str]) -> None:
     ],
 )
 def test_another_port_has_names_of_its_own(names: str, is_known: bool) -> None:
-    assert trusted_keys(f"{names} {ED}", "git.example.net", 2222) == ((ED,) if is_known else ())
+    assert parse_known_hosts(f"{names} {ED}", "git.example.net", 2222) == ((ED,) if is_known else ())
 
 
 TAGS = [
@@ -597,7 +606,10 @@ TAGS = [
     ],
 )
 def test_a_range_chooses_the_highest_version_within_it(written: str, tag: str | None) -> None:
-    assert (highest(parse_range(written), TAGS), highest(parse_range(written), reversed(TAGS))) == (tag, tag)
+    assert (find_highest_tag(parse_range(written), TAGS), find_highest_tag(parse_range(written), reversed(TAGS))) == (
+        tag,
+        tag,
+    )
 
 
 @for_each("written", ["", "main", "1.2.3.4", ">=", "1..2", "1.2 ||", "<>1", "^v", "1.2-", ">= 1 or so"])
@@ -612,4 +624,4 @@ def test_a_name_without_comparison_is_no_range(name: str) -> None:
 
 
 def test_a_tag_of_many_digits_is_no_version() -> None:
-    assert highest(parse_range("*"), [f"v{'9' * 5000}.0.0", f"v1.0.0-{'9' * 5000}", "v0.1.0"]) == "v0.1.0"
+    assert find_highest_tag(parse_range("*"), [f"v{'9' * 5000}.0.0", f"v1.0.0-{'9' * 5000}", "v0.1.0"]) == "v0.1.0"

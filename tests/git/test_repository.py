@@ -18,7 +18,7 @@ from gitboot.cli.main import Exit
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.errors import SubpathMissing, UsageError
 from gitboot.git.clone import Source
-from gitboot.git.history import ancestors, commits_between, is_ancestor, merge_base
+from gitboot.git.history import commits_between, find_ancestors, find_merge_base, is_ancestor
 from gitboot.git.remote import Remote
 from gitboot.git.repository import CommitReader, Person, parse_person, parse_subpath
 from gitboot.git.snapshots import open_snapshot
@@ -157,7 +157,7 @@ def test_a_commit_that_touches_nothing_there_costs_a_look_at_trees(
     work.commit({f"apps/{number}.txt": "x" for number in range(9)} | {"infra/west/fleet.yaml": "another"})
     work.git("push", "--quiet", "origin", "main")
     latest = ours.fetch()
-    monkeypatch.setattr("gitboot.git.snapshots._entries", None)  # whatever lies below the folder is not read
+    monkeypatch.setattr("gitboot.git.snapshots._read_entries", None)  # whatever lies below the folder is not read
     after = ours.snapshot(latest, before)
     assert (after.changed, after.blobs) == (frozenset(), before.blobs)
 
@@ -477,16 +477,16 @@ def test_history_is_walked_as_libgit2_does_where_that_can(
     found = _without_libgit2(git, one, other)
     assert set(found) == expected
     assert all(found.index(each) < found.index(up) for each in found for up in reader.read(each).parents if up in found)
-    assert is_ancestor(git, one, other) == (one in ancestors(reader, [other]))
-    common = ancestors(reader, [one]) & ancestors(reader, [other])
-    assert (merge_base(git, one, other) is None) == (not common)
+    assert is_ancestor(git, one, other) == (one in find_ancestors(reader, [other]))
+    common = find_ancestors(reader, [one]) & find_ancestors(reader, [other])
+    assert (find_merge_base(git, one, other) is None) == (not common)
 
 
 def _without_libgit2(git: pygit2.Repository, hidden: pygit2.Oid, tip: pygit2.Oid) -> list[pygit2.Oid]:
-    from gitboot.git.history import _sorted_topologically
+    from gitboot.git.history import _sort_topologically
 
     reader = CommitReader(git)
-    return _sorted_topologically(reader, [tip], ancestors(reader, [hidden]))
+    return _sort_topologically(reader, [tip], find_ancestors(reader, [hidden]))
 
 
 def test_a_time_outside_the_calendar_is_the_nearest_inside(tmp_path: Path, origin: Work) -> None:

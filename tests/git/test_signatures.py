@@ -13,8 +13,8 @@ from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
-from gitboot.git.repository import Stored
-from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys
+from gitboot.git.repository import StoredRepository
+from gitboot.git.signatures import SignatureChecker, SignatureKeys, TrustedKeys
 from gitboot.problems import Code
 from tests.helpers.git_repositories import (
     ENVIRONMENT,
@@ -73,18 +73,18 @@ def keyring(tmp_path: Path, gpg: dict[str, Person]) -> Path:
     return folder
 
 
-def looking(work: Work, trusted: TrustedKeys, verify: Verify | None = Verify.HEAD) -> Signatures:
+def looking(work: Work, trusted: TrustedKeys, verify: Verify | None = Verify.HEAD) -> SignatureChecker:
     folder = work.path.parent / "state" / "keys"
-    return Signatures(Stored(work.path / ".git"), SignatureKeys(trusted, folder), verify)
+    return SignatureChecker(StoredRepository(work.path / ".git"), SignatureKeys(trusted, folder), verify)
 
 
-def why(signatures: Signatures, commit: Revision) -> str:
+def why(signatures: SignatureChecker, commit: Revision) -> str:
     """Why a commit does not count, in the problem's words; RIGHT where it does."""
-    found = signatures.faults(None, [commit])
+    found = signatures.find_faults(None, [commit])
     if not found:
-        assert signatures.signer(commit) is not None
+        assert signatures.find_signer(commit) is not None
         return RIGHT
-    assert (found[commit].code, signatures.signer(commit)) == (Code.UNTRUSTED, None)
+    assert (found[commit].code, signatures.find_signer(commit)) == (Code.UNTRUSTED, None)
     assert commit[:12] in found[commit].message
     return found[commit].message
 
@@ -300,7 +300,7 @@ def test_no_git_program_is_needed(
     os.unlink(tmp_path / "bin" / "ssh-keygen")
     signatures = looking(work, TrustedKeys(allowed_signers=signers))
     with pytest.raises((UsageError, SourceError), match="ssh-keygen is not installed"):
-        signatures.signer(commit)
+        signatures.find_signer(commit)
 
 
 # SignatureKeys
@@ -310,11 +310,11 @@ def test_who_signed_is_named_as_the_instance_calls_them(
     work: Work, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, keyring: Path
 ) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
-    by_ssh, by_gpg = (signatures.signer(each["ada"].commit(work)) for each in (ssh, gpg))
+    by_ssh, by_gpg = (signatures.find_signer(each["ada"].commit(work)) for each in (ssh, gpg))
     assert by_ssh is not None and (by_ssh.person, by_ssh.key[:7]) == ("ada@example.net", "SHA256:")
     assert by_gpg is not None and by_gpg.person == "ada <ada@example.net>" and len(by_gpg.key) == 40
     message = Message(ssh["ada"].commit(work), "Bump", "Merge Bot <bot@example.net>", "Merge Bot <bot@example.net>")
-    assert signatures.signed(message).by.startswith("ada@example.net (SHA256:")
+    assert signatures.add_signer(message).by.startswith("ada@example.net (SHA256:")
     assert message.by.endswith("not signed by a trusted key")
 
 
@@ -333,7 +333,7 @@ def test_a_forges_key_counts_for_merges_alone(
     merged = forge.merge(work, "side")
     signatures = looking(work, trusted)
     assert why(signatures, merged) == RIGHT
-    found = signatures.signer(merged)
+    found = signatures.find_signer(merged)
     assert found is not None and found == Signer("GitHub", found.key, is_forge=True)
     assert "signed by the forge GitHub and no merge" in why(signatures, edited)
 
@@ -341,10 +341,10 @@ def test_a_forges_key_counts_for_merges_alone(
 def test_a_key_comes_and_goes_with_its_line(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers))
     by_ada, by_eve = ssh["ada"].commit(work), ssh["eve"].commit(work)
-    before = signatures.mark(by_eve)
+    before = signatures.fingerprint(by_eve)
     assert (why(signatures, by_ada) == RIGHT, why(signatures, by_eve) == RIGHT) == (True, False)
     allowed(signers, [f"eve@example.net {ssh['eve'].key}"])
-    assert signatures.mark(by_eve) != before
+    assert signatures.fingerprint(by_eve) != before
     assert (why(signatures, by_ada) == RIGHT, why(signatures, by_eve) == RIGHT) == (False, True)
 
 
@@ -363,9 +363,9 @@ def test_keys_that_cannot_be_read_are_told_at_the_start_and_later(
     elif kind == "empty folder":
         path.mkdir()
     with pytest.raises(SourceError, match=r"keys\.asc"):
-        signatures.faults(None, [commit])
+        signatures.find_faults(None, [commit])
     with pytest.raises(UsageError, match=r"keys\.asc"):
-        SignatureKeys(TrustedKeys(openpgp_keys=path), tmp_path / "other").mark()
+        SignatureKeys(TrustedKeys(openpgp_keys=path), tmp_path / "other").fingerprint()
 
 
 # Several commits
@@ -377,13 +377,13 @@ def test_head_looks_at_each_commit_and_range_at_all_before_it(
     accepted = work.head
     line = [ssh["ada"].commit(work), work.commit(), ssh["ada"].commit(work)]
     trusted = TrustedKeys(allowed_signers=signers)
-    assert list(looking(work, trusted).faults(accepted, line)) == [line[1]]
-    faults = looking(work, trusted, Verify.RANGE).faults(accepted, line)
+    assert list(looking(work, trusted).find_faults(accepted, line)) == [line[1]]
+    faults = looking(work, trusted, Verify.RANGE).find_faults(accepted, line)
     assert list(faults) == line[1:]
     assert all(line[1][:12] in fault.message for fault in faults.values())
-    assert looking(work, trusted, Verify.RANGE).faults(line[1], line[2:]) == {}
-    assert looking(work, trusted, Verify.RANGE).faults(None, line[2:]) == {}
-    assert looking(work, trusted, None).faults(accepted, line) == {}
+    assert looking(work, trusted, Verify.RANGE).find_faults(line[1], line[2:]) == {}
+    assert looking(work, trusted, Verify.RANGE).find_faults(None, line[2:]) == {}
+    assert looking(work, trusted, None).find_faults(accepted, line) == {}
 
 
 def test_a_range_is_the_first_parent_line_so_what_a_signed_merge_brings_in_need_not_be_signed(
@@ -395,8 +395,8 @@ def test_a_range_is_the_first_parent_line_so_what_a_signed_merge_brings_in_need_
     work.git("switch", "--quiet", "main")
     merged = ssh["ada"].merge(work, "side")
     signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
-    assert (signatures.faults(accepted, [merged]), list(signatures.faults(accepted, [side]))) == ({}, [side])
-    assert list(signatures.faults(merged, [side])) == [side]  # back to what a merge brought in
+    assert (signatures.find_faults(accepted, [merged]), list(signatures.find_faults(accepted, [side]))) == ({}, [side])
+    assert list(signatures.find_faults(merged, [side])) == [side]  # back to what a merge brought in
 
 
 def test_a_branch_that_was_written_anew_is_looked_at_from_where_it_left_the_accepted_line(
@@ -409,10 +409,10 @@ def test_a_branch_that_was_written_anew_is_looked_at_from_where_it_left_the_acce
     unsigned = work.commit({"fleet.yaml": "unsigned"})
     newest = ssh["ada"].commit(work, {"fleet.yaml": "newest"})
     signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
-    assert unsigned[:12] in signatures.faults(accepted, [newest])[newest].message
-    assert signatures.faults(accepted, [root]) == {}  # rewound to what was accepted before: a guard holds that
+    assert unsigned[:12] in signatures.find_faults(accepted, [newest])[newest].message
+    assert signatures.find_faults(accepted, [root]) == {}  # rewound to what was accepted before: a guard holds that
     work.git("reset", "--quiet", "--hard", root)
-    assert signatures.faults(accepted, [ssh["ada"].commit(work)]) == {}
+    assert signatures.find_faults(accepted, [ssh["ada"].commit(work)]) == {}
 
 
 def test_a_long_way_is_not_gone(work: Work, ssh: dict[str, Person], signers: Path) -> None:
@@ -425,17 +425,19 @@ def test_a_long_way_is_not_gone(work: Work, ssh: dict[str, Person], signers: Pat
     work.git("fast-import", "--quiet", "--force", text=commits)
     newest = ssh["ada"].commit(work)
     signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
-    assert "start once with --verify head" in signatures.faults(accepted, [newest])[newest].message
+    assert "start once with --verify head" in signatures.find_faults(accepted, [newest])[newest].message
     assert why(looking(work, TrustedKeys(allowed_signers=signers)), newest) == RIGHT
 
 
 # Tags
 
 
-def followed(work: Work, state: Path, reference: str, trusted: TrustedKeys) -> tuple[Signatures, Revision]:
+def followed(work: Work, state: Path, reference: str, trusted: TrustedKeys) -> tuple[SignatureChecker, Revision]:
     source = Source(Remote(url=str(work.path), reference=reference), state)
     commit = source.fetch()
-    return Signatures(source.clone, SignatureKeys(trusted, state / "keys"), Verify.TAG, source.tag_on), commit
+    return SignatureChecker(
+        source.clone, SignatureKeys(trusted, state / "keys"), Verify.TAG, source.read_tag_on
+    ), commit
 
 
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
@@ -455,7 +457,7 @@ def test_a_tag_that_is_followed_has_to_be_signed(
         work, tmp_path / "state", reference, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     )
     assert why(signatures, commit) == RIGHT
-    found = signatures.signer(commit)
+    found = signatures.find_signer(commit)
     assert found is not None and "ada" in found.person
 
 

@@ -15,12 +15,12 @@ import pygit2
 import pytest
 
 from gitboot.cli import evaluator_child
-from gitboot.cli.evaluator_child import evaluation_limits
+from gitboot.cli.evaluator_child import limit_evaluation
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.fleet.revision import MAX_FILE_BYTES, Irregular, Oversized, Revision, Snapshot
 from gitboot.git import snapshots as tree
-from gitboot.git.repository import Stored, blaming
-from gitboot.git.snapshots import WORKTREE, of_commit, open_snapshot
+from gitboot.git.repository import StoredRepository, convert_errors
+from gitboot.git.snapshots import WORKTREE, load_commit, open_snapshot
 from gitboot.problems import Code
 from tests.helpers.fleets import SEED, profile
 from tests.helpers.forked_commands import captured
@@ -33,7 +33,7 @@ def work(tmp_path: Path) -> Work:
 
 
 def committed(work: Work, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
-    return of_commit(Stored(work.path), revision, previous=previous)
+    return load_commit(StoredRepository(work.path), revision, previous=previous)
 
 
 def contents(snapshot: Snapshot) -> dict[str, str]:
@@ -433,7 +433,7 @@ def test_t10_what_a_checkout_would_not_show_is_refused_by_name(
     assert [(each.path, each.message) for each in caught.value.problems] == [(f"{'below/' * depth}{named}", message)]
     # Beside a commit that had it already, it is refused where it is read again, and no harm where it is not.
     with pytest.raises(InvalidRepository):
-        of_commit(Stored(work.path), revision, "/".join(["below"] * depth))
+        load_commit(StoredRepository(work.path), revision, "/".join(["below"] * depth))
 
 
 @pytest.mark.parametrize("name", [".gitignore", ".gitattributes", "git", "a.git", ".github", "git~2", "...", "e\u0301"])
@@ -450,7 +450,7 @@ def test_t10_a_folder_of_which_there_are_two_is_no_fleet(work: Work) -> None:
     made = raw_tree(work, ("40000", b"fleet", one), ("40000", b"fleet", two))
     revision = Revision(work.git("commit-tree", "-m", "two", made))
     with pytest.raises(InvalidRepository, match=f"fleet:1:1: {Code.MALFORMED}: {TWICE}"):
-        of_commit(Stored(work.path), revision, "fleet")
+        load_commit(StoredRepository(work.path), revision, "fleet")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -539,11 +539,11 @@ def test_a_snapshot_is_read_without_what_fetches() -> None:
 
 
 def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_a_child = evaluator_child._Settings(begun=lambda _: None)
+    in_a_child = evaluator_child._EvaluationSettings(set_limits=lambda _: None)
     monkeypatch.setattr(evaluator_child, "_settings", in_a_child)
-    with pytest.raises(InvalidRepository, match="it takes more memory"), evaluation_limits(), blaming("fleet"):
+    with pytest.raises(InvalidRepository, match="it takes more memory"), limit_evaluation(), convert_errors("fleet"):
         raise pygit2.GitError("failed to mmap. Could not write data")
-    with pytest.raises(SourceError, match="is missing"), evaluation_limits(), blaming("fleet"):
+    with pytest.raises(SourceError, match="is missing"), limit_evaluation(), convert_errors("fleet"):
         raise KeyError("a" * 40)
 
 

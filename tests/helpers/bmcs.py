@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.identity import Pinned, Sharing
+from gitboot.bmc.identity import PinnedIdentity, SharedIdentityValues
 from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskResult
-from gitboot.bmc.override_state import Override, OverrideRecord, State, Wanted
-from gitboot.bmc.power_steps import SwitchRecord, SwitchState
+from gitboot.bmc.override_state import Override, OverrideRecord, OverrideState, WantedOverride
+from gitboot.bmc.power_steps import PowerRecord, PowerRecordState
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.fleet.identities import BmcAccess
@@ -33,7 +33,7 @@ from tests.helpers.redfish_double.server import RedfishServer, Service
 USER, PASSWORD = "gitboot", "correct horse € battery"
 SECRETS = (PASSWORD, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())
 
-ONCE = Wanted(
+ONCE = WantedOverride(
     reason="provision/1",
     plan_digest="d" * 64,
     override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"),
@@ -49,12 +49,12 @@ class Rack:
     folder: Path  # of credentials
     closing: ExitStack
     now: datetime = STARTED
-    written: list[tuple[str, State, int]] = field(default_factory=list)  # server, state, PATCHes until then
+    written: list[tuple[str, OverrideState, int]] = field(default_factory=list)  # server, state, PATCHes until then
     records: dict[str, dict[str, OverrideRecord]] = field(default_factory=dict)
-    switches: dict[str, dict[str, SwitchRecord]] = field(default_factory=dict)
-    switched: list[tuple[str, SwitchState, int]] = field(default_factory=list)  # server, state, resets until then
+    switches: dict[str, dict[str, PowerRecord]] = field(default_factory=dict)
+    switched: list[tuple[str, PowerRecordState, int]] = field(default_factory=list)  # server, state, resets until then
     uuids: dict[str, SystemUuid] = field(default_factory=dict)  # as documents say, whatever BMCs show
-    pins: dict[str, Pinned] = field(default_factory=dict)
+    pins: dict[str, PinnedIdentity] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.uuids |= {machine.name: SystemUuid(machine.uuid) for machine in self.machines}
@@ -63,9 +63,9 @@ class Rack:
     def machine(self) -> Machine:
         return self.machines[0]
 
-    def write(self, uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
+    def write(self, uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
         machine = next(each for each in self.machines if self.uuids[each.name] == uuid)
-        if isinstance(record, SwitchRecord):
+        if isinstance(record, PowerRecord):
             self.switches.setdefault(machine.name, {})[record.reason] = record
             self.switched.append((machine.name, record.state, machine.resets))
             return
@@ -77,7 +77,7 @@ class Rack:
         given = {"system": self.machine.path, "read_timeout_s": 60, **options}
         return self.closing.enter_context(BmcConnection(self.server.url, credentials, **given))
 
-    def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> BmcTask:
+    def job(self, wanted: WantedOverride | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> BmcTask:
         machine = machine or self.machine
         pins = {self.uuids[name]: pinned for name, pinned in self.pins.items()}
         machines = {
@@ -93,13 +93,15 @@ class Rack:
             ),
             wanted=wanted,
             records=tuple(self.records.get(machine.name, {}).values()),
-            switches=tuple(self.switches.get(machine.name, {}).values()),
+            power_records=tuple(self.switches.get(machine.name, {}).values()),
             pinned=self.pins.get(machine.name),
-            shared=Sharing().after(pins, machines).values,
+            shared_values=SharedIdentityValues().update(pins, machines).values,
         )
         return structs.replace(job, **changed)
 
-    def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> TaskResult:
+    def bring_about(
+        self, wanted: WantedOverride | None = ONCE, *, password: str = PASSWORD, **changed: Any
+    ) -> TaskResult:
         job = self.job(wanted, **changed)
         credentials = Credentials(username=USER, password=password)
         with BmcConnection(job.bmc.address, credentials, system=job.bmc.system) as bmc:

@@ -16,8 +16,8 @@ from typing import Final
 
 import pytest
 
-from gitboot.cli.terminal import tell
-from gitboot.standard_streams import guarded
+from gitboot.cli.terminal import print_event
+from gitboot.standard_streams import guard_stream
 from gitboot.status.conditions import Event
 
 # A real disk that fails: ext4 on a loop device, whose blocks lie on a small tmpfs that can be filled.
@@ -96,7 +96,7 @@ def shown(*events: Event) -> str:
     """What a terminal of 60 columns is sent, byte by byte, where these events are told."""
     with terminal() as sent:
         for event in events:
-            tell(event)
+            print_event(event)
     return sent[0]
 
 
@@ -107,7 +107,7 @@ def terminal() -> Iterator[list[str]]:
     tty.setraw(written)
     fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     sent: list[str] = []
-    with open(written, "w") as stderr, redirect_stderr(guarded(stderr)):
+    with open(written, "w") as stderr, redirect_stderr(guard_stream(stderr)):
         yield sent
     sent.append(read_to_end(screen).decode())
 

@@ -20,36 +20,36 @@ import httpx
 from msgspec import structs
 
 from gitboot.bmc.override_state import OperatorCondition
-from gitboot.cli.evaluated_fleet import Planned, about_all
+from gitboot.cli.evaluated_fleet import PlannedFleet, describe_servers
 from gitboot.controller.instance_state import InstanceState
-from gitboot.endpoint.api import description
-from gitboot.endpoint.app import Clients, Endpoint
-from gitboot.endpoint.recorder import Recording
-from gitboot.endpoint.served_files import ComparedClock, PublishedTree
-from gitboot.endpoint.server import EndpointServer, listen_at, url_of
+from gitboot.endpoint.api import build_openapi
+from gitboot.endpoint.app import ClientRules, Endpoint
+from gitboot.endpoint.recorder import SpoolRecorder
+from gitboot.endpoint.served_files import CheckedClock, PublishedTree
+from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.endpoint.tls import Certificate
-from gitboot.fetchlog.log_entries import Observation, that_use_up, with_outcomes
-from gitboot.fetchlog.spool import Spool, aside, forgotten_next, identity, take
+from gitboot.fetchlog.log_entries import Observation, drop_settled_intents, select_consuming
+from gitboot.fetchlog.spool import Spool, count_deletions_after, endpoint_folder, read_new, read_or_create_identity
 from gitboot.model.fleet import Provisioning
 from gitboot.problems import Code, Problem, Severity
 from gitboot.publish.manifest import STATUS
-from gitboot.publish.publisher import Directory, Published
+from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.signed_list import read_list_keys
 from gitboot.render import endpoint_files
-from gitboot.render.boot_files import shared_files
-from gitboot.render.endpoint_files import terms_of
+from gitboot.render.boot_files import render_fleet_files
+from gitboot.render.endpoint_files import build_serving_terms
 from gitboot.render.paths import File, Files
-from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
-from gitboot.render.server_files import RenderedState, rendered, server_state
+from gitboot.render.plan_and_record_files import NO_UPDATES, FileUpdates
+from gitboot.render.server_files import RenderedState, build_server_state, render_server
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_limits import Halt
+from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import InstallStep, Record
 from gitboot.resolve.server_plan import InstallProgress, InstallState
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
-from gitboot.status.work_progress import Laps, Stage
-from gitboot.system_clock import Keeping, Uptime
+from gitboot.status.work_progress import Stage, StageTimes
+from gitboot.system_clock import ClockState, Uptime
 from tests.helpers import http_peers
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 from tests.helpers.http_peers import Authority
@@ -98,7 +98,7 @@ class Fleet:
     shared: Files
     provisioning: Provisioning = field(default_factory=Provisioning)
     endpoint: str | None = None
-    parts: PartFiles = AS_IT_WAS
+    parts: FileUpdates = NO_UPDATES
 
     @property
     def files(self) -> dict[str, File]:
@@ -117,24 +117,24 @@ def planned(
     templates: Mapping[str, str] = TEMPLATES,
     keys: TokenKeys = NO_KEYS,
     revision: str = "test",
-    stop: Halt = Halt.NONE,
+    stop: StopScope = StopScope.NONE,
 ) -> Fleet:
     """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
     loaded = repository(*documents, files=templates, revision=revision)
     decisions = decide(loaded)
-    about = about_all(loaded, decisions)
+    about = describe_servers(loaded, decisions)
     known = records or {}
     servers = {
-        name: server_state(decisions, decision, known.get(name, Record()), now, about[name], stop, keys=keys)
+        name: build_server_state(decisions, decision, known.get(name, Record()), now, about[name], stop, keys=keys)
         for name, decision in decisions.servers.items()
     }
     spec = loaded.fleet.spec
     return Fleet(
         servers=servers,
-        shared=shared_files(decisions, spec.provisioning.monitors),
+        shared=render_fleet_files(decisions, spec.provisioning.monitors),
         provisioning=spec.provisioning,
         endpoint=spec.endpoint,
-        parts=Planned(repository=loaded, decisions=decisions, at=now, records={}).page(servers),
+        parts=PlannedFleet(repository=loaded, decisions=decisions, at=now, records={}).render_pages(servers),
     )
 
 
@@ -161,12 +161,12 @@ class Site:
         giver: str | None = None,  # None: the spool of this site; "": none
         list_keys: Path | None = None,  # None: the list is unsigned
         listed: datetime | None = None,  # when the list is made; None: it is not
-    ) -> Published:
-        with Directory.open(self.root, ledger="test") as directory:
+    ) -> PublicationResult:
+        with OutputDirectory.open(self.root, ledger="test") as directory:
             files = {name: state.files for name, state in fleet.servers.items()}
-            known = forgotten_next(self.spool, taken or {})
-            named = identity(self.spool) if giver is None else giver or None
-            given_on = terms_of(fleet.provisioning, named, endpoint=fleet.endpoint, forgotten=known)
+            known = count_deletions_after(self.spool, taken or {})
+            named = read_or_create_identity(self.spool) if giver is None else giver or None
+            given_on = build_serving_terms(fleet.provisioning, named, endpoint=fleet.endpoint, loss_count=known)
             shared = {**fleet.shared, **endpoint_files.render_terms(given_on)}
             done = directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
             if listed is not None:
@@ -175,7 +175,7 @@ class Site:
 
     def say(self, status: Mapping[str, Any]) -> None:
         """Leave the instance's word on itself."""
-        with Directory.open(self.root, ledger="test") as directory:
+        with OutputDirectory.open(self.root, ledger="test") as directory:
             directory.write_status(json.dumps(status).encode(), BEFORE)
 
     def forget_status(self) -> None:
@@ -187,13 +187,13 @@ class Site:
         found: list[Observation] = []
 
         def has_outcomes() -> bool:
-            taken = take(self.spool, self._offsets)
+            taken = read_new(self.spool, self._offsets)
             self._offsets = taken.offsets
-            found[:] = with_outcomes([*found, *taken.observations], lambda each: each)
+            found[:] = drop_settled_intents([*found, *taken.observations], lambda each: each)
             return not any(each.is_open_intent for each in found)
 
         assert eventually(has_outcomes), "an endpoint was killed before it had written what came of a boot"
-        return that_use_up(found)
+        return select_consuming(found)
 
     def reset(self) -> None:
         """Be as new, for the endpoint that answers from this site goes on."""
@@ -210,7 +210,7 @@ class Site:
             more.pop("status", None),
             more.pop("assets", None),
             more.pop("keys", None),
-            more.pop("keeping", Keeping.UNKNOWN),
+            more.pop("keeping", ClockState.UNKNOWN),
             more.pop("keeps", False),
         )
         with ExitStack() as stack:
@@ -218,19 +218,19 @@ class Site:
             if records:
                 spool = Spool(self.spool)
                 stack.callback(spool.close)
-                recording = Recording(spool, deadline_s)
-            compared = ComparedClock(
+                recording = SpoolRecorder(spool, deadline_s)
+            compared = CheckedClock(
                 lambda: self.now,
                 keeping=lambda: keeping,
-                folder=aside(self.spool) if keeps else None,
+                folder=endpoint_folder(self.spool) if keeps else None,
                 uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
             )
-            tree = PublishedTree(self.root, lambda: self.now, status=status, compared=compared)
-            stack.callback(compared.keep)  # as it does each minute
-            endpoint = Endpoint(self.root, tree, lambda: self.now, recording, Clients(**more), assets, keys)
-            listening = listen_at(listen)
+            tree = PublishedTree(self.root, lambda: self.now, status=status, checked_clock=compared)
+            stack.callback(compared.save)  # as it does each minute
+            endpoint = Endpoint(self.root, tree, lambda: self.now, recording, ClientRules(**more), assets, keys)
+            listening = open_listening_socket(listen)
             stack.enter_context(EndpointServer(endpoint, listening))
-            yield url_of(listen, listening)
+            yield build_url(listen, listening)
 
 
 @contextmanager
@@ -290,14 +290,14 @@ def rendered_states(standing: InstanceState) -> dict[str, RenderedState]:
     commit = standing.commit
     if commit is None:
         return {}
-    return {name: rendered(each, commit.decisions, standing.keys) for name, each in standing.plans.servers.items()}
+    return {name: render_server(each, commit.decisions, standing.keys) for name, each in standing.plans.servers.items()}
 
 
 # An endpoint that has something to say by every metric.
 
 
-def _laps() -> Laps:
-    laps = Laps()
+def _laps() -> StageTimes:
+    laps = StageTimes()
     for number, stage in enumerate(Stage):
         laps.add(stage, 0.1 * number)
         laps.add(stage, 1000)
@@ -353,7 +353,7 @@ def monitored_endpoint(folder: Path, status: Status = FULL_STATUS) -> Iterator[s
     """The URL of an endpoint that knows a value of each metric, and what its instance says."""
     issued = Authority(folder).issue()
     certificate = Certificate(issued.certificate, issued.key)
-    certificate.look(BEFORE)
+    certificate.reload_if_changed(BEFORE)
     with site() as made:
         made.say({**status.facts(), "at": "2026-11-20T20:59:00Z"})
         with made.serve(certificate=certificate) as url:
@@ -378,7 +378,7 @@ def _formats() -> Any:
 
 @cache
 def openapi_document() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(description())
+    found: dict[str, Any] = json.loads(build_openapi())
     return found
 
 

@@ -13,12 +13,12 @@ from gitboot.child_processes import write_frame
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.cache import encode_result
 from gitboot.evaluator.evaluation import Evaluation
-from gitboot.evaluator.protocol import EVALUATED, Begun, ResultKind
+from gitboot.evaluator.protocol import EVALUATION_KINDS, EvaluationBegun, ResultKind
 from gitboot.fleet.revision import Message, Revision
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.review.decision_changes import Changes, compare
+from gitboot.review.decision_changes import Changes, compare_decisions
 from gitboot.review.guards import Limits
-from gitboot.review.review import Review, review
+from gitboot.review.review import Review, review_commits
 from tests.helpers.fleets import at, document, fleet, image, policy, profile, repository, server, snapshot
 
 # A fleet that tests of diff and guard change, and what a reviewer sees of the change.
@@ -64,18 +64,18 @@ def changed(files: Files, base: Files = FLEET) -> dict[str, str]:
 
 def compared(new: Files, old: Files = FLEET) -> Changes:
     before, after = (repository(files=files) for files in (changed({}, old), changed(new, old)))
-    return compare(decide(before), decide(after), before, after)
+    return compare_decisions(decide(before), decide(after), before, after)
 
 
 def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
-    from gitboot.cli.evaluated_fleet import FleetEvaluator, side
+    from gitboot.cli.evaluated_fleet import FleetEvaluator, evaluate_side
 
     evaluator = FleetEvaluator(at("20T12:00"))
     sides = (
-        side(named, structs.replace(snapshot(files=files), revision=Revision(digit * 40)), evaluator)[0]
+        evaluate_side(named, structs.replace(snapshot(files=files), revision=Revision(digit * 40)), evaluator)[0]
         for named, digit, files in (("main", "a", changed({}, old)), ("topic", "b", changed(new, old)))
     )
-    return review(*sides, limits=Limits(), messages=messages, command="gitboot diff main..topic")
+    return review_commits(*sides, limits=Limits(), messages=messages, command="gitboot diff main..topic")
 
 
 # A cache of results in memory, in place of the one on disk.
@@ -88,7 +88,7 @@ class StoredResults(DiskCache):
         self.inserted: list[dict[ResultKind, dict[bytes, bytes]]] = []  # by each call
 
     def add(self, evaluation: Evaluation) -> None:
-        for kind in EVALUATED:
+        for kind in EVALUATION_KINDS:
             self.rows[kind].update((key, encode_result(each)) for key, each in evaluation.results(kind).items())
 
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -104,7 +104,7 @@ def main() -> None:
     """Run as an evaluator that reads nothing; with `begin`, one that begins commits and finishes none of them."""
     if sys.argv[1] == "begin":
         for _ in range(3):
-            write_frame(sys.stdout.buffer, Begun(None))
+            write_frame(sys.stdout.buffer, EvaluationBegun(None))
     signal.pause()
 
 

@@ -15,7 +15,7 @@ from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
@@ -134,7 +134,7 @@ def decision(name: str, *documents: str, files: Mapping[str, str] | None = None)
 
 
 def planned(instant: datetime, *documents: str, record: Record | None = None, name: str = "web01") -> BootPlan | None:
-    return plan(decision(name, *documents), instant, record)
+    return make_plan(decision(name, *documents), instant, record)
 
 
 # One workload, one repair image, one server: what most tests begin with.

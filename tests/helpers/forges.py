@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from gitboot.cli.commands.init import CI, PACKAGES, ci_path
+from gitboot.cli.commands.init import CI, PACKAGES, place_ci_file
 from gitboot.cli.main import cli
 from tests.helpers.git_repositories import ENVIRONMENT, Work
 
@@ -317,7 +317,7 @@ def on_github(
     fleet: Fleet, host: CommentHost, programs: Path, accepted: str = "", keys: str = "", head: str = ""
 ) -> Ran:
     """The workflow's steps on a pull request whose newest commit is ``head``, or the branch's."""
-    workflow = yaml.safe_load((fleet.work.path / ci_path(CI[0], fleet.subpath)).read_text())
+    workflow = yaml.safe_load((fleet.work.path / place_ci_file(CI[0], fleet.subpath)).read_text())
     host.head = head or fleet.work.head
     fleet.begin_job()
     kept = fresh(fleet.job.parent / "kept")
@@ -401,8 +401,12 @@ def on_gitlab(
     **more: str,
 ) -> Ran:
     """The jobs on a merge request whose newest commit is ``head``, or the branch's."""
-    jobs = yaml.safe_load((fleet.work.path / ci_path(CI[1], fleet.subpath)).read_text())
-    job = ci_path(CI[1], fleet.subpath).removeprefix(".gitlab/").removesuffix(".yml") if fleet.subpath else "gitboot"
+    jobs = yaml.safe_load((fleet.work.path / place_ci_file(CI[1], fleet.subpath)).read_text())
+    job = (
+        place_ci_file(CI[1], fleet.subpath).removeprefix(".gitlab/").removesuffix(".yml")
+        if fleet.subpath
+        else "gitboot"
+    )
     host.head = head or fleet.work.head
     fleet.begin_job()
     environment = {

@@ -226,14 +226,14 @@ def _warm_up() -> None:
 
     from gitboot.fleet.validation import load
     from gitboot.git.snapshots import WORKTREE, open_snapshot
-    from gitboot.render.boot_files import server_files, shared_files
+    from gitboot.render.boot_files import render_fleet_files, render_server_files
     from gitboot.resolve.fleet_decisions import decide
-    from gitboot.resolve.plan_at_time import plan
+    from gitboot.resolve.plan_at_time import make_plan
 
     decisions = decide(load(open_snapshot(Path(__file__).parents[2] / "example-repo", WORKTREE)))
-    shared_files(decisions)
+    render_fleet_files(decisions)
     for decision in decisions.servers.values():
-        server_files(decisions, decision, plan(decision, datetime.now(UTC), None))
+        render_server_files(decisions, decision, make_plan(decision, datetime.now(UTC), None))
 
 
 def main(fd: int) -> None:
@@ -425,8 +425,8 @@ _MOST_TEMPLATES = 1024
 
 def compile_templates_once() -> None:
     """Remember in this process what a template's source was compiled to."""
-    templates.compiled = lru_cache(_MOST_TEMPLATES)(templates.compiled)
-    templates.names_in = lru_cache(_MOST_TEMPLATES)(templates.names_in)
+    templates.compile_template = lru_cache(_MOST_TEMPLATES)(templates.compile_template)
+    templates.find_names = lru_cache(_MOST_TEMPLATES)(templates.find_names)
 
 
 # New ledgers in one step: tests make a thousand, and each would go through what every version has changed.

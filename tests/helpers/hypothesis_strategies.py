@@ -24,20 +24,20 @@ from gitboot.jsonio import format_instant
 from gitboot.model import scalars
 from gitboot.model.boot_image import Artifact, Artifacts, Signature
 from gitboot.model.boot_policy import BootProfileSpec, Window
-from gitboot.model.fields import Scalar, declared_fields
+from gitboot.model.fields import Scalar, list_fields
 from gitboot.model.fleet import FleetSpec, Provisioning
 from gitboot.model.selectors import MatchExpression, Selector
 from gitboot.model.server import Bmc, ServerSpec
-from gitboot.render.boot_files import server_files, shared_files, tombstones
+from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
 from gitboot.render.paths import File
 from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import (
     Record,
     Run,
 )
-from gitboot.resolve.server_decision import Decision, Decisions, idle
+from gitboot.resolve.server_decision import Decision, Decisions, list_idle_macs
 from gitboot.resolve.server_plan import BootPlan
 from tests.helpers.fleets import SHA, at, mac_of, snapshot, uuid_of
 
@@ -98,7 +98,7 @@ def _mac(digits: bytes) -> str:
 # By parser, in normal form.
 _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.text: _TEXTS,
-    scalars.nonempty: _TEXTS.filter(bool),
+    scalars.parse_nonempty: _TEXTS.filter(bool),
     scalars.parse_name: _NAMES,
     scalars.parse_integer: _INTEGERS,
     scalars.parse_signed: _INTEGERS | _INTEGERS.map(lambda number: -number),
@@ -171,7 +171,7 @@ def fields(hint: Any, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]
         for each in arguments:
             yield from fields(each, path)
     elif hasattr(hint, "__dataclass_fields__"):
-        for field in declared_fields(hint):
+        for field in list_fields(hint):
             yield from fields(field.type, f"{path}.{field.alias}".removeprefix("."))
 
 
@@ -186,7 +186,7 @@ def _scalar(metadata: tuple[Any, ...]) -> Strategy | None:
 
 def _struct(struct: Any) -> Strategy:
     """Any mapping of a structure's fields; those that are optional are there or not."""
-    declared = [(field, _of(field.type, field.min_length)) for field in declared_fields(struct)]
+    declared = [(field, _of(field.type, field.min_length)) for field in list_fields(struct)]
     strategy = st.fixed_dictionaries(
         {field.alias: each for field, each in declared if field.is_required},
         optional={field.alias: each for field, each in declared if not field.is_required},
@@ -462,7 +462,7 @@ def digests(decisions: Decisions) -> dict[str, str]:
 
 
 def plans(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, BootPlan | None]:
-    return {name: plan(decision, instant, records.get(name)) for name, decision in decisions.servers.items()}
+    return {name: make_plan(decision, instant, records.get(name)) for name, decision in decisions.servers.items()}
 
 
 def installed_record(decision: Decision, instant: datetime) -> Record:
@@ -477,10 +477,10 @@ def installed_record(decision: Decision, instant: datetime) -> Record:
 
 
 def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, File]:
-    files = shared_files(decisions)
+    files = render_fleet_files(decisions)
     for name, planned in plans(decisions, records, instant).items():
-        files |= server_files(decisions, decisions.servers[name], planned)
-        files |= tombstones(decisions.outputs, decisions.servers[name], idle(decisions.networks[name]))
+        files |= render_server_files(decisions, decisions.servers[name], planned)
+        files |= render_idle_files(decisions.outputs, decisions.servers[name], list_idle_macs(decisions.networks[name]))
     return files
 
 

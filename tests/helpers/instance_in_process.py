@@ -16,12 +16,12 @@ from msgspec import structs
 from gitboot.artifacts.availability import ArtifactWatch
 from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
-from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE, BmcPool
+from gitboot.bmc.power_steps import PowerRecord
+from gitboot.bmc.worker_pool import MAX_PARALLEL, MAX_PER_SITE, BmcPool
 from gitboot.child_processes import encode
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.instance import assembly, git_source
-from gitboot.controller.instance.assembly import Dependencies, WriteRecord, build, pool_of, running
+from gitboot.controller.instance.assembly import Dependencies, WriteRecord, build_bmc_pool, build_instance, run_instance
 from gitboot.controller.instance.settings import (
     ArtifactSettings,
     BmcSettings,
@@ -37,29 +37,29 @@ from gitboot.controller.target_followers import ListedTarget
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotEvaluated, PublishError
 from gitboot.evaluator import protocol
-from gitboot.evaluator.client import Evaluation, assembled
+from gitboot.evaluator.client import EvaluatorClient, assemble_commit
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
-from gitboot.evaluator.process import report
-from gitboot.evaluator.protocol import Allowance, exceeded
+from gitboot.evaluator.evaluation_result import Commit, EvaluationResult, build_commit
+from gitboot.evaluator.process import build_report
+from gitboot.evaluator.protocol import EvaluationLimits, build_limit_problem
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.validation import load
-from gitboot.git.clone import Reader, Source
+from gitboot.git.clone import CloneReader, Source
 from gitboot.git.fetch import InThisProcess
 from gitboot.git.history import Merge
 from gitboot.ledger import instance_tables
-from gitboot.ledger.leader_lease import SECONDS
-from gitboot.ledger.open_ledger import check
+from gitboot.ledger.leader_lease import LEASE_SECONDS
+from gitboot.ledger.open_ledger import check_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.publisher import Published
+from gitboot.publish.publisher import PublicationResult
 from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.paths import File, Files
-from gitboot.render.plan_and_record_files import PartFiles
+from gitboot.render.plan_and_record_files import FileUpdates
 from gitboot.render.server_files import RenderedState, ServerState
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
@@ -68,8 +68,8 @@ from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event
-from gitboot.status.work_progress import Told, unheard
-from gitboot.system_clock import Uptime, uptime
+from gitboot.status.work_progress import ReportProgress, ignore_progress
+from gitboot.system_clock import Uptime, read_uptime
 from tests.helpers import fleets
 from tests.helpers.fleets import at, snapshot
 
@@ -132,7 +132,7 @@ class Commits:
     def commit(self) -> Commit:
         if self._decided is None or self._decided.revision != self._snapshot.revision:
             repository = load(self._snapshot, {})
-            self._decided = commit_of(repository, decide(repository))
+            self._decided = build_commit(repository, decide(repository))
         return self._decided
 
     def latest(self) -> Revision | None:
@@ -162,9 +162,11 @@ class Commits:
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         return False
 
-    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated:
+    def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult:
         difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
-        return assembled(base, revision, (protocol.answer(encode(each)) for each in report(difference)))
+        return assemble_commit(
+            base, revision, (protocol.decode_answer(encode(each)) for each in build_report(difference))
+        )
 
     def keep(self, revision: Revision) -> None:
         """There is no cache."""
@@ -178,7 +180,7 @@ class Taking:
     """A target that takes what it is given."""
 
     full: bool = False  # whether its disk is
-    is_as_left: bool = True
+    is_unchanged: bool = True
     servers: dict[str, Files | None] = field(default_factory=dict)  # as they were given last
     shared: Files | None = None
 
@@ -190,16 +192,16 @@ class Taking:
         complete: bool,
         commit: str,
         at: datetime,
-        parts: PartFiles,
-    ) -> Published:
+        parts: FileUpdates,
+    ) -> PublicationResult:
         given = dict(servers.items())
         if self.full:
             raise PublishError("no space left on device")
         self.servers.update(given)
         self.shared = shared if shared is not None else self.shared
-        return Published(written=(), withdrawn=(), expired=(), unchanged=0)
+        return PublicationResult(written=(), withdrawn=(), expired=(), unchanged=0)
 
-    def dated(self, path: str, file: File, at: datetime) -> int:
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:
         return int(at.timestamp())
 
     def end_windows(self, at: datetime) -> EndedWindows:
@@ -208,7 +210,7 @@ class Taking:
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         return None
 
-    def holds(self, files: Files) -> bool:
+    def has_files(self, files: Files) -> bool:
         return files in self.servers.values()
 
 
@@ -224,13 +226,13 @@ class Gate:
         return self.bmcs.submit(jobs) if self.takes else frozenset()
 
     def forget(self, uuids: frozenset[SystemUuid]) -> None:
-        self.bmcs.forget(uuids)
+        self.bmcs.drop_pending(uuids)
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         return self.bmcs.fingerprint(bmc)
 
     def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
-        return self.bmcs.finished(wait_all=wait_all) if self.gives else {}
+        return self.bmcs.take_results(wait_all=wait_all) if self.gives else {}
 
     def close(self) -> None:
         self.bmcs.close()
@@ -244,35 +246,37 @@ def note_fetch(spool: Path, observation: Observation) -> None:
     """What an endpoint leaves behind that answered it and is no more."""
     spool.mkdir(exist_ok=True)
     with closing(SpoolFile(spool)) as file:
-        file.append(line_of(observation))
+        file.append(encode_line(observation))
 
 
 # Commits fetched and evaluated in this process: for tests that reconcile one by one, and type commands.
 
 
-class Here(Evaluation):
+class Here(EvaluatorClient):
     """An evaluation without a process of its own. The evaluation of a commit in ``unending`` does not end in time."""
 
-    def __init__(self, reader: Reader, site: str | None = None, unending: Collection[str] = ()) -> None:
+    def __init__(self, reader: CloneReader, site: str | None = None, unending: Collection[str] = ()) -> None:
         super().__init__(Path(), site=site)
         self._unending = unending
         self._reader = reader
         self._evaluator = Evaluator(reader.snapshot)
 
-    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
+    def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
         if revision in self._unending:
-            raise NotEvaluated([exceeded("it is not evaluated in time")])
+            raise NotEvaluated([build_limit_problem("it is not evaluated in time")])
         try:
             difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         finally:
             self._reader.close()
-        return assembled(base, revision, (protocol.answer(encode(each)) for each in report(difference, self._site)))
+        return assemble_commit(
+            base, revision, (protocol.decode_answer(encode(each)) for each in build_report(difference, self._site))
+        )
 
 
 class Slow(Here):
     """One that never comes to an end with a commit that is compared with another."""
 
-    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
+    def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
         return super().evaluate(revision, base) if base is None else None
 
 
@@ -283,16 +287,16 @@ def evaluated_here() -> Iterator[None]:
     def here(
         state: Path,
         *,
-        allowance: Allowance,
+        allowance: EvaluationLimits,
         waits: bool,
         timed: Callable[[], Callable[[], None]] = lambda: lambda: None,
-        read: Told = unheard,
+        read: ReportProgress = ignore_progress,
         site: str | None = None,
         cache: DiskCache | None = None,
     ) -> Here:
-        return Here(Reader(state), site)
+        return Here(CloneReader(state), site)
 
-    with patch.object(assembly, "Evaluation", here), patch.object(git_source, "FetchProcess", _FetchesHere):
+    with patch.object(assembly, "EvaluatorClient", here), patch.object(git_source, "FetchProcess", _FetchesHere):
         yield
 
 
@@ -331,9 +335,9 @@ def in_process(
     wake: Callable[[], None] = lambda: None,
     trust: TrustSettings | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    uptime: Callable[[], Uptime] = uptime,
+    uptime: Callable[[], Uptime] = read_uptime,
     site: str | None = None,
-    lease_s: float = SECONDS,
+    lease_s: float = LEASE_SECONDS,
     list_keys: Path | None = None,
 ) -> Iterator[Parts]:
     """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
@@ -359,17 +363,19 @@ def in_process(
     )
     events: list[Event] = []
 
-    def evaluation(state: Path) -> Evaluation:
+    def evaluation(state: Path) -> EvaluatorClient:
         if apart:
-            return Evaluation(state, site=site)
-        return Here(Reader(state), site, unending) if evaluates else Slow(Reader(state))
+            return EvaluatorClient(state, site=site)
+        return Here(CloneReader(state), site, unending) if evaluates else Slow(CloneReader(state))
 
-    with running(settings, tell=events.append, clock=clock, wake=wake, evaluation_of=evaluation, uptime=uptime) as (
+    with run_instance(
+        settings, tell=events.append, clock=clock, wake=wake, evaluation_of=evaluation, uptime=uptime
+    ) as (
         instance,
         source,
     ):
         if initial is not None:
-            instance_tables.give(instance.store, clock(), "ada", BEGIN, {"how": initial})
+            instance_tables.add_request(instance.store, clock(), "ada", BEGIN, {"how": initial})
         yield Parts(source, instance.store, instance.reconciler, events, folder / "spool")
 
 
@@ -412,8 +418,8 @@ class Bench:
         doubt: str | None = None,
         store: type[Unsynced] = Unsynced,
         failures: int = 20,
-        parallel: int = MOST,
-        per_site: int = MOST_OF_SITE,
+        parallel: int = MAX_PARALLEL,
+        per_site: int = MAX_PER_SITE,
         keys: TokenKeys = NO_KEYS,
         artifacts: ArtifactWatch | None = None,
         named: bool = True,
@@ -424,11 +430,11 @@ class Bench:
         self.commits, self.target = Commits(), Taking()
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(store.open(folder / "ledger.sqlite"))
-        check(self.ledger)
+        check_tables(self.ledger)
         if named:  # as by a Fleet that says that this instance acts
             self.commits.ledger = self.ledger.progress[0]
         if doubt is not None:
-            instance_tables.doubt(self.ledger, doubt)
+            instance_tables.mark_unverified(self.ledger, doubt)
         bmc = BmcSettings(credentials=credentials, failures=failures, parallel=parallel, per_site=per_site, jitter=0)
         spool = folder / "spool"
         spool.mkdir(exist_ok=True)
@@ -438,7 +444,7 @@ class Bench:
         dependencies = Dependencies(
             store=self.ledger,
             source=cast(Source, self.commits),
-            evaluation=cast(Evaluation, self.commits),
+            evaluation=cast(EvaluatorClient, self.commits),
             target=target if target is not None else self.target,
             clock=lambda: self.job_clock or self.now,
             make_bmcs=self._gate,
@@ -449,7 +455,7 @@ class Bench:
             tell=self.events.append,
             uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
         )
-        self.instance = self._opened.enter_context(build(settings, dependencies))
+        self.instance = self._opened.enter_context(build_instance(settings, dependencies))
         if initial is not None:
             self.request(BEGIN, **beginning(initial))
         self.job_clock: datetime | None = None  # that jobs at BMCs go by, where it is not the instance's
@@ -457,15 +463,15 @@ class Bench:
         self.after_recording: Callable[[OverrideRecord], None] = lambda _: None
 
     def _gate(self, settings: Settings, dependencies: Dependencies, write: WriteRecord) -> BmcPool:
-        def recording(uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
-            if isinstance(record, SwitchRecord):
+        def recording(uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
+            if isinstance(record, PowerRecord):
                 write(uuid, record)
                 return
             self.before_recording(record)
             write(uuid, record)
             self.after_recording(record)
 
-        self.bmcs = Gate(pool_of(settings, dependencies, recording))
+        self.bmcs = Gate(build_bmc_pool(settings, dependencies, recording))
         return cast(BmcPool, self.bmcs)
 
     def close(self) -> None:
@@ -520,14 +526,14 @@ class Bench:
         self.observe(Observation(server=plan.server, path=path, digest=plan.digest, client=client, at=at or self.now))
 
     def observe(self, observation: Observation) -> None:
-        self._spool.append(line_of(observation))
+        self._spool.append(encode_line(observation))
 
     def request(self, what: str, **facts: object) -> int:
         """Leave a request, as the command line does; it is carried out by the next reconcile."""
-        return instance_tables.give(self.ledger, self.now, "ada", what, facts)
+        return instance_tables.add_request(self.ledger, self.now, "ada", what, facts)
 
     def outcome(self, number: int) -> str:
-        return instance_tables.outcome(self.ledger, number) or ""
+        return instance_tables.read_outcome(self.ledger, number) or ""
 
     @property
     def commit(self) -> Commit:
@@ -539,22 +545,22 @@ class Bench:
 
     @property
     def knowledge(self) -> Knowledge:
-        return self.instance.reconciler.standing.knowledge
+        return self.instance.reconciler.state.knowledge
 
     @property
     def schedule(self) -> Schedule:
-        return self.instance.reconciler.standing.schedule
+        return self.instance.reconciler.state.schedule
 
     @property
     def servers(self) -> Mapping[str, ServerState]:
         """As they were planned last."""
-        return self.instance.reconciler.standing.plans.servers
+        return self.instance.reconciler.state.plans.servers
 
     @property
     def rendered(self) -> dict[str, RenderedState]:
         from tests.helpers.endpoints import rendered_states
 
-        return rendered_states(self.instance.reconciler.standing)
+        return rendered_states(self.instance.reconciler.state)
 
     @property
     def record(self) -> Record | None:

@@ -14,32 +14,32 @@ from typing import Any, Final, cast
 
 from msgspec import structs
 
-from gitboot.controller.bmcs.desired_state import media_urls
-from gitboot.controller.instance.assembly import Dependencies, build
+from gitboot.controller.bmcs.desired_state import build_media_urls
+from gitboot.controller.instance.assembly import Dependencies, build_instance
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError
-from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.client import EvaluatorClient
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.git.clone import Source
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store, Transaction
-from gitboot.publish.publisher import Published
+from gitboot.publish.publisher import PublicationResult
 from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
-from gitboot.render.endpoint_files import PublishedServer, parse, state_path, turn_of
+from gitboot.render.endpoint_files import PublishedServer, find_version, parse_state, state_path
 from gitboot.render.paths import RECORDS, File, Files
 from gitboot.render.plan_and_record_files import (
-    AS_IT_WAS,
-    PartFiles,
+    NO_UPDATES,
+    FileUpdates,
 )
 from gitboot.render.token_keys import NO_KEYS
-from gitboot.resolve.provisioning_record import imported
+from gitboot.resolve.provisioning_record import parse_exported_records
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase
 from gitboot.status.conditions import Event
 from tests.helpers import fleets
@@ -234,13 +234,13 @@ class Life:
     counts: Counter[str] = field(default_factory=Counter)
     netboots: bool = False  # whether its firmware starts from the network by itself
     delays: bool = False  # whether what is fetched is told later
-    is_as_left: bool = True  # of what was published
+    is_unchanged: bool = True  # of what was published
 
     # What gitboot has at its disposal after a crash
     branch: Branch = field(init=False)
     servers: dict[str, PublishedServer] = field(default_factory=dict)  # as they were published last
     shared: Files = field(default_factory=dict)
-    parts: PartFiles = AS_IT_WAS
+    parts: FileUpdates = NO_UPDATES
     backup: int | None = None  # how much had happened when it was made
 
     spool: SpoolFile = field(init=False)  # of its endpoints, which outlive it
@@ -312,19 +312,23 @@ class Life:
 
         ledger = opened.enter_context(Ledger.open(self.folder / "ledger.sqlite"))
         if instance_tables.is_behind(ledger):
-            instance_tables.doubt(ledger, "RestoredLedger")
+            instance_tables.mark_unverified(ledger, "RestoredLedger")
         dependencies = Dependencies(
             store=ledger,
             source=cast(Source, self.branch),
-            evaluation=cast(Evaluation, self.branch),
+            evaluation=cast(EvaluatorClient, self.branch),
             target=self,
             clock=lambda: self.now,
             tell=self._happened,
         )
         files = [each for path, each in self.parts.files.items() if path.startswith(RECORDS)]
         if self.shared:
-            records = {uuid: known for each in files for uuid, known in imported(each.content, RECORDS).items()}
-            dependencies = structs.replace(dependencies, owner=instance_tables.read(ledger).identity, records=records)
+            records = {
+                uuid: known for each in files for uuid, known in parse_exported_records(each.content, RECORDS).items()
+            }
+            dependencies = structs.replace(
+                dependencies, owner=instance_tables.read_facts(ledger).identity, records=records
+            )
         settings = Settings(
             output=self.folder,
             state=self.folder,
@@ -333,9 +337,9 @@ class Life:
             bmc=BmcSettings(credentials=self.folder, parallel=1, jitter=0),
             limits=UNLIMITED,
         )
-        made = opened.enter_context(build(settings, dependencies))
+        made = opened.enter_context(build_instance(settings, dependencies))
         if initial is not None:
-            instance_tables.give(ledger, self.now, "an operator", BEGIN, {"how": initial})
+            instance_tables.add_request(ledger, self.now, "an operator", BEGIN, {"how": initial})
         self.instance = Process(ledger, made.inbox, made.reconciler, opened)
 
     def kill(self) -> None:
@@ -355,12 +359,12 @@ class Life:
         assert instance is not None
         with suppress(Crash):
             instance.reconciler.reconcile(self.now, wait=True)
-            ended = not self.fate.dead and instance.reconciler.standing.unwritable is None
+            ended = not self.fate.dead and instance.reconciler.state.unwritable is None
         self.fate.dies_in = None
         if self.fate.dead:
             self.kill()
         elif ended:
-            self.unknown = instance_tables.read(instance.ledger).doubt is not None
+            self.unknown = instance_tables.read_facts(instance.ledger).doubt is not None
             self.ordered.clear()
             self.acknowledged.update(self.told)
             self.told.clear()
@@ -375,8 +379,8 @@ class Life:
         complete: bool,
         commit: str,
         at: datetime,
-        parts: PartFiles,
-    ) -> Published:
+        parts: FileUpdates,
+    ) -> PublicationResult:
         if self.fate.dead:
             raise Crash
         assert self.instance is not None
@@ -385,16 +389,16 @@ class Life:
         for name, files in servers.items():
             self.servers.pop(name, None)
             if files is not None:
-                self.servers[name] = parse(files[state_path(name)].content)
+                self.servers[name] = parse_state(files[state_path(name)].content)
         self.shared = self.shared if shared is None else shared
-        self.parts = self.parts.then(parts)
+        self.parts = self.parts.merge(parts)
         turns = (turn for each in self.servers.values() for path in each.paths.values() for turn in path)
         for digest in {Digest(turn.digest) for turn in turns if turn.digest is not None}:
-            if (offer := server_tables.offered(self.instance.ledger, digest)) is not None:
+            if (offer := server_tables.find_offer(self.instance.ledger, digest)) is not None:
                 self.offers[digest] = offer
-        return Published(written=(), withdrawn=(), expired=(), unchanged=0)
+        return PublicationResult(written=(), withdrawn=(), expired=(), unchanged=0)
 
-    def dated(self, path: str, file: File, at: datetime) -> int:
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:
         return int(at.timestamp())
 
     def end_windows(self, at: datetime) -> EndedWindows:
@@ -403,9 +407,11 @@ class Life:
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         return None
 
-    def holds(self, files: Files) -> bool:
+    def has_files(self, files: Files) -> bool:
         stands = self.servers.items()
-        return any(parse(files[path].content) == state for name, state in stands if (path := state_path(name)) in files)
+        return any(
+            parse_state(files[path].content) == state for name, state in stands if (path := state_path(name)) in files
+        )
 
     def _happened(self, event: Event) -> None:
         if event.type == "Provisioned":
@@ -449,7 +455,7 @@ class Life:
         shutil.copyfile(self.folder / "backup.sqlite", path)
         self.start()
         assert self.instance is not None
-        self.unknown = instance_tables.read(self.instance.ledger).doubt is not None
+        self.unknown = instance_tables.read_facts(self.instance.ledger).doubt is not None
         if not self.unknown and self.backup != self.counts["set"] + self.counts["provisioned"]:
             self.violations.append("an older ledger was believed")
         self.made.clear()
@@ -471,7 +477,7 @@ class Life:
     def request(self, what: str, **facts: Any) -> None:
         """Leave an operator's request, which opens everything anew when it is carried out."""
         if self.instance is not None:
-            instance_tables.give(self.instance.ledger, self.now, "an operator", what, facts)
+            instance_tables.add_request(self.instance.ledger, self.now, "an operator", what, facts)
             self.ordered.add(self.commit.uuid)
 
     def _open_anew(self, uuid: str) -> None:
@@ -484,7 +490,7 @@ class Life:
             self._tell(observation)
 
     def _tell(self, observation: Observation) -> None:
-        self.spool.append(line_of(observation))
+        self.spool.append(encode_line(observation))
         self.told.append(observation)
 
     def deliver(self) -> None:
@@ -498,7 +504,7 @@ class Life:
         if not found:
             return
         ((name, turns),) = found
-        turn = turn_of(turns, at)[0] if self.instance is not None else turns[0]  # a mirror does not turn
+        turn = find_version(turns, at)[0] if self.instance is not None else turns[0]  # a mirror does not turn
         if turn is None or turn.digest is None:
             return
         digest = Digest(turn.digest)
@@ -628,7 +634,7 @@ class Life:
     @property
     def plan(self) -> BootPlan | None:
         assert self.instance is not None
-        state = self.instance.reconciler.standing.plans.servers.get(self.commit.name)
+        state = self.instance.reconciler.state.plans.servers.get(self.commit.name)
         return state.plan if state is not None else None
 
     def _all_is_known(self, quiet_since: datetime) -> None:
@@ -655,7 +661,7 @@ class Life:
         """But what is wanted, or may be read by the system that booted it."""
         plan = self.plan
         for machine in self.machines:
-            kept = set(media_urls(plan, NO_KEYS)) if machine is self.named else set()
+            kept = set(build_media_urls(plan, NO_KEYS)) if machine is self.named else set()
             for image in set(machine.media) - {RESCUE} - kept - self.nobodys:
                 self.violations.append(f"{self.now}: {image} still lies in a drive of {machine.name}")
 

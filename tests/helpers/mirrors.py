@@ -23,7 +23,7 @@ import pygit2
 from gitboot.git.remote import Remote
 from gitboot.model.fleet import Output
 from gitboot.publish.targets.sync_steps import FollowedTree
-from gitboot.render.paths import SIGNED, Role, kind_of
+from gitboot.render.paths import SIGNED, Role, find_path_kind
 from gitboot.render.token_keys import TokenKeys
 from tests.helpers.documentation import checkout_script, clone_for_checkouts
 from tests.helpers.endpoints import Site, eventually, planned
@@ -73,7 +73,7 @@ _ORDER: Final = (Role.DATA, Role.MEDIUM, Role.REPORT)  # each ends that the ones
 
 
 def _rank(path: str) -> int:
-    kind = kind_of(f"boot{path}")
+    kind = find_path_kind(f"boot{path}")
     return _ORDER.index(kind.role) + 1 if kind is not None and kind.role in _ORDER else 0
 
 

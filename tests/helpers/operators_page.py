@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import pytest
 
-from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, render_unknown
+from gitboot.fetchlog.unknown_machines import UnknownMachines, build_from_inventory, render_unknown
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.render.paths import PAGE
 from gitboot.render.server_files import RenderedState
 from gitboot.resolve.provisioning_record import Record
@@ -434,8 +434,8 @@ def main() -> None:
     folder = Path(sys.argv[1]) if sys.argv[1:] else IMAGES
     with tempfile.TemporaryDirectory() as profile_folder, site(night_fleet()) as found:
         found.say(night_status())
-        machines = UnknownMachines([inventoried(SENT, "v1/inventory", "10.20.3.41", at("20T22:51"))])
-        with Directory.open(found.root, ledger="test") as directory:
+        machines = UnknownMachines([build_from_inventory(SENT, "v1/inventory", "10.20.3.41", at("20T22:51"))])
+        with OutputDirectory.open(found.root, ledger="test") as directory:
             directory.write_status(render_unknown(machines), AT_NIGHT, UNKNOWN)
         with browser(Path(profile_folder)) as chromium:
             pictures(chromium, folder, found.root)

@@ -25,7 +25,7 @@ from typing import Final, Self
 import psycopg
 import pytest
 
-from gitboot.ledger.location import PostgresAddress, note_address
+from gitboot.ledger.location import PostgresAddress, write_address
 from tests.helpers.forked_commands import join
 
 _USER: Final = "postgres"  # it does not run as root
@@ -183,7 +183,7 @@ class PostgresServer:
     def ledger(self, folder: Path) -> Path:
         """Where a ledger would be in ``folder``, which is in a schema of its own instead."""
         path = folder / "ledger.sqlite"
-        note_address(path, self.address())
+        write_address(path, self.address())
         return path
 
 

@@ -14,12 +14,12 @@ import pytest
 from msgspec import structs
 
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.publisher import Directory, Published
-from gitboot.publish.targets.follower import FollowedBy
-from gitboot.publish.targets.sync_steps import FileStore, FollowedTree, StoreTarget, after, next_step
+from gitboot.publish.publisher import OutputDirectory, PublicationResult
+from gitboot.publish.targets.follower import TargetStore
+from gitboot.publish.targets.sync_steps import FileStore, FollowedTree, StoreTarget, apply_step, plan_next_step
 from gitboot.render import endpoint_files
-from gitboot.render.endpoint_files import Listed, PublishedServer, server_of, state_path
-from gitboot.render.paths import File, Files, asked_for
+from gitboot.render.endpoint_files import ListedFile, PublishedServer, parse_state_path, state_path
+from gitboot.render.paths import File, Files, parse_request_path
 
 # Trees as they are published: a flat mapping of files, told apart into servers with a state each.
 
@@ -33,18 +33,18 @@ def owner(path: str) -> str | None:
 
 def server_files(name: str, files: Files) -> dict[str, File]:
     """A server's files with its state, which claims what their paths are asked by."""
-    identities = {asked.identity for path in files for asked in asked_for(path.removeprefix("boot/"))}
+    identities = {asked.identity for path in files for asked in parse_request_path(path.removeprefix("boot/"))}
     published = PublishedServer(
         server=name,
         identities=tuple(sorted(identities)),
         shows={},
         summary={},
         plan={},
-        files={path: Listed(file.sha256, len(file.content)) for path, file in files.items()},
+        files={path: ListedFile(file.sha256, len(file.content)) for path, file in files.items()},
         contents={},
         paths={},
     )
-    return {**files, state_path(name): File(endpoint_files.render(published))}
+    return {**files, state_path(name): File(endpoint_files.render_state(published))}
 
 
 def split(files: Files) -> tuple[dict[str, Files], Files]:
@@ -64,8 +64,8 @@ def whole(files: Files) -> dict[str, File]:
 
 
 def publish_files(
-    directory: Directory, files: Files, *, changed: Iterable[str] | None = None, commit: str, at: datetime
-) -> Published:
+    directory: OutputDirectory, files: Files, *, changed: Iterable[str] | None = None, commit: str, at: datetime
+) -> PublicationResult:
     """Publish all of these files, or the servers that have the ``changed`` paths; what was done, but for states."""
     servers, shared = split(files)
     given: dict[str, Any] = {"commit": commit, "at": at}
@@ -77,11 +77,12 @@ def publish_files(
     return _without_states(published, len([files for files in told.values() if files is not None]))
 
 
-def _without_states(published: Published, states: int) -> Published:
-    if published.begun:
-        return structs.replace(published, begun=published.begun - states)
+def _without_states(published: PublicationResult, states: int) -> PublicationResult:
+    if published.first_files:
+        return structs.replace(published, first_files=published.first_files - states)
     written, withdrawn = (
-        tuple(path for path in paths if server_of(path) is None) for paths in (published.written, published.withdrawn)
+        tuple(path for path in paths if parse_state_path(path) is None)
+        for paths in (published.written, published.withdrawn)
     )
     standing = states - (len(published.written) - len(written))
     return structs.replace(published, written=written, withdrawn=withdrawn, unchanged=published.unchanged - standing)
@@ -117,17 +118,17 @@ class TargetKilled(BaseException):
     """The process that writes a target is killed here."""
 
 
-def bring_up(target: FollowedBy, tree: FollowedTree) -> int:
+def bring_up(target: TargetStore, tree: FollowedTree) -> int:
     """Make steps until the target holds what is published. Return how many."""
     held = target.load()
     for steps in count():
-        if (glance := tree.look()) is None:
+        if (glance := tree.read_summary()) is None:
             return steps
-        step = next_step(tree, glance, held, partial(target.shard, held.head), target.most)
+        step = plan_next_step(tree, glance, held, partial(target.shard, held.head), target.most)
         if step is None:
             return steps
         target.apply(step, held, tree)
-        held = after(held, step)
+        held = apply_step(held, step)
     raise AssertionError
 
 

@@ -18,10 +18,10 @@ from typing import Any, TextIO
 import httpx
 import pygit2
 
-from gitboot.cli.instance_client import request
+from gitboot.cli.instance_client import request_change
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.ledger.location import PostgresAddress, note_address
+from gitboot.ledger.location import PostgresAddress, write_address
 from gitboot.ledger.store import Store
 from gitboot.publish.tree_reader import read_records
 from gitboot.resolve.provisioning_record import record_facts
@@ -127,7 +127,7 @@ def ledger_in(state: Path, address: PostgresAddress | None = None) -> str:
     """The identity of the ledger in a state directory, or of the one that it names; it is made where there is none."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     if address is not None:
-        note_address(state / LEDGER, address)
+        write_address(state / LEDGER, address)
     with Store.open(state / LEDGER) as ledger:
         return ledger.progress[0]
 
@@ -147,7 +147,7 @@ def begin(state: Path, records: str | Path) -> None:
     if records not in ("fresh", "adopt", "as-recorded"):
         items = [{"uuid": uuid, **record_facts(record)} for uuid, record in read_records(Path(records)).items()]
         facts = {"how": "records", "items": items}
-    outcome = request(state, BEGIN, facts)
+    outcome = request_change(state, BEGIN, facts)
 
     def is_known() -> bool:
         found = json.loads((state / "status.json").read_bytes())["conditions"]

@@ -26,13 +26,13 @@ from tuf.api.metadata import (
 )
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-from gitboot.jsonio import canonical, format_instant
+from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.publish.list_root import make_list_keys
-from gitboot.publish.manifest import MANIFEST, digest_of
-from gitboot.publish.publisher import Directory
-from gitboot.publish.signed_list_reader import hashed_path, parse_keys
+from gitboot.publish.manifest import MANIFEST, compute_digest
+from gitboot.publish.publisher import OutputDirectory
+from gitboot.publish.signed_list_reader import hash_path, parse_keys
 from gitboot.render.endpoint_files import FileVersion, Listing, listing_path, render_listing
-from gitboot.render.paths import BOOT, MEDIUM, File, Files, means, token_in
+from gitboot.render.paths import BOOT, MEDIUM, File, Files, find_non_script_kind, find_token
 from tests.helpers.endpoints import BEFORE, FLEET, Fleet, Site
 from tests.helpers.published_trees import server_files
 
@@ -102,7 +102,7 @@ class ListSigner:
         bins = SuccinctRoles([*keys], 1, BITS, "servers")
         targets: dict[str, dict[str, TargetFile]] = {name: {} for name in bins.get_roles()}
         for name, content in listings.items():
-            file = TargetFile(len(content), {"sha256": digest_of(content)}, name)
+            file = TargetFile(len(content), {"sha256": compute_digest(content)}, name)
             targets[bins.get_role_for_target(name)][name] = file
         found = {f"{number + 1}.root.json": root for number, root in enumerate(self.roots_made)}
 
@@ -123,7 +123,7 @@ class ListSigner:
         named_files = (*(["targets"] if self.roots else []), *targets)
         meta = {f"{name}.json": MetaFile(version) for name in named_files}
         snapshot = add("snapshot.json", Snapshot(version=version, expires=FAR, meta=meta), own)
-        named = MetaFile(version, len(snapshot), {"sha256": digest_of(snapshot)})
+        named = MetaFile(version, len(snapshot), {"sha256": compute_digest(snapshot)})
         about = {"gitboot": {"commit": commit, "made": format_instant(made), "manifest": manifest, "version": "0.2.0"}}
         timestamp = Timestamp(version=version, expires=expires, snapshot_meta=named, unrecognized_fields=about)
         add("timestamp.json", timestamp, own, numbered=False)
@@ -140,8 +140,8 @@ class ListSigner:
 
 
 def list_name(path: str) -> str:
-    is_secret = token_in(BOOT + path) is not None or means(BOOT + path) is MEDIUM
-    return hashed_path(path) if is_secret else path
+    is_secret = find_token(BOOT + path) is not None or find_non_script_kind(BOOT + path) is MEDIUM
+    return hash_path(path) if is_secret else path
 
 
 def encode_listing(
@@ -160,12 +160,12 @@ def encode_listing(
         if end
         else None
     )
-    texts = {digest_of(each): each.decode() for each in changed.values() if each is not None}
-    return canonical({"server": server, "files": listed, "ends": ends, "contents": texts}) + b"\n"
+    texts = {compute_digest(each): each.decode() for each in changed.values() if each is not None}
+    return encode_canonical({"server": server, "files": listed, "ends": ends, "contents": texts}) + b"\n"
 
 
 def _file(content: bytes | None) -> list[str | int | None]:
-    return [None, 0] if content is None else [digest_of(content), len(content)]
+    return [None, 0] if content is None else [compute_digest(content), len(content)]
 
 
 def listings_of(root: Path) -> dict[str, bytes]:
@@ -180,7 +180,7 @@ def sign_tree(
 ) -> dict[str, bytes]:
     """Sign a published tree again, in place of its publisher, and return the list's files by name below signed/."""
     made = made or datetime.now(UTC).replace(microsecond=0)
-    manifest = digest_of((root / MANIFEST).read_bytes())
+    manifest = compute_digest((root / MANIFEST).read_bytes())
     commit = json.loads((root / MANIFEST).read_bytes())["commit"]
     files = signer.make(listings_of(root), made=made, expires=made + lasts, manifest=manifest, commit=commit)
     write_list(root / BOOT, files)
@@ -272,7 +272,7 @@ def listed_server(name: str, files: Files) -> dict[str, File]:
     return server_files(name, {**files, listing_path(name): File(render_listing(Listing(server=name, files=versions)))})
 
 
-def publish(directory: Directory, servers: dict[str, Files | None], shared: Files | None, at: datetime) -> None:
+def publish(directory: OutputDirectory, servers: dict[str, Files | None], shared: Files | None, at: datetime) -> None:
     directory.publish(servers, shared, complete=shared is not None, commit="c0ffee", at=at)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.importers.boot_comparison import Asker, OldBoot, boot_of
+from gitboot.importers.boot_comparison import ComparedMachine, OldBoot, parse_boot_script
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server
 from tests.helpers.cases import for_each
 from tests.helpers.http_peers import Authority
@@ -202,7 +202,7 @@ def test_an_endless_answer_is_cut(fleet: Path, old: ArtifactServer) -> None:
 
 # Scripts as the projects' own tests and documentation have them, in our words.
 
-WEB01 = Asker(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
+WEB01 = ComparedMachine(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
 
 
 @for_each(
@@ -245,7 +245,7 @@ WEB01 = Asker(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
 def test_a_script_is_read_as_ipxe_does(
     script: str, kernel: str | None, initrds: tuple[str, ...], arguments: tuple[str, ...]
 ) -> None:
-    boot = boot_of(script, "http://old/x/y", WEB01.variables(MAC))
+    boot = parse_boot_script(script, "http://old/x/y", WEB01.list_variables(MAC))
     assert (boot.kernel, boot.initrds, boot.arguments, boot.chain) == (kernel, initrds, arguments, None)
 
 
@@ -261,7 +261,7 @@ def test_a_script_is_read_as_ipxe_does(
     ],
 )
 def test_each_system_is_asked_by_its_own_path(shape: str, url: str) -> None:
-    assert WEB01.urls("http://old/", shape) == (f"http://old/{url}",)
+    assert WEB01.list_script_urls("http://old/", shape) == (f"http://old/{url}",)
 
 
 # As Ironic 39's conductor wrote it for a node of the ramdisk deploy interface, without what is never come to.
@@ -289,14 +289,19 @@ sanboot --no-describe || exit 0
 
 
 def test_a_script_is_read_from_where_it_goes_to() -> None:
-    found = boot_of(IRONIC, "http://old/pxelinux.cfg/x", {})
+    found = parse_boot_script(IRONIC, "http://old/pxelinux.cfg/x", {})
     assert (found.kernel, found.initrds) == ("http://old/NODE/kernel", ("http://old/NODE/ramdisk",))
     assert found.arguments == ("root=/dev/ram0", "text", "quiet", "ipa-global-request-id=req-1")
     assert (
-        boot_of(IRONIC.replace("goto boot_ramdisk\n:deploy", "goto boot_whole_disk\n:deploy"), "http://old/", {})
+        parse_boot_script(
+            IRONIC.replace("goto boot_ramdisk\n:deploy", "goto boot_whole_disk\n:deploy"), "http://old/", {}
+        )
         == OldBoot()
     )
 
 
 def test_a_script_that_goes_round_in_circles_ends() -> None:
-    assert boot_of("#!ipxe\n:a\ngoto b\n:b\ngoto a\nkernel /k\nboot\n", "http://old/", {}).kernel == "http://old/k"
+    assert (
+        parse_boot_script("#!ipxe\n:a\ngoto b\n:b\ngoto a\nkernel /k\nboot\n", "http://old/", {}).kernel
+        == "http://old/k"
+    )

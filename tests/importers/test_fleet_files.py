@@ -16,11 +16,11 @@ import yaml
 from gitboot.cli.commands.import_ import SYSTEMS
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
-from gitboot.importers.fleet_files import fleet_of
+from gitboot.importers.fleet_files import render_fleet
 from gitboot.importers.inventory import Supplement
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.install_attempts import first_records
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.install_attempts import make_first_records
+from gitboot.resolve.plan_at_time import make_plan
 from tests.helpers.cases import each_of
 from tests.helpers.fleets import at
 from tests.helpers.instance_with_bmcs import typed
@@ -344,15 +344,15 @@ def test_each_system_becomes_a_fleet_that_validates_and_installs_nothing(
     (decision,) = decide(load(open_snapshot(fleet, None))).servers.values()
     assert (decision.uuid, decision.lifecycle, decision.provision) == (UUID, "Parked", 0)
     assert "52-54-00-12-34-56" in decision.macs
-    assert plan(decision, at("2026-12-01T00:00"), None) is None
+    assert make_plan(decision, at("2026-12-01T00:00"), None) is None
     parked = next(fleet.glob("servers/*.yaml"))
     parked.write_text(parked.read_text().replace("  lifecycle: Parked\n", ""))
     settings = fleet / "fleet.yaml"
     settings.write_text(f"{settings.read_text()}  requirePolicy: false\n")
     (decision,) = decide(load(open_snapshot(fleet, None))).servers.values()
     assert (decision.policy is not None) == (system in BOOTS)
-    for _, _, record in first_records([decision], {}, adopt_all=False):
-        planned = plan(decision, at("2026-12-01T00:00"), record)
+    for _, _, record in make_first_records([decision], {}, adopt_all=False):
+        planned = make_plan(decision, at("2026-12-01T00:00"), record)
         assert planned is None or planned.boot is None, "no longer Parked, it boots its disk: nobody asked for more"
     if decision.policy is not None:
         assert decision.policy.boot is not None and decision.policy.boot.loaded_kernel.url == KERNEL
@@ -600,7 +600,7 @@ def test_whatever_a_source_says_it_is_read_to_its_end(system: str) -> None:
             continue
         for document in yaml.load_all(text, yaml.BaseLoader):
             for odd in each_of([*_with_one_odd(document)], one_in=3):
-                fleet_of(read({**files, name: _json(odd)}), Supplement())
+                render_fleet(read({**files, name: _json(odd)}), Supplement())
 
 
 A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"

@@ -26,24 +26,24 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.bmc.override_state import Override, OverrideRecord, State
+from gitboot.bmc.override_state import Override, OverrideRecord, OverrideState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
 from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals
-from gitboot.controller.records.ledger_changes import Batch, learn
-from gitboot.controller.records.ledger_snapshot import Knowledge, write
+from gitboot.controller.records.ledger_changes import Batch, apply_batch
+from gitboot.controller.records.ledger_snapshot import Knowledge, write_updates
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.one_time_boots import NotTaken, Unrecordable
-from gitboot.fetchlog.spool import ForwardedBatch, Writer, line_of
+from gitboot.fetchlog.one_time_boots import BatchRejected, FetchLogUnavailable
+from gitboot.fetchlog.spool import ForwardedBatch, Writer, encode_line
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger import leader_lease as lease_module
 from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
-from gitboot.ledger.location import PostgresAddress, address_beside, note_address
-from gitboot.ledger.open_ledger import described, open_ledger
-from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
-from gitboot.ledger.postgresql_fetch_log import FETCHES, RecordedFetches, SharedFetches
+from gitboot.ledger.location import PostgresAddress, read_address, write_address
+from gitboot.ledger.open_ledger import open_ledger, summarize_ledger
+from gitboot.ledger.postgresql import LeaseConnection, PostgresDatabase
+from gitboot.ledger.postgresql_fetch_log import FETCHES, RecordedFetches, SharedFetchLog
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
@@ -76,7 +76,7 @@ def recorded(path: Path) -> Iterator[RecordedFetches]:
 
 
 def address(path: Path, **settings: str) -> PostgresAddress:
-    found = present(address_beside(path))
+    found = present(read_address(path))
     return structs.replace(found, url=found.url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
 
 
@@ -117,12 +117,12 @@ def run_out(path: Path, server: PostgresServer) -> None:
 @contextmanager
 def held(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
     with open_ledger(path) as ledger:
-        ledger.database.hold(holder)
+        ledger.database.take_lease(holder)
         yield ledger, present(ledger.database.lease)
 
 
 def keeping(path: Path, lease: HeldLease, lost: Callable[[], None] = lambda: None) -> LeaseKeeper:
-    return LeaseKeeper(lease, PostgresRenewing(address(path)), lost)
+    return LeaseKeeper(lease, LeaseConnection(address(path)), lost)
 
 
 def give_to_two(path: Path, server: PostgresServer, lease: HeldLease) -> None:
@@ -135,15 +135,15 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, c
         with open_ledger(path) as two:
             for _ in range(2):
                 with pytest.raises(HeldByAnother, match="in use by the instance host-a:/state"):
-                    two.database.hold(TWO)
+                    two.database.take_lease(TWO)
                 clock.passes(ONE.seconds / 2)
-            two.database.hold(TWO)
+            two.database.take_lease(TWO)
             assert present(two.database.lease).lease == (TWO.id, first.lease.epoch + 1)
             with pytest.raises(LeaseLost, match="another instance acts"), one.writing() as tx:
                 instance_tables.write_facts(tx, accepted="stale")
             with two.writing() as tx:
                 instance_tables.write_facts(tx, accepted="c0ffee")
-        assert instance_tables.read(one).accepted == "c0ffee"
+        assert instance_tables.read_facts(one).accepted == "c0ffee"
         with pytest.raises(LeaseLost), one.writing() as tx:  # it never has it again, though it is free now
             instance_tables.write_facts(tx, accepted="stale")
         with pytest.raises(LeaseLost):
@@ -154,19 +154,19 @@ def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_
     with held(path, ONE):
         with held(path, ONE) as (_, again):
             assert again.lease.epoch == 1, "what it has published goes on as it is"
-            assert again.before is None, "nobody else had it"
-        assert present(described(path).lease)[:4] == (1, "host-a:/state", "one", False)
+            assert again.previous_place is None, "nobody else had it"
+        assert present(summarize_ledger(path).lease)[:4] == (1, "host-a:/state", "one", False)
     with held(path, TWO) as (_, lease):
-        assert (lease.lease.epoch, lease.before) == (2, "host-a:/state")
+        assert (lease.lease.epoch, lease.previous_place) == (2, "host-a:/state")
 
 
 def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) -> None:
     seen = {BootFile(url="http://a/kernel", sha256=OFFER, size=7): Sighting(presence=Presence.MISSING, message="404")}
     with held(path, ONE) as (one, _):
-        learnt = learn(Knowledge(facts=instance_tables.read(one)), Batch(sightings=seen), NOON)
-        write(one, [learnt.news])
-        assert instance_tables.sightings(one, ONE.place) == seen
-        assert instance_tables.sightings(one, TWO.place) == {}
+        learnt = apply_batch(Knowledge(facts=instance_tables.read_facts(one)), Batch(sightings=seen), NOON)
+        write_updates(one, [learnt.update])
+        assert instance_tables.read_sightings(one, ONE.place) == seen
+        assert instance_tables.read_sightings(one, TWO.place) == {}
 
 
 def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
@@ -195,7 +195,7 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
             clock.passes(0.9 * ONE.seconds)
             eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
         renewed.check()
-        assert present(described(path).lease).stands
+        assert present(summarize_ledger(path).lease).is_current
         give_to_two(path, postgres_server, renewed)
         assert lost.wait(60)
         with pytest.raises(LeaseLost, match="another instance acts"):
@@ -205,13 +205,13 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
 def test_a_copy_of_a_machine_or_of_its_state_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, copy = tmp_path / "state", tmp_path / "copy"
     state.mkdir()
-    ours = Holder.of(state)
-    assert Holder.of(state) == ours, "however often it is started"
+    ours = Holder.load(state)
+    assert Holder.load(state) == ours, "however often it is started"
     shutil.copytree(state, copy)
-    assert Holder.of(copy).id != ours.id
+    assert Holder.load(copy).id != ours.id
     (tmp_path / "boot_id").write_text("another\n")
     monkeypatch.setattr(lease_module, "_BOOT_ID", tmp_path / "boot_id")
-    assert Holder.of(state).id != ours.id, "a machine that was restored beside itself has started, too"
+    assert Holder.load(state).id != ours.id, "a machine that was restored beside itself has started, too"
 
 
 def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_it(
@@ -239,7 +239,7 @@ def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last
     path: Path, postgres_server: PostgresServer
 ) -> None:
     """A read that succeeds meanwhile changes nothing."""
-    with held(path, ONE) as (ledger, lease), closing(PostgresRenewing(address(path))) as renewing:
+    with held(path, ONE) as (ledger, lease), closing(LeaseConnection(address(path))) as renewing:
         keeper = LeaseKeeper(lease, renewing, lambda: None)
         keeper.check_ending()
         refuse_writes(path, postgres_server)
@@ -247,7 +247,7 @@ def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last
             keeper.check_ending()
             with pytest.raises(LeaseLost, match="it cannot be asked"):
                 keeper.check()
-            assert instance_tables.read(ledger).accepted is None
+            assert instance_tables.read_facts(ledger).accepted is None
         lease.until_s = now_s()
         with pytest.raises(LeaseLost, match="another instance may act"):
             keeper.check_ending()
@@ -258,7 +258,7 @@ def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread
 ) -> None:
     asks, answer = threading.Event(), threading.Event()
 
-    class Waiting(PostgresRenewing):
+    class Waiting(LeaseConnection):
         def renew(self, held: HeldLease) -> None:
             asks.set()
             assert answer.wait(60)
@@ -287,7 +287,7 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         plan_digest="d",
         override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE),
         marks=Marks(),
-        state=State.WITHDRAWING,
+        state=OverrideState.CLEARING,
         at=NOON,
         clears_from=NOON,
     )
@@ -301,14 +301,14 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         assert server_tables.read_overrides(ledger) == {}
         lease.until_s = now_s()
         with pytest.raises(LeaseLost, match="another instance may act"):
-            inbox.record(uuid, structs.replace(record, state=State.WITHDRAWN))
+            inbox.record(uuid, structs.replace(record, state=OverrideState.CLEARED))
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
 
 
 def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None:
     nowhere = PostgresAddress(url="postgresql://nobody@127.0.0.1:1/none?sslmode=disable")
     with held(path, ONE) as (_, lease):
-        keeper = LeaseKeeper(lease, PostgresRenewing(nowhere), lambda: None)
+        keeper = LeaseKeeper(lease, LeaseConnection(nowhere), lambda: None)
         with pytest.raises(LeaseLost, match="it cannot be asked whether another instance acts"):
             keeper.check()
 
@@ -339,7 +339,7 @@ def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgre
         for _ in range(2):
             with pytest.raises(LedgerError, match="or a backup was put in its place"):
                 change(ledger, "facade")
-        assert instance_tables.read(ledger).accepted == "decade"
+        assert instance_tables.read_facts(ledger).accepted == "decade"
         with pytest.raises(LedgerError, match="or a backup was put in its place"):
             ledger.read_back()
 
@@ -358,10 +358,10 @@ def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path, cl
 
 def test_a_renewal_counts_from_before_it_was_sent() -> None:
     renewed = HeldLease(lease=Lease("one", 1), seconds=60, name="the ledger")
-    renewed.renewed(now_s() - 60)
+    renewed.extend(now_s() - 60)
     with pytest.raises(LeaseLost, match="could not be renewed for 60 s"):
         renewed.check()
-    renewed.renewed(now_s())
+    renewed.extend(now_s())
     renewed.check()
 
 
@@ -370,7 +370,7 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
 
     def take(store: Store) -> None:
         with pytest.raises(HeldByAnother):
-            store.database.hold(TWO)
+            store.database.take_lease(TWO)
         took.append("asked")
 
     with held(path, ONE) as (one, lease), open_ledger(path) as two:
@@ -395,64 +395,68 @@ def test_what_is_rolled_back_has_renewed_nothing(path: Path, clock: Time) -> Non
             instance_tables.write_facts(tx, accepted="c0ffee")
             tx.send()
             raise LookupError
-        assert instance_tables.read(one).accepted is None
+        assert instance_tables.read_facts(one).accepted is None
         with pytest.raises(LeaseLost, match="could not be renewed for"):
             lease.check()
         with open_ledger(path) as two:
-            two.database.hold(TWO)
+            two.database.take_lease(TWO)
 
 
 # What endpoints give
 
 
 @contextmanager
-def shared(path: Path) -> Iterator[SharedFetches]:
-    with closing(SharedFetches(address(path))) as made:
+def shared(path: Path) -> Iterator[SharedFetchLog]:
+    with closing(SharedFetchLog(address(path))) as made:
         yield made
 
 
 def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: Path, clock: Time) -> None:
     with held(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
-        assert here.given("web01", OFFER, None) is None
-        assert here.giver == str(first.lease)
+        assert here.find_served_boot("web01", OFFER, None) is None
+        assert here.serving_identity == str(first.lease)
         here.record(GIVEN, str(first.lease))
-        assert present(there.given("web01", OFFER, None)).first == GIVEN
+        assert present(there.find_served_boot("web01", OFFER, None)).first == GIVEN
         clock.passes(ONE.seconds)
         with held(path, TWO) as (_, second):
             for giver in (None, str(first.lease), "0/nobody"):
-                with pytest.raises(Unrecordable):
+                with pytest.raises(FetchLogUnavailable):
                     here.record(replace(GIVEN, server="web02"), giver)
-            assert here.given("web02", KEY, None) is None, "it was not recorded"
+            assert here.find_served_boot("web02", KEY, None) is None, "it was not recorded"
             here.record(replace(GIVEN, server="web02"), str(second.lease))
 
 
 def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Path, recorded: RecordedFetches) -> None:
-    lines = [line_of(replace(GIVEN, client=f"10.0.0.{number}")) for number in range(3)]
+    lines = [encode_line(replace(GIVEN, client=f"10.0.0.{number}")) for number in range(3)]
     taken_back = b'{"not":%d}\n' % len(lines[0])
     with open_ledger(path), shared(path) as fetches:
         batch = ForwardedBatch(SPOOL, 0, b"".join(lines[:2]))
         for _ in range(2):
-            assert fetches.take(batch, [SPOOL.file]) == batch.end
-        assert fetches.take(ForwardedBatch(SPOOL, 7, lines[2]), [SPOOL.file]) == batch.end, "it says what is missing"
+            assert fetches.receive_batch(batch, [SPOOL.file]) == batch.end
+        assert fetches.receive_batch(ForwardedBatch(SPOOL, 7, lines[2]), [SPOOL.file]) == batch.end, (
+            "it says what is missing"
+        )
         last = ForwardedBatch(SPOOL, batch.end, taken_back + lines[2] + b"no observation\n")
-        assert fetches.take(last, [SPOOL.file]) == last.end
+        assert fetches.receive_batch(last, [SPOOL.file]) == last.end
         found = recorded.read({})
         assert [each.client for each in found.observations] == ["10.0.0.0", "10.0.0.2"]
         assert recorded.read(found.offsets).observations == []
         assert recorded.read(found.offsets).offsets == found.offsets
-        fetches.take(ForwardedBatch(Writer(SPOOL.spool, "8-0123456789abcdef"), 0, lines[0]), [])
-        assert fetches.take(batch, []) == batch.end, "of a file that is gone nothing is kept: it is another one by now"
+        fetches.receive_batch(ForwardedBatch(Writer(SPOOL.spool, "8-0123456789abcdef"), 0, lines[0]), [])
+        assert fetches.receive_batch(batch, []) == batch.end, (
+            "of a file that is gone nothing is kept: it is another one by now"
+        )
 
 
 def test_a_writer_goes_back_and_never_forward(path: Path) -> None:
     with open_ledger(path), shared(path) as fetches:
-        batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN))
-        assert fetches.take(batch, [SPOOL.file]) == batch.end
+        batch = ForwardedBatch(SPOOL, 0, encode_line(GIVEN))
+        assert fetches.receive_batch(batch, [SPOOL.file]) == batch.end
         for place in (batch.end + 1, 7, 8):
-            fetches.go_back(SPOOL, place)
+            fetches.reset_place(SPOOL, place)
         other = Writer(SPOOL.spool, "8-0123456789abcdef")
-        assert fetches.take(batch, [SPOOL.file, other.file]) == 7
-        assert fetches.take(batch._replace(writer=other), [SPOOL.file, other.file]) == batch.end
+        assert fetches.receive_batch(batch, [SPOOL.file, other.file]) == 7
+        assert fetches.receive_batch(batch._replace(writer=other), [SPOOL.file, other.file]) == batch.end
 
 
 def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
@@ -478,33 +482,33 @@ def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, 
 def test_what_was_taken_in_is_deleted_a_thousand_at_a_time_by_who_has_the_lease(
     path: Path, recorded: RecordedFetches
 ) -> None:
-    lines = b"".join(line_of(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(1000))
+    lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(1000))
     with held(path, ONE) as (_, lease), shared(path) as fetches:
-        fetches.take(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
+        fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
         taken = recorded.read({}).offsets
-        assert recorded.forgotten_next({FETCHES: taken[FETCHES] - 1}) == 0
-        assert recorded.forgotten_next(taken) == 1
-        recorded.forget(taken, 1, Lease("two", 1))
-        assert recorded.forgotten_next(taken) == 1, "another's lease"
-        recorded.forget(taken, 1, lease.lease)
+        assert recorded.count_deletions_after({FETCHES: taken[FETCHES] - 1}) == 0
+        assert recorded.count_deletions_after(taken) == 1
+        recorded.delete_read(taken, 1, Lease("two", 1))
+        assert recorded.count_deletions_after(taken) == 1, "another's lease"
+        recorded.delete_read(taken, 1, lease.lease)
         assert len(recorded.read({}).observations) == 0
-        fetches.given("web01", OFFER, None)
-        assert fetches.forgotten == 1
-        fetches.take(ForwardedBatch(SPOOL, len(lines), line_of(GIVEN)), [SPOOL.file])
-        recorded.forget(recorded.read({}).offsets, 1, lease.lease)
+        fetches.find_served_boot("web01", OFFER, None)
+        assert fetches.deletion_count == 1
+        fetches.receive_batch(ForwardedBatch(SPOOL, len(lines), encode_line(GIVEN)), [SPOOL.file])
+        recorded.delete_read(recorded.read({}).offsets, 1, lease.lease)
         assert len(recorded.read({}).observations) == 1, "no new number"
 
 
 def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path) -> None:
     nowhere = PostgresAddress(url=f"postgresql://postgres@/postgres?host={tmp_path}")
-    with closing(SharedFetches(nowhere)) as fetches:
-        with pytest.raises(Unrecordable):
-            fetches.given("web01", OFFER, None)
+    with closing(SharedFetchLog(nowhere)) as fetches:
+        with pytest.raises(FetchLogUnavailable):
+            fetches.find_served_boot("web01", OFFER, None)
         assert fetches.failure is not None
-        with pytest.raises(Unrecordable):
+        with pytest.raises(FetchLogUnavailable):
             fetches.record(GIVEN, "1/one")
-        with pytest.raises(NotTaken, match="No such file"):
-            fetches.take(ForwardedBatch(SPOOL, 0, line_of(GIVEN)), [])
+        with pytest.raises(BatchRejected, match="No such file"):
+            fetches.receive_batch(ForwardedBatch(SPOOL, 0, encode_line(GIVEN)), [])
         with closing(RecordedFetches(nowhere)) as read, pytest.raises(LedgerError, match="have given cannot be read"):
             read.read({})
         fetches.ping()
@@ -514,25 +518,25 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
     path: Path, recorded: RecordedFetches, tmp_path: Path
 ) -> None:
     with held(path, ONE) as (_, lease), shared(path) as fetches:
-        fetches.given("web01", OFFER, None)
+        fetches.find_served_boot("web01", OFFER, None)
         fetches.record(GIVEN, str(lease.lease))
         last = recorded.read({}).offsets
     copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
     refused = CliRunner().invoke(cli, copy)
     assert "no instance has taken in yet (1)" in str(refused.exception)
     with held(path, ONE) as (ledger, _), ledger.writing() as tx:
-        server_tables.take(tx, last)
+        server_tables.write_spool_positions(tx, last)
     nowhere = address(path)
     assert CliRunner().invoke(cli, copy).exit_code == 0
-    with closing(SharedFetches(nowhere)) as fetches:
-        with pytest.raises(Unrecordable):
+    with closing(SharedFetchLog(nowhere)) as fetches:
+        with pytest.raises(FetchLogUnavailable):
             fetches.record(GIVEN, str(lease.lease))
-        with pytest.raises(Unrecordable):
-            fetches.given("web01", OFFER, None)
+        with pytest.raises(FetchLogUnavailable):
+            fetches.find_served_boot("web01", OFFER, None)
         assert fetches.failure is not None
         assert "was copied to" in fetches.failure
-        with pytest.raises(NotTaken, match="was copied to"):
-            fetches.take(ForwardedBatch(SPOOL, 0, line_of(GIVEN)), [])
+        with pytest.raises(BatchRejected, match="was copied to"):
+            fetches.receive_batch(ForwardedBatch(SPOOL, 0, encode_line(GIVEN)), [])
 
 
 def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_rights_than_it_needs(tmp_path: Path) -> None:
@@ -545,14 +549,14 @@ def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_right
         its = PostgresAddress(url=url.replace("gitboot@", "boot_endpoints@"))
         for each in makes.split(";")[:-1]:
             server.sql(each)
-        note_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url=url))
+        write_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url=url))
         with held(path, ONE) as (_, lease):
             server.sql(grants, database="gitboot")
-            with closing(SharedFetches(its)) as fetches:
-                assert fetches.given("web01", OFFER, None) is None
+            with closing(SharedFetchLog(its)) as fetches:
+                assert fetches.find_served_boot("web01", OFFER, None) is None
                 fetches.record(GIVEN, str(lease.lease))
-                batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN) + b'{"not":0}\n')
-                assert fetches.take(batch, []) == batch.end
+                batch = ForwardedBatch(SPOOL, 0, encode_line(GIVEN) + b'{"not":0}\n')
+                assert fetches.receive_batch(batch, []) == batch.end
             with (
                 closing(PostgresDatabase(its, reads_only=True)) as database,
                 pytest.raises(LedgerError, match="permission denied"),
@@ -609,12 +613,12 @@ def written(ledger: Store, many: int = 1200) -> None:
     ]
     with ledger.writing() as tx:
         server_tables.write_records(tx, known)
-        instance_tables.write(
+        instance_tables.write_events(
             tx, [Event(at=NOON, type="Planned", message=f"web{each}", facts={}) for each in range(many)]
         )
-        server_tables.judge(tx, dict.fromkeys(range(many), "Provisioned"))
+        server_tables.write_verdicts(tx, dict.fromkeys(range(many), "Provisioned"))
         tx.send()
-        assert len(list(ledger.database.whole("SELECT * FROM events"))) >= many
+        assert len(list(ledger.database.stream_rows("SELECT * FROM events"))) >= many
         instance_tables.write_facts(tx, accepted="c0ffee")
 
 
@@ -624,9 +628,9 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
     """Of what it sends, and of what it gets: the server waits for each in another way."""
     chance, count = random.Random(2026), 8 + 4 * lives
     (state := tmp_path / "paused").mkdir()
-    note_address(state / "ledger.sqlite", line.address(path, idle_in_transaction_session_timeout="400"))
+    write_address(state / "ledger.sqlite", line.address(path, idle_in_transaction_session_timeout="400"))
     (patient := tmp_path / "patient").mkdir()
-    note_address(patient / "ledger.sqlite", line.address(path))
+    write_address(patient / "ledger.sqlite", line.address(path))
 
     def write(state: Path = state) -> None:
         with suppress(LedgerError), held(state / "ledger.sqlite", PAUSED) as (ledger, _):
@@ -642,7 +646,7 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
 
     with open_ledger(path) as two:
         write(patient)
-        assert instance_tables.read(two).accepted == "c0ffee"
+        assert instance_tables.read_facts(two).accepted == "c0ffee"
         line.begin(math.inf)
         write(patient)  # as those that follow: it finds what the first has made
         total = line.count
@@ -659,7 +663,7 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
 
 def taken_by(ledger: Store, holder: Holder) -> bool:
     try:
-        ledger.database.hold(holder)
+        ledger.database.take_lease(holder)
     except HeldByAnother:
         return False
     return True
@@ -671,16 +675,16 @@ def read(fetches: RecordedFetches) -> None:
 
 
 def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: Path, line: Line) -> None:
-    lines = b"".join(line_of(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(5000))
+    lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(5000))
     with held(path, ONE) as (_, lease), shared(path) as fetches:
-        fetches.take(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
+        fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
         with closing(RecordedFetches(line.address(path))) as paused:
             assert paused.read({FETCHES: 5000}).observations == []
             line.begin(len(lines) // 2)
             thread = threading.Thread(target=read, args=(paused,), daemon=True)
             thread.start()
             eventually(lambda: line.is_stuck)
-            fetches.given("web01", OFFER, None)
+            fetches.find_served_boot("web01", OFFER, None)
             fetches.record(GIVEN, str(lease.lease))
             line.hang_up()
             thread.join(60)
@@ -706,7 +710,7 @@ def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
     """By SIGSTOP, on the socket itself."""
     chance = random.Random(2028)
     (state := tmp_path / "stopped").mkdir()
-    note_address(state / "ledger.sqlite", address(path, idle_in_transaction_session_timeout="1000"))
+    write_address(state / "ledger.sqlite", address(path, idle_in_transaction_session_timeout="1000"))
     with open_ledger(path) as two:
         for _ in range(2 * lives):
             command = [sys.executable, "-c", WRITES, str(state / "ledger.sqlite")]

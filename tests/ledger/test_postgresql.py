@@ -21,14 +21,14 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
-from gitboot.cli.main import Exit, cli, exit_of
+from gitboot.cli.main import Exit, cli, find_exit_code
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.ledger import instance_tables, move_ledger, server_tables
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.location import PostgresAddress, address_beside, note_address
-from gitboot.ledger.open_ledger import copy_ledger, described, open_ledger, places
-from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing, arguments
+from gitboot.ledger.location import PostgresAddress, read_address, write_address
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger, read_places, summarize_ledger
+from gitboot.ledger.postgresql import LeaseConnection, PostgresDatabase, build_arguments
 from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION, Database
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
@@ -62,7 +62,7 @@ def own() -> Iterator[PostgresServer]:
 def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> None:
     def look(path: Path) -> str:
         with open_ledger(path) as ledger:
-            return instance_tables.read(ledger).identity
+            return instance_tables.read_facts(ledger).identity
 
     with ThreadPoolExecutor(4) as pool:
         assert len({*pool.map(look, [path] * 4)}) == 1
@@ -91,12 +91,12 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
         if since > version
     )
     postgres_server.sql(f"{dropped}UPDATE {schema}.ledger_version SET number = {version}")
-    before = described(path)
+    before = summarize_ledger(path)
     assert [before.rows[table] for table in later] == [0] * len(later)
     for _ in range(2):
         with open_ledger(path) as ledger:
             found = (
-                instance_tables.read(ledger).identity,
+                instance_tables.read_facts(ledger).identity,
                 server_tables.read_secret_fetches(ledger),
                 instance_tables.read_acknowledgements(ledger),
             )
@@ -115,7 +115,7 @@ def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_k
     )
     with open_ledger(path) as ledger:
         lost = {each for each in server_tables.read_lost_identities(ledger) if each.uuid == gone}
-        assert {each.mark for each in lost} == {("MAC", "52-54-00-00-00-01"), ("serial", "CZ1")}
+        assert {each.key for each in lost} == {("MAC", "52-54-00-00-00-01"), ("serial", "CZ1")}
 
 
 # By the version of a ledger that has it first. The first version of a ledger in PostgreSQL was 5.
@@ -162,7 +162,7 @@ def test_an_address_that_cannot_be_meant_is_refused_without_its_password(url: st
 
 
 def test_an_address_that_nobody_answers_at_says_so_in_time(tmp_path: Path) -> None:
-    note_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url="postgresql://u@127.0.0.1:1/db"))
+    write_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url="postgresql://u@127.0.0.1:1/db"))
     with pytest.raises(LedgerError, match=r"postgresql://u@127\.0\.0\.1:1/db: the ledger cannot be read .*refused"):
         open_ledger(path)
 
@@ -173,7 +173,7 @@ def test_a_schema_that_does_not_exist_or_may_not_be_used_is_said_with_the_line_t
     own.sql("CREATE ROLE ops LOGIN")
     address = own.address("gitboot2")
     address = structs.replace(address, url=address.url.replace("postgres@", "ops@"))
-    note_address(path := tmp_path / "ledger.sqlite", address)
+    write_address(path := tmp_path / "ledger.sqlite", address)
     for said, schema_is_made in (
         ('schema gitboot2 does not exist: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
         ('ops may not use schema gitboot2: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
@@ -220,7 +220,7 @@ def test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a
     (other / "ca.crt").write_text(Authority(other).pem)
     (file := tmp_path / "password").write_text(password)
     address = PostgresAddress.parse(url + query.format(ca=ca, other=other / "ca.crt"), file)
-    note_address(path := tmp_path / "ledger.sqlite", address)
+    write_address(path := tmp_path / "ledger.sqlite", address)
     if said is None:
         with open_ledger(path) as ledger:
             ((encrypted,),) = ledger.rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
@@ -237,7 +237,7 @@ def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
     server, url, ca = far
     (file := tmp_path / "password").write_text("a secret\n")
     asked = f"{url}?sslmode=verify-full&sslrootcert={ca}"
-    note_address(path := tmp_path / "ledger.sqlite", PostgresAddress.parse(asked, file))
+    write_address(path := tmp_path / "ledger.sqlite", PostgresAddress.parse(asked, file))
     with ExitStack() as stack:
         ledger = stack.enter_context(open_ledger(path))
         stack.callback(server.sql, "ALTER ROLE gitboot PASSWORD 'a secret'")
@@ -295,7 +295,7 @@ def test_two_ledgers_in_one_database_are_told_apart(options: str, name: str) -> 
     ],
 )
 def test_who_is_not_on_this_host_has_to_show_who_it_is(url: str, is_here: bool) -> None:
-    assert arguments(PostgresAddress.parse(url, None)).get("sslmode") == (None if is_here else "verify-full")
+    assert build_arguments(PostgresAddress.parse(url, None)).get("sslmode") == (None if is_here else "verify-full")
 
 
 # What fails under way
@@ -318,7 +318,7 @@ def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
         assert ledger.is_suspect
         ledger.read_back()
         assert not ledger.is_suspect
-        assert (server_tables.read_records(ledger), instance_tables.read(ledger).accepted) == ({}, "one")
+        assert (server_tables.read_records(ledger), instance_tables.read_facts(ledger).accepted) == ({}, "one")
         put(ledger, server_tables.write_records, [(WEB01, "web01", Record())])
         assert server_tables.read_records(ledger) == {WEB01: Record()}
 
@@ -328,7 +328,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
 ) -> None:
     """For 100,000 servers that takes seconds, after which the server would have ended the transaction."""
     address = postgres_server.address()
-    note_address(
+    write_address(
         path := tmp_path / "ledger.sqlite",
         structs.replace(address, url=f"{address.url}%20-cidle_in_transaction_session_timeout%3D1000"),
     )
@@ -355,7 +355,10 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
 
     with open_ledger(path) as ledger:
         put(ledger, write)
-        assert (server_tables.read_records(ledger), instance_tables.read(ledger).accepted) == ({WEB01: Record()}, "one")
+        assert (server_tables.read_records(ledger), instance_tables.read_facts(ledger).accepted) == (
+            {WEB01: Record()},
+            "one",
+        )
         with pytest.raises(LedgerError, match="idle-in-transaction timeout"):
             put(ledger, idle)
 
@@ -368,7 +371,7 @@ def test_finding_c2_a_call_that_gets_no_answer_ends_at_its_deadline(path: Path) 
         with database._connection.answering_within(0.5), pytest.raises(LedgerError, match="no answer within 0 s"):
             ledger.rows("SELECT pg_sleep(3600)")
         assert ledger.is_failing
-        assert instance_tables.read(ledger).accepted is None, "the next call has a new connection"
+        assert instance_tables.read_facts(ledger).accepted is None, "the next call has a new connection"
         assert not ledger.is_failing
 
 
@@ -411,7 +414,7 @@ def test_finding_c2_a_commit_without_an_answer_is_read_again_before_anything_dep
             own.sql("SELECT pg_reload_conf()")
         eventually(lambda: "SyncRep" not in own.sql("SELECT wait_event FROM pg_stat_activity"))
         ledger.read_back()
-        assert instance_tables.read(ledger).accepted == "one"
+        assert instance_tables.read_facts(ledger).accepted == "one"
 
 
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
@@ -453,12 +456,12 @@ def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: Postgr
             eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
             assert not wrote.is_set()
         thread.join()
-        assert instance_tables.read(one).accepted == "other"
+        assert instance_tables.read_facts(one).accepted == "other"
 
 
 def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.write, [Event(at=NOON, type="t", message="a\0b")])
+        put(ledger, instance_tables.write_events, [Event(at=NOON, type="t", message="a\0b")])
         assert [each["message"] for each in instance_tables.read_events(ledger)] == ["a\N{REPLACEMENT CHARACTER}b"]
 
 
@@ -469,16 +472,16 @@ def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
         put(ledger, instance_tables.write_facts, output="/srv/boot")
-    assert instance_tables.last(path) == 1
-    assert [event["type"] for _, event in instance_tables.after(path, 0, 10)] == ["Accepted"]
-    assert (places(path), described(path).rows["overrides"]) == ((Path("/srv/boot"), None), 1)
+    assert instance_tables.read_last_event_number(path) == 1
+    assert [event["type"] for _, event in instance_tables.read_events_after(path, 0, 10)] == ["Accepted"]
+    assert (read_places(path), summarize_ledger(path).rows["overrides"]) == ((Path("/srv/boot"), None), 1)
     copy_ledger(path, copy := tmp_path / "copy.sqlite", in_use=True)
     with open_ledger(path) as ours, open_ledger(copy) as theirs:
         assert (server_tables.read_records(ours), server_tables.read_overrides(ours)) == (
             server_tables.read_records(theirs),
             server_tables.read_overrides(theirs),
         )
-        assert instance_tables.read(ours) == instance_tables.read(theirs)
+        assert instance_tables.read_facts(ours) == instance_tables.read_facts(theirs)
         assert not instance_tables.is_behind(theirs)
 
 
@@ -490,18 +493,18 @@ def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> Non
             instance_tables.write_facts(tx, accepted="unwritten")
             tx.send()
             copy_ledger(path, tmp_path / "copy.sqlite", in_use=True)
-        assert instance_tables.read(ledger).accepted == "unwritten"
+        assert instance_tables.read_facts(ledger).accepted == "unwritten"
     with open_ledger(tmp_path / "copy.sqlite") as copy:
-        assert instance_tables.read(copy).accepted == "c0ffee"
+        assert instance_tables.read_facts(copy).accepted == "c0ffee"
 
 
 def test_a_ledger_that_another_host_has_is_not_moved(path: Path, tmp_path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
-        ledger.database.hold(Holder("theirs", "another host"))
+        ledger.database.take_lease(Holder("theirs", "another host"))
         done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path), "--to", "file"])
     assert isinstance(done.exception, LockedByAnother)
-    assert address_beside(path) is not None
+    assert read_address(path) is not None
     assert not path.exists()
 
 
@@ -520,20 +523,20 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
 ) -> None:
     path = tmp_path / "ledger.sqlite"
     written(path)
-    before = described(path)
+    before = summarize_ledger(path)
     told = moved(tmp_path, postgres_server.address().url)
     assert "rows copied and compared" in told
     assert f"is kept as {path}.copied-1" in told
     assert not path.exists()
-    found = described(path)
+    found = summarize_ledger(path)
     assert (found.identity, found.changes, found.rows) == (before.identity, before.changes, before.rows)
     with open_ledger(path) as ledger:
         assert not instance_tables.is_behind(ledger)
-        assert instance_tables.give(ledger, NOON, "ada", "retry", {}) == 2, "they are counted on"
+        assert instance_tables.add_request(ledger, NOON, "ada", "retry", {}) == 2, "they are counted on"
         put(ledger, server_tables.write_records, [(WEB02, "web02", Record())])
-        assert server_tables.last_noted(ledger) == 1
+        assert server_tables.read_last_observation_number(ledger) == 1
     moved(tmp_path, "file")
-    assert address_beside(path) is None
+    assert read_address(path) is None
     with open_ledger(path) as ledger:
         assert server_tables.read_records(ledger).keys() == {WEB01, WEB02}
         assert not instance_tables.is_behind(ledger)
@@ -542,7 +545,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
 def refused(state: Path, to: str) -> str:
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to])
     assert isinstance(done.exception, OperatorError), done.output
-    assert exit_of(done.exception) is Exit.USAGE
+    assert find_exit_code(done.exception) is Exit.USAGE
     return str(done.exception)
 
 
@@ -563,7 +566,7 @@ def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path
     for command in (("events",), ("records", "show"), ("resume",)):
         done = CliRunner().invoke(cli, [*command, "--state", str(two)])
         assert isinstance(done.exception, LedgerLeft), command
-        assert exit_of(done.exception) is Exit.USAGE
+        assert find_exit_code(done.exception) is Exit.USAGE
     assert "was copied to" in refused(two, "file")
     assert not (two / "ledger.sqlite").exists()
 
@@ -572,7 +575,7 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
     path: Path, tmp_path: Path
 ) -> None:
     written(path)
-    address = present(address_beside(path))
+    address = present(read_address(path))
     moved(tmp_path, "file")
     (tmp_path / "tree").mkdir()
     places = ("--out", str(tmp_path / "tree"), "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
@@ -618,7 +621,7 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
     assert "it was copied before" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
         put(one, instance_tables.write_facts, accepted="by one")
-        assert instance_tables.read(other).accepted == "by one"
+        assert instance_tables.read_facts(other).accepted == "by one"
 
 
 def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
@@ -627,25 +630,25 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
     """As one that was paused while it was copied: it neither renews its lease, nor writes, nor takes another."""
     written(path)
     theirs = Holder("theirs", "another host", 3600)
-    address = present(address_beside(path))
+    address = present(read_address(path))
     with open_ledger(two / "ledger.sqlite") as ledger, open_ledger(two / "ledger.sqlite") as commands:
-        ledger.database.hold(theirs)
+        ledger.database.take_lease(theirs)
         run_out(path, postgres_server)
         moved(tmp_path, "file")
         assert ledger.database.lease is not None
-        with closing(PostgresRenewing(address)) as renewing:
+        with closing(LeaseConnection(address)) as renewing:
             with pytest.raises(LeaseLost, match="was copied to"):
                 renewing.renew(ledger.database.lease)
             with pytest.raises(LedgerLeft, match="was copied to"):
-                renewing.other_than(theirs)
+                renewing.find_other_holder(theirs)
         with pytest.raises(LeaseLost, match="was copied to"):
             put(ledger, instance_tables.write_facts, accepted="theirs")
         with pytest.raises(LedgerLeft, match="was copied to"):
-            ledger.database.hold(theirs)
+            ledger.database.take_lease(theirs)
         with pytest.raises(LedgerLeft, match="was copied to"):
             put(commands, instance_tables.write_facts, accepted="theirs")
     with open_ledger(path) as ledger:
-        assert instance_tables.read(ledger).accepted == "c0ffee"
+        assert instance_tables.read_facts(ledger).accepted == "c0ffee"
 
 
 def test_a_file_that_a_ledger_is_copied_to_is_never_readable_by_others(
@@ -714,11 +717,11 @@ def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_sam
     path, address = tmp_path / "ledger.sqlite", postgres_server.address()
     (elsewhere := tmp_path / "elsewhere").mkdir()
     if to == "file":
-        note_address(path, address)
+        write_address(path, address)
     else:
-        note_address(elsewhere / "ledger.sqlite", address)
+        write_address(elsewhere / "ledger.sqlite", address)
     written(path)
-    before = described(path)
+    before = summarize_ledger(path)
 
     def kill(*_: object) -> None:
         raise Killed
@@ -734,12 +737,12 @@ def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_sam
         with open_ledger(path) as ledger:
             put(ledger, instance_tables.write_facts, accepted="goes on")
     moved(tmp_path, "file" if to == "file" else address.url)
-    assert (address_beside(path) is None) == (to == "file")
-    after = described(path)
+    assert (read_address(path) is None) == (to == "file")
+    after = summarize_ledger(path)
     assert (after.identity, after.changes, after.rows) == (before.identity, before.changes, before.rows)
     with open_ledger(path) as ledger:
-        assert instance_tables.read(ledger).accepted == ("goes on" if is_used else "c0ffee")
-        ledger.database.hold(Holder("theirs", "another host"))
+        assert instance_tables.read_facts(ledger).accepted == ("goes on" if is_used else "c0ffee")
+        ledger.database.take_lease(Holder("theirs", "another host"))
 
 
 def is_opened(path: Path) -> bool:
@@ -754,7 +757,7 @@ def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
     path: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
-    address = present(address_beside(path))
+    address = present(read_address(path))
     moved(tmp_path, "file")
     assert "holds what was the ledger before already" in refused(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
@@ -770,9 +773,9 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
 ) -> None:
     path, address = tmp_path / "ledger.sqlite", postgres_server.address()
     if not from_file:
-        note_address(path, address)
+        write_address(path, address)
     written(path)
-    identity = described(path).identity
+    identity = summarize_ledger(path).identity
     moved(tmp_path, address.url if from_file else "file")
     place = str(tmp_path / "ledger.sqlite.copied-1") if from_file else address.url
     with open_ledger(path) as ledger:
@@ -790,12 +793,12 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
     assert "say --yes" in str(reclaim(tmp_path).exception), "nothing is done before somebody says so"
     told = reclaim(tmp_path, "--yes")
     assert (told.exit_code, f"{place.partition('?')[0]} " in told.output) == (0, True), told
-    assert (address_beside(path) is None) == from_file
+    assert (read_address(path) is None) == from_file
     with open_ledger(path) as ledger:
-        about = instance_tables.read(ledger)
+        about = instance_tables.read_facts(ledger)
         assert (about.identity, about.accepted, about.doubt) == (identity, "c0ffee", "RestoredLedger")
         assert not instance_tables.is_behind(ledger)
-        ledger.database.hold(Holder("theirs", "another host"))
+        ledger.database.take_lease(Holder("theirs", "another host"))
         put(ledger, instance_tables.write_facts, accepted="goes on")
     again = reclaim(tmp_path, "--yes")
     if from_file:
@@ -808,14 +811,14 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
 
 def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path: Path, tmp_path: Path) -> None:
     open_ledger(path).close()
-    address = present(address_beside(path))
+    address = present(read_address(path))
     moved(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()
     assert "was another ledger" in refused(other, address.url)
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
-        ledger.database.hold(Holder("theirs", "another host"))
+        ledger.database.take_lease(Holder("theirs", "another host"))
         put(ledger, instance_tables.write_facts, accepted="back")
 
 
@@ -830,4 +833,4 @@ def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServ
     assert isinstance(done.exception, UsageError)
     assert "holds a ledger already" in str(done.exception)
     assert (tmp_path / "other" / "ledger.sqlite").read_bytes() == before
-    assert address_beside(tmp_path / "other" / "ledger.sqlite") is None
+    assert read_address(tmp_path / "other" / "ledger.sqlite") is None

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.credentials import pair_of
-from gitboot.bmc.override_state import State
+from gitboot.bmc.credentials import credential_use
+from gitboot.bmc.override_state import OverrideState
 from gitboot.fleet.identities import LostIdentity
 from gitboot.ledger import instance_tables, server_tables, sqlite
 from gitboot.ledger.instance_tables import Suspension
@@ -60,7 +60,7 @@ def documents() -> tuple[str, ...]:
 def test_everything_is_in_it(ledger: Path) -> None:
     with open_ledger(ledger) as opened:
         about, known, set_ = (
-            instance_tables.read(opened),
+            instance_tables.read_facts(opened),
             server_tables.read_records(opened),
             server_tables.read_overrides(opened),
         )
@@ -68,7 +68,7 @@ def test_everything_is_in_it(ledger: Path) -> None:
         assert about.accepted == "a037e29b5fd2747a5a8218bdfb998e44c7be9f15"
         assert (about.initialised, about.doubt, instance_tables.is_behind(opened)) == ("fresh", None, False)
         assert about.suspension == Suspension("root", "moving house", at("2027-01-01T00:00:00+00:00"))
-        assert instance_tables.approvals(opened) == {HELD: {"maxReinstalls": "root, with gitboot approve: INC-2"}}
+        assert instance_tables.read_approvals(opened) == {HELD: {"maxReinstalls": "root, with gitboot approve: INC-2"}}
         web, app = known[UUIDS["web01"]], known[UUIDS["app01"]]
         assert (web.provision, web.image, web.pool, web.evidence) == (1, "flatcar-1", "web", "Fetched")
         assert (web.provisioned_at, web.grace_until) == (INSTALLED_AT, INSTALLED_AT + timedelta(minutes=1))
@@ -77,29 +77,34 @@ def test_everything_is_in_it(ledger: Path) -> None:
         assert (
             known.keys()
             == server_tables.read_machines(opened).keys()
-            == server_tables.standing(opened)
+            == server_tables.read_current_machines(opened)
             == set(UUIDS.values())
         )
         assert server_tables.read_machines(opened)[UUIDS["web01"]].bmc is not None
-        bmcs = {pair_of(each.bmc) for each in server_tables.read_machines(opened).values() if each.bmc is not None}
+        bmcs = {
+            credential_use(each.bmc) for each in server_tables.read_machines(opened).values() if each.bmc is not None
+        }
         assert server_tables.read_known_bmcs(opened) == bmcs != frozenset(), (
             "who was asked before is asked after the upgrade"
         )
         states = {name: {each.reason: each.state for each in set_[uuid].values()} for name, uuid in UUIDS.items()}
         assert states == {
-            "app01": {"maintenance/repair/3": State.CONFIRMED, "provision/1": State.CONSUMED},
-            "db01": {"maintenance/repair/3": State.CONFIRMED, "provision/1": State.WITHDRAWN},
-            "doubt01": {"provision/1": State.RECORDED},
-            "old01": {"provision/1": State.WITHDRAWN},
-            "web01": {"maintenance/repair/3": State.CONSUMED, "provision/1": State.CONSUMED},
+            "app01": {"maintenance/repair/3": OverrideState.CONFIRMED, "provision/1": OverrideState.CONSUMED},
+            "db01": {"maintenance/repair/3": OverrideState.CONFIRMED, "provision/1": OverrideState.CLEARED},
+            "doubt01": {"provision/1": OverrideState.RECORDED},
+            "old01": {"provision/1": OverrideState.CLEARED},
+            "web01": {"maintenance/repair/3": OverrideState.CONSUMED, "provision/1": OverrideState.CONSUMED},
         }
-        (pending,) = server_tables.pending(opened)
+        (pending,) = server_tables.read_pending(opened)
         assert (pending.offer.server, pending.offer.maintenance, pending.offer.run) == ("db01", "repair", 3)
-        assert (server_tables.last_noted(opened), server_tables.taken(opened)) == (2, {})
+        assert (server_tables.read_last_observation_number(opened), server_tables.read_spool_positions(opened)) == (
+            2,
+            {},
+        )
         assert opened.rows("SELECT verdict FROM observations") == [("Provisioned",), (None,)]
         assert [opened.rows(f"SELECT COUNT(*) FROM {table}") for table in ("offers", "versions")] == [[(18,)], [(60,)]]
         (waiting,) = instance_tables.read_requests(opened)
-        assert (waiting.who, waiting.what, waiting.facts["consumed"]) == ("ada", "resolve", False)
+        assert (waiting.operator, waiting.action, waiting.facts["consumed"]) == ("ada", "resolve", False)
         happened = Counter(event["type"] for event in instance_tables.read_events(opened))
         assert happened.total() == 35
         assert (happened["Provisioned"], happened["MaintenanceBooted"], happened["Held"]) == (1, 1, 2)
@@ -113,7 +118,7 @@ def test_an_instance_goes_on_with_it(ledger: Path) -> None:
         assert bench.plan() is None
         assert (bench.condition("AcceptingCommits") or (None,))[:2] == (False, "Suspended")
         assert bench.outcome(waiting.id).startswith("doubt01: its override counts as one that was never set")
-        assert bench.knowledge.overrides[UUIDS["doubt01"]]["provision/1"].state is State.WITHDRAWN
+        assert bench.knowledge.overrides[UUIDS["doubt01"]]["provision/1"].state is OverrideState.CLEARED
         bench.request("resume")
         bench.plan()
         plans = {name: state.plan for name, state in bench.servers.items()}
@@ -137,7 +142,7 @@ def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, ver
         connection.executescript(f"INSERT INTO facts VALUES ('identity', 'ours'); PRAGMA user_version = {version};")
     with open_ledger(path) as opened:
         assert (
-            instance_tables.read(opened).identity,
+            instance_tables.read_facts(opened).identity,
             server_tables.read_records(opened),
             server_tables.read_switches(opened),
         ) == (

@@ -21,24 +21,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gitboot.bmc.identity import Pinned, Shown
-from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, State
-from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
+from gitboot.bmc.identity import PinnedIdentity, ReportedIdentity
+from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, OverrideState
+from gitboot.bmc.power_steps import PowerRecord, PowerRecordState, ResetType
 from gitboot.bmc.reboot_detection import Marks
-from gitboot.controller.instance.assembly import opened_ledger
+from gitboot.controller.instance.assembly import open_or_replace_ledger
 from gitboot.errors import DamagedLedger, LedgerError, Orders
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.instance_tables import Approval, Heartbeat, Suspension, Withheld
+from gitboot.ledger.instance_tables import Approval, Heartbeat, Suspension, WithheldBoots
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import MacAddress, SystemUuid
-from gitboot.resolve.boot_limits import Stoppage
-from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
+from gitboot.resolve.boot_limits import StopOrder
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, StepEvidence, UnknownServe
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget, WithheldBoot
 from gitboot.resolve.server_plan import (
     Offer,
@@ -76,7 +76,7 @@ OFFER = Offer(
 )
 
 
-def recorded(reason: str = "provision/1", state: State = State.RECORDED) -> OverrideRecord:
+def recorded(reason: str = "provision/1", state: OverrideState = OverrideState.RECORDED) -> OverrideRecord:
     return OverrideRecord(reason=reason, plan_digest="d" * 64, override=ONCE, marks=Marks(), state=state, at=NOON)
 
 
@@ -97,19 +97,19 @@ def written(path: Path) -> None:
         with ledger.writing() as tx:
             suspension = Suspension("ada", "moving", NOON)
             instance_tables.write_facts(tx, accepted="c0ffee", initialised="fresh", suspension=suspension)
-            instance_tables.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
+            instance_tables.write_approvals(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
             server_tables.write_records(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
             server_tables.write_overrides(tx, [(WEB01, recorded())])
             server_tables.write_pins(
-                tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))]
+                tx, [(WEB01, PinnedIdentity(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))]
             )
-            instance_tables.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
+            instance_tables.write_events(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
             server_tables.write_machines(tx, [MACHINE])
             server_tables.offer_evidence(tx, [OFFER], NOON)
-            server_tables.note_versions(tx, [(ENTRY, 1, PLAN)], 1)
-            server_tables.note(tx, [Pending(1, OBSERVATION, OFFER)])
-            server_tables.take(tx, {"a.jsonl": 7})
-        instance_tables.give(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
+            server_tables.write_versions(tx, [(ENTRY, 1, PLAN)], 1)
+            server_tables.write_pending(tx, [Pending(1, OBSERVATION, OFFER)])
+            server_tables.write_spool_positions(tx, {"a.jsonl": 7})
+        instance_tables.add_request(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
 
 
 def put(ledger: Store, write: Callable[..., None], *given: Any, **more: Any) -> None:
@@ -123,7 +123,7 @@ def overrides_of(ledger: Store, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Store]:
-    with opened_ledger(path, lambda _: None, lambda: NOON) as (ledger, _):
+    with open_or_replace_ledger(path, lambda _: None, lambda: NOON) as (ledger, _):
         yield ledger
 
 
@@ -134,7 +134,7 @@ def test_each_new_ledger_has_an_identity_of_its_own_and_keeps_it(tmp_path: Path)
     identities = []
     for name in ("one", "other", "one"):
         with open_ledger(tmp_path / name) as ledger:
-            identities.append(instance_tables.read(ledger).identity)
+            identities.append(instance_tables.read_facts(ledger).identity)
     assert identities[0] == identities[2] != identities[1]
     assert len(identities[0]) == 36
 
@@ -228,8 +228,8 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
         connection.executescript(_FIRST_VERSION.replace("UUID", WEB01).replace("DIGEST", digest))
     for _ in range(2):
         with open_ledger(path) as ledger:
-            assert instance_tables.read(ledger).identity == "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
-            about = instance_tables.read(ledger)
+            assert instance_tables.read_facts(ledger).identity == "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+            about = instance_tables.read_facts(ledger)
             assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
             assert not instance_tables.is_behind(ledger)
             assert server_tables.read_records(ledger) == {
@@ -252,7 +252,7 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
                     plan_digest=digest,
                     override=ONCE,
                     marks=Marks(last_reset_time="then", settled=True),
-                    state=State.CONFIRMED,
+                    state=OverrideState.CONFIRMED,
                     at=NOON,
                     corrections=(at("20T11:30"),),
                 ),
@@ -261,11 +261,11 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
             assert server_tables.read_machines(ledger) == {
                 WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)
             }
-            assert server_tables.standing(ledger) == {WEB01}
+            assert server_tables.read_current_machines(ledger) == {WEB01}
             assert (
-                server_tables.pending(ledger),
+                server_tables.read_pending(ledger),
                 instance_tables.read_requests(ledger),
-                server_tables.offered(ledger, PLAN),
+                server_tables.find_offer(ledger, PLAN),
             ) == ([], (), None)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
@@ -322,20 +322,20 @@ def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -
             connection.executescript(script.replace("UUID", WEB01).replace("DIGEST", digest))
     for _ in range(2):
         with open_ledger(path) as ledger:
-            about = instance_tables.read(ledger)
+            about = instance_tables.read_facts(ledger)
             assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
             assert not instance_tables.is_behind(ledger)
             (record,) = server_tables.read_records(ledger).values()
             assert (record.evidence, record.provisioned_at) == ("Consumed", at("20T11:00"))
             assert (record.consumed_at, record.consumed_key) == (at("20T10:00"), "provision/1")
             assert {each.reason: each.state for each in overrides_of(ledger, WEB01)} == {
-                "maintenance/repair/1": State.CONSUMED,
-                "provision/0": State.LOST,
-                "provision/1": State.CONFIRMED,
+                "maintenance/repair/1": OverrideState.CONSUMED,
+                "provision/0": OverrideState.LOST,
+                "provision/1": OverrideState.CONFIRMED,
             }
-            assert instance_tables.outcome(ledger, 1) == "done"
+            assert instance_tables.read_outcome(ledger, 1) == "done"
             resolve, set_records = instance_tables.read_requests(ledger)
-            assert (resolve.id, resolve.who, resolve.at) == (2, "ada", NOON)
+            assert (resolve.id, resolve.operator, resolve.at) == (2, "ada", NOON)
             assert resolve.facts == {"consumed": True, "reason": 'it says "armed": '}
             assert set_records.facts["items"] == [
                 {
@@ -368,18 +368,18 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
         with pytest.raises(LedgerError, match="cannot be written"):
             put(ledger, instance_tables.write_facts, accepted="decade")
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, server_tables.write_overrides, [(WEB01, recorded(state=State.CONFIRMED))])
-        assert (instance_tables.read(ledger).accepted, overrides_of(ledger, WEB01)) == ("c0ffee", (recorded(),))
+            put(ledger, server_tables.write_overrides, [(WEB01, recorded(state=OverrideState.CONFIRMED))])
+        assert (instance_tables.read_facts(ledger).accepted, overrides_of(ledger, WEB01)) == ("c0ffee", (recorded(),))
         ledger.rows("PRAGMA query_only = OFF")
         put(ledger, instance_tables.write_facts, accepted="decade")
-        assert instance_tables.read(ledger).accepted == "decade"
+        assert instance_tables.read_facts(ledger).accepted == "decade"
 
 
 # What is kept
 
 INSTANTS = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-SEEN = st.builds(Seen, INSTANTS, TEXTS, TEXTS)
+SEEN = st.builds(StepEvidence, INSTANTS, TEXTS, TEXTS)
 RUNS = st.builds(
     Run, st.integers(0, 10**9), INSTANTS, st.none() | INSTANTS, st.none() | SEEN, st.none() | SEEN, st.none() | SEEN
 )
@@ -421,9 +421,9 @@ BMCS = st.builds(
     reports_uuid=st.none() | st.just(WEB02),
     reports_serial=st.none() | TEXTS,
 )
-SHOWN = st.builds(Shown, uuid=st.none() | st.just(WEB02), serial=st.none() | TEXTS, sku=st.none() | TEXTS)
+SHOWN = st.builds(ReportedIdentity, uuid=st.none() | st.just(WEB02), serial=st.none() | TEXTS, sku=st.none() | TEXTS)
 PINNED = st.builds(
-    Pinned,
+    PinnedIdentity,
     uuid=st.none() | st.just(WEB01),
     serial=st.none() | TEXTS,
     at=INSTANTS,
@@ -453,7 +453,7 @@ OVERRIDES = st.builds(
         http_boot_uri=st.none() | TEXTS,
     ),
     marks=MARKS,
-    state=st.sampled_from(State),
+    state=st.sampled_from(OverrideState),
     at=INSTANTS,
     corrections=st.lists(INSTANTS, max_size=3).map(tuple),
     bmc=st.none() | BMCS,
@@ -464,11 +464,11 @@ OVERRIDES = st.builds(
     clears_from=st.none() | INSTANTS,
 )
 SWITCHES = st.builds(
-    SwitchRecord,
+    PowerRecord,
     reason=st.sampled_from(["provision/1", "maintenance/repair/0"]),
     type=st.sampled_from(ResetType),
     marks=MARKS,
-    state=st.sampled_from(SwitchState),
+    state=st.sampled_from(PowerRecordState),
     at=INSTANTS,
     since=INSTANTS,
     end=st.none() | INSTANTS,
@@ -525,13 +525,13 @@ def test_what_was_written_last_of_each_server_comes_back(table: str, data: st.Da
 
 @given(OFFERS)
 def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
-    assert server_tables.parse_offer(offer.plan, server_tables.of_offer(offer)) == offer
+    assert server_tables.parse_offer(offer.plan, server_tables.format_offer(offer)) == offer
 
 
 @given(client=TEXTS, path=TEXTS, marks=st.none() | MARKS)
 def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
     observation = Observation(server="", path=path, digest=PLAN, client=client, at=NOON)
-    row = (format_instant(NOON), PLAN, server_tables.of_observation(observation, marks))
+    row = (format_instant(NOON), PLAN, server_tables.format_observation(observation, marks))
     assert server_tables.parse_observation(*row) == (observation, marks)
 
 
@@ -545,7 +545,7 @@ def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known
         with open_ledger(Path(folder) / "ledger.sqlite") as again:
             last = {machine.uuid: machine for machine in described}
             assert server_tables.read_machines(again) == server_tables.read_machines(ledger) == last
-            assert server_tables.standing(again) == last.keys() & {WEB01}
+            assert server_tables.read_current_machines(again) == last.keys() & {WEB01}
 
 
 FACTS: dict[str, Any] = {
@@ -562,9 +562,9 @@ FACTS: dict[str, Any] = {
     "heartbeat": Heartbeat(NOON, (timedelta(seconds=0.5),), Uptime("this", 1.5)),
     "gap": True,
     "suspension": Suspension("ada", "moving", NOON),
-    "stoppage": Stoppage("ada", "fire", everything=True),
+    "stoppage": StopOrder("ada", "fire", everything=True),
     "orders": Orders("a flood", None),
-    "withheld": Withheld("decade", {WEB01: (WithheldBoot("m", NOON, None, takes_image_back=True, by="decade"),)}),
+    "withheld": WithheldBoots("decade", {WEB01: (WithheldBoot("m", NOON, None, takes_image_back=True, by="decade"),)}),
     "rolled_back": {WEB01: 7},
     "left_output": frozenset([WEB01, WEB02]),
 }
@@ -573,14 +573,14 @@ FACTS: dict[str, Any] = {
 @BOTH
 def test_facts_are_as_they_were_written_last(path: Path) -> None:
     with open_ledger(path) as ledger:
-        new = instance_tables.read(ledger)
+        new = instance_tables.read_facts(ledger)
         put(ledger, instance_tables.write_facts, **{**FACTS, "accepted": "bad"})
         put(ledger, instance_tables.write_facts, accepted="c0ffee")
     with open_ledger(path) as ledger:
-        written = instance_tables.read(ledger)
+        written = instance_tables.read_facts(ledger)
         assert written == structs.replace(new, **FACTS)
         put(ledger, instance_tables.write_changed_facts, written, new)
-        assert instance_tables.read(ledger) == new
+        assert instance_tables.read_facts(ledger) == new
 
 
 @BOTH
@@ -600,7 +600,7 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
             instant = NOON.replace(hour=hour)
             put(
                 ledger,
-                instance_tables.write,
+                instance_tables.write_events,
                 [Event(at=instant, type=type, message="m", facts={"server": "web01", "count": 2})],
             )
     with open_ledger(path) as ledger:
@@ -624,18 +624,18 @@ def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
         put(ledger, server_tables.offer_evidence, [OFFER], NOON)
         put(ledger, server_tables.offer_evidence, [OFFER], NOON + timedelta(days=1))
     with open_ledger(path) as ledger:
-        assert (server_tables.offered(ledger, PLAN), server_tables.offered(ledger, OTHER_PLAN)) == (OFFER, None)
+        assert (server_tables.find_offer(ledger, PLAN), server_tables.find_offer(ledger, OTHER_PLAN)) == (OFFER, None)
 
 
 @BOTH
 def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
     with open_ledger(path) as ledger:
         versions = [(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)]
-        put(ledger, server_tables.note_versions, versions, 7)
-        found = [server_tables.version(ledger, ENTRY, modified) for modified in (100, 200, 150)]
+        put(ledger, server_tables.write_versions, versions, 7)
+        found = [server_tables.find_version(ledger, ENTRY, modified) for modified in (100, 200, 150)]
         assert found == [(PLAN, 7), (OTHER_PLAN, 7), None]
-        put(ledger, server_tables.note_versions, [(ENTRY, 200, PLAN)], 8)  # the same bytes are another plan's now
-        assert server_tables.version(ledger, ENTRY, 200) == (PLAN, 8)
+        put(ledger, server_tables.write_versions, [(ENTRY, 200, PLAN)], 8)  # the same bytes are another plan's now
+        assert server_tables.find_version(ledger, ENTRY, 200) == (PLAN, 8)
 
 
 @BOTH
@@ -643,19 +643,22 @@ def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path
     pending = Pending(1, OBSERVATION, OFFER)
     other = Pending(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
     with open_ledger(path) as ledger:
-        assert server_tables.last_noted(ledger) == 0
+        assert server_tables.read_last_observation_number(ledger) == 0
         put(ledger, server_tables.offer_evidence, [OFFER], NOON)
-        put(ledger, server_tables.note, [pending])
-        assert server_tables.was_noted(ledger, OBSERVATION, PLAN)
-        assert not server_tables.was_noted(ledger, other.observation, PLAN)
+        put(ledger, server_tables.write_pending, [pending])
+        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)
+        assert not server_tables.has_observation(ledger, other.observation, PLAN)
         marked = pending._replace(marks=Marks(last_reset_time="then"))
-        put(ledger, server_tables.note, [marked, other])
-        assert server_tables.was_noted(ledger, OBSERVATION, PLAN)  # whatever was noted with it
+        put(ledger, server_tables.write_pending, [marked, other])
+        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # whatever was noted with it
     with open_ledger(path) as ledger:
-        assert (server_tables.pending(ledger), server_tables.last_noted(ledger)) == ([marked, other], 2)
-        put(ledger, server_tables.judge, {1: "Provisioned"})
-        assert server_tables.pending(ledger) == [other]
-        assert server_tables.was_noted(ledger, OBSERVATION, PLAN)  # a spool that is read twice
+        assert (server_tables.read_pending(ledger), server_tables.read_last_observation_number(ledger)) == (
+            [marked, other],
+            2,
+        )
+        put(ledger, server_tables.write_verdicts, {1: "Provisioned"})
+        assert server_tables.read_pending(ledger) == [other]
+        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # a spool that is read twice
 
 
 @BOTH
@@ -663,36 +666,36 @@ def test_what_is_current_is_never_pruned(path: Path) -> None:
     before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
     old, now = int(long_ago.timestamp()), int(NOON.timestamp())
     plans = [Digest(letter * 64) for letter in "abc"]
-    offers = [server_tables.parse_offer(plan, server_tables.of_offer(OFFER)) for plan in plans]
+    offers = [server_tables.parse_offer(plan, server_tables.format_offer(OFFER)) for plan in plans]
     judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
     waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
     with open_ledger(path) as ledger:
         put(ledger, server_tables.offer_evidence, offers, long_ago)
         put(
             ledger,
-            server_tables.note_versions,
+            server_tables.write_versions,
             [(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])],
             1,
         )
-        put(ledger, server_tables.note, [judged, waiting])
-        put(ledger, server_tables.judge, {1: "Provisioned"})
+        put(ledger, server_tables.write_pending, [judged, waiting])
+        put(ledger, server_tables.write_verdicts, {1: "Provisioned"})
         put(ledger, server_tables.prune, before)
-        assert [server_tables.version(ledger, ENTRY, old), server_tables.version(ledger, ENTRY, old + 1)] == [
+        assert [server_tables.find_version(ledger, ENTRY, old), server_tables.find_version(ledger, ENTRY, old + 1)] == [
             None,
             (plans[1], 1),
         ]
-        assert [server_tables.offered(ledger, plan) is not None for plan in plans] == [False, True, True]
-        assert server_tables.pending(ledger) == [waiting]
-        assert not server_tables.was_noted(ledger, judged.observation, plans[1])  # forgotten
+        assert [server_tables.find_offer(ledger, plan) is not None for plan in plans] == [False, True, True]
+        assert server_tables.read_pending(ledger) == [waiting]
+        assert not server_tables.has_observation(ledger, judged.observation, plans[1])  # forgotten
 
 
 @BOTH
 def test_how_far_the_spool_was_taken_in_is_known_after(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, server_tables.take, {"a.jsonl": 7, "b.jsonl": 0})
-        put(ledger, server_tables.take, {"a.jsonl": 9})
+        put(ledger, server_tables.write_spool_positions, {"a.jsonl": 7, "b.jsonl": 0})
+        put(ledger, server_tables.write_spool_positions, {"a.jsonl": 9})
     with open_ledger(path) as ledger:
-        assert server_tables.taken(ledger) == {"a.jsonl": 9}
+        assert server_tables.read_spool_positions(ledger) == {"a.jsonl": 9}
 
 
 @BOTH
@@ -700,7 +703,7 @@ def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: P
     with open_ledger(path) as ledger:
         with suppress(ZeroDivisionError), ledger.writing() as tx:
             server_tables.write_records(tx, [(WEB01, "web01", Record())])
-            instance_tables.write(tx, [Event(at=NOON, type="Provisioned", message="m")])
+            instance_tables.write_events(tx, [Event(at=NOON, type="Provisioned", message="m")])
             tx.send()
             raise ZeroDivisionError
         assert (
@@ -717,10 +720,12 @@ def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: P
 @BOTH
 def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> None:
     with open_ledger(path) as ledger:
-        numbers = [instance_tables.give(ledger, NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)]
+        numbers = [
+            instance_tables.add_request(ledger, NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)
+        ]
     with open_ledger(path) as ledger:
         first, second = instance_tables.read_requests(ledger)
-        assert (first.id, first.at, first.who, first.what, first.facts) == (
+        assert (first.id, first.at, first.operator, first.action, first.facts) == (
             numbers[0],
             NOON,
             "ada",
@@ -728,7 +733,7 @@ def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> No
             {"uuids": [WEB01]},
         )
         put(ledger, instance_tables.carry_out, [(first, "done")], NOON)
-        assert [instance_tables.outcome(ledger, number) for number in numbers] == ["done", None]
+        assert [instance_tables.read_outcome(ledger, number) for number in numbers] == ["done", None]
         assert instance_tables.read_requests(ledger) == (second,)
 
 
@@ -761,9 +766,9 @@ def test_a_backup_of_this_instant_is_as_good_as_the_ledger(path: Path) -> None:
 
 CHANGES: dict[str, tuple[Callable[..., None], tuple[Any, ...], bool]] = {
     "a record": (server_tables.write_records, ([(WEB01, "web01", Record(provision=2))],), True),
-    "what was set": (server_tables.write_overrides, ([(WEB01, recorded(state=State.CONFIRMED))],), True),
+    "what was set": (server_tables.write_overrides, ([(WEB01, recorded(state=OverrideState.CONFIRMED))],), True),
     "what was offered": (server_tables.offer_evidence, ([structs.replace(OFFER, plan=Digest("e" * 64))], NOON), True),
-    "what was forgotten": (server_tables.forget, (), True),
+    "what was forgotten": (server_tables.delete_all_records, (), True),
     "what is offered again": (server_tables.offer_evidence, ([OFFER], at("21T11:00")), False),
 }
 
@@ -812,17 +817,17 @@ def test_e9_a_ledger_that_was_written_to_and_has_no_mark_is_an_older_copy(path: 
         path.with_suffix(".mark").write_bytes(mark)
     assert is_behind(path)
     with opened(path) as ledger:
-        assert instance_tables.read(ledger).doubt == "RestoredLedger"
+        assert instance_tables.read_facts(ledger).doubt == "RestoredLedger"
         put(ledger, instance_tables.write_facts, initialised="as-recorded", doubt=None)
     with opened(path) as ledger:  # its mark is whole again
-        assert instance_tables.read(ledger).doubt is None
+        assert instance_tables.read_facts(ledger).doubt is None
 
 
 def test_a_ledger_that_was_never_written_to_needs_no_mark(path: Path) -> None:
     open_ledger(path).close()
     assert not is_behind(path)
     with opened(path) as ledger:
-        assert ledger.mark == (instance_tables.read(ledger).identity, 0)
+        assert ledger.mark == (instance_tables.read_facts(ledger).identity, 0)
 
 
 def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> None:
@@ -837,11 +842,11 @@ def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> N
     for copy in copies:
         put_back(copy, path)
         with opened(path) as ledger:
-            assert instance_tables.read(ledger).doubt == "RestoredLedger", copy.name
-            put(ledger, server_tables.forget)
+            assert instance_tables.read_facts(ledger).doubt == "RestoredLedger", copy.name
+            put(ledger, server_tables.delete_all_records)
             put(ledger, instance_tables.write_facts, initialised="adopt", doubt=None)
     with opened(path) as ledger:
-        assert instance_tables.read(ledger).doubt is None
+        assert instance_tables.read_facts(ledger).doubt is None
 
 
 def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: Path) -> None:
@@ -850,11 +855,11 @@ def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: P
         garbage = b"this was never a database\n" * 99
         path.write_bytes(garbage)
         with opened(path) as ledger:
-            about = instance_tables.read(ledger)
+            about = instance_tables.read_facts(ledger)
             assert (about.doubt, server_tables.read_records(ledger), about.initialised) == ("DamagedLedger", {}, None)
         assert path.with_name(f"ledger.sqlite.damaged-{number}").read_bytes() == garbage
         with opened(path) as ledger:
-            assert instance_tables.read(ledger).doubt == "DamagedLedger"
+            assert instance_tables.read_facts(ledger).doubt == "DamagedLedger"
             put(ledger, instance_tables.write_facts, initialised="adopt", doubt=None)
         path.unlink()
         path.with_suffix(".mark").unlink()
@@ -867,7 +872,7 @@ def test_a_crash_after_a_damaged_ledger_was_set_aside_leaves_the_new_one_in_doub
         open_ledger(path)
     set_aside(path)
     with opened(path) as ledger:
-        assert instance_tables.read(ledger).doubt is not None
+        assert instance_tables.read_facts(ledger).doubt is not None
 
 
 # Crashes, threads, copies
@@ -909,9 +914,9 @@ def killed_writer(path: Path) -> None:
 def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_of_another(path: Path) -> None:
     killed_writer(path)
     with open_ledger(path) as ledger:
-        assert instance_tables.read(ledger).accepted == "c0ffee"
+        assert instance_tables.read_facts(ledger).accepted == "c0ffee"
         assert server_tables.read_records(ledger) == {WEB01: Record(provision=1)}
-        assert [each.state for each in overrides_of(ledger, WEB01)] == [State.RECORDED]
+        assert [each.state for each in overrides_of(ledger, WEB01)] == [OverrideState.RECORDED]
 
 
 def test_every_write_asks_the_disk_to_keep_it(path: Path) -> None:
@@ -926,7 +931,7 @@ def test_two_threads_write_without_losing_anything(path: Path) -> None:
         def write(uuid: SystemUuid) -> None:
             for number in range(40):
                 put(unsynced, server_tables.write_overrides, [(uuid, recorded(f"maintenance/m/{number}"))])
-                put(unsynced, instance_tables.write, [Event(at=NOON, type="E", message=uuid)])
+                put(unsynced, instance_tables.write_events, [Event(at=NOON, type="E", message=uuid)])
                 assert len(overrides_of(unsynced, uuid)) == number + 1
 
         with ThreadPoolExecutor(2) as pool:
@@ -961,5 +966,5 @@ def test_a_copy_has_everything_and_leaves_no_trace(tmp_path: Path, left: str) ->
         copy_ledger(path, copy, in_use=False)
         assert (look(), sorted(each.name for each in folder.iterdir())) == (before, names)
     with open_ledger(copy) as copied:
-        assert instance_tables.read(copied).accepted == ("decade" if left == "in use" else "c0ffee")
+        assert instance_tables.read_facts(copied).accepted == ("decade" if left == "in use" else "c0ffee")
         assert set(server_tables.read_records(copied)) == {WEB01}

@@ -20,8 +20,6 @@ from gitboot.model.boot_image import parse_user_data_format
 from gitboot.model.scalars import (
     Malformed,
     SystemUuid,
-    certificate_ends,
-    nonempty,
     parse_artifact_url,
     parse_base_url,
     parse_boolean,
@@ -37,14 +35,16 @@ from gitboot.model.scalars import (
     parse_mac,
     parse_name,
     parse_network,
+    parse_nonempty,
     parse_percent,
     parse_positive,
     parse_signed,
     parse_uuid,
     parse_variable,
     parse_variable_name,
-    shown,
-    swapped,
+    quote_value,
+    read_certificate_ends,
+    swap_byte_order,
     text,
     version_key,
 )
@@ -60,7 +60,7 @@ UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
 # In normal form already: each is read as itself.
 UNCHANGED: list[tuple[Callable[[object], Any], list[str]]] = [
     (text, ["", " ", "null", "a\nb", "ä"]),
-    (nonempty, [" ", "0", "~"]),
+    (parse_nonempty, [" ", "0", "~"]),
     (parse_name, ["a", "0", "web01", "fra1-r12-web03", "flatcar-3975.2.0", "a.b.c", "a--b", "a" * 253]),
     (parse_base_url, ["http://boot.test", "https://10.0.0.1:8443/a/b", "http://[fd00::1]:8080"]),
     (parse_artifact_url, ["assets:a", "assets:flatcar/3975.2.0/vmlinuz", "assets:a%20b", "http://mirror.test/a?b=c#d"]),
@@ -137,7 +137,7 @@ def test_a_value_is_brought_into_its_normal_form(parse: Callable[[object], Any],
 
 
 REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
-    (nonempty, Code.EMPTY, [""]),
+    (parse_nonempty, Code.EMPTY, [""]),
     (parse_name, Code.NAME, ["", "A", "a_b", "-a", "a-", "a.", ".a", "a..b", "a.-b", "a b", "ä", "a" * 254, "a\n"]),
     (parse_integer, Code.INTEGER, ["", "-1", "+1", "01", "00", "0x1", "1_000", "1.0", "1e3", " 1", "1\n", "¹", "٣"]),
     (parse_integer, Code.INTEGER, ["1" * 19]),
@@ -274,7 +274,7 @@ def test_any_text_has_one_normal_form_or_is_refused(parse: Callable[[object], An
     ],
 )
 def test_the_first_three_fields_of_a_uuid_are_swapped(uuid: str, expected: str) -> None:
-    assert (swapped(SystemUuid(uuid)), swapped(swapped(SystemUuid(uuid)))) == (expected, uuid)
+    assert (swap_byte_order(SystemUuid(uuid)), swap_byte_order(swap_byte_order(SystemUuid(uuid)))) == (expected, uuid)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
     ],
 )
 def test_a_value_is_shown_on_one_line_and_short(value: object, expected: str) -> None:
-    assert shown(value) == expected
+    assert quote_value(value) == expected
 
 
 BYTES = ("0", "9", "10", "99", "100", "199", "200", "249", "250", "255", "256", "00", "01", "")
@@ -370,7 +370,7 @@ def openssl_says(certificate: Path) -> datetime:
 @pytest.mark.parametrize("days", [1, 30, 365 * 60])
 def test_an_end_is_the_one_that_openssl_says(authority: Authority, days: int) -> None:
     issued = authority.issue(days=days)
-    (end,) = certificate_ends(issued.certificate.read_bytes())
+    (end,) = read_certificate_ends(issued.certificate.read_bytes())
     assert end == openssl_says(issued.certificate)
     assert (end >= datetime(2050, 1, 1, tzinfo=UTC)) is (days > 365)
 
@@ -378,18 +378,18 @@ def test_an_end_is_the_one_that_openssl_says(authority: Authority, days: int) ->
 def test_each_certificate_of_a_chain_has_its_end(authority: Authority) -> None:
     short, long = (authority.issue(days=days).certificate for days in (5, 20))
     one, other = short.read_bytes(), long.read_bytes()
-    assert certificate_ends(b"bag attributes\n" + one + other) == (openssl_says(short), openssl_says(long))
-    assert certificate_ends(other + one) == (openssl_says(long), openssl_says(short))
+    assert read_certificate_ends(b"bag attributes\n" + one + other) == (openssl_says(short), openssl_says(long))
+    assert read_certificate_ends(other + one) == (openssl_says(long), openssl_says(short))
     assert openssl_says(long) - openssl_says(short) >= timedelta(days=14)
 
 
 @pytest.mark.parametrize("content", [b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nMAAB\n-----END"])
 def test_what_is_no_certificate_has_no_end(content: bytes) -> None:
-    assert certificate_ends(content) == ()
+    assert read_certificate_ends(content) == ()
 
 
 def test_half_a_certificate_has_its_end_or_none(authority: Authority) -> None:
     certificate = authority.issue().certificate
     whole, end = certificate.read_bytes(), openssl_says(certificate)
     cut = (whole[:length] + b"\n-----END CERTIFICATE-----\n" for length in range(len(whole) - 26))
-    assert {certificate_ends(each) for each in cut} == {(), (end,)}
+    assert {read_certificate_ends(each) for each in cut} == {(), (end,)}

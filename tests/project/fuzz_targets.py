@@ -19,18 +19,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from gitboot.artifacts.oci import chosen, files, parse_manifest
+from gitboot.artifacts.oci import choose_manifests, group_layers, parse_manifest
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state import Override
-from gitboot.bmc.override_steps import OFF, fit
+from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.cli.evaluated_fleet import about_all
-from gitboot.endpoint.age_encryption import Keys, Unopened, make_key
+from gitboot.cli.evaluated_fleet import describe_servers
+from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, make_key
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused
 from gitboot.fetchlog import access_logs, spool
-from gitboot.fetchlog.log_entries import Observation, first_of, read_reports
-from gitboot.fetchlog.one_time_boots import GivenBoots
-from gitboot.fleet.documents import NotSealed, sealed
+from gitboot.fetchlog.log_entries import Observation, read_reports, summarise_denials
+from gitboot.fetchlog.one_time_boots import ServedBoots
+from gitboot.fleet.documents import NotEncrypted, parse_encrypted
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.problems import Problem
@@ -38,11 +38,11 @@ from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
 from gitboot.publish.targets import sync_steps
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import parse_shard
-from gitboot.render.server_files import server_state
+from gitboot.render.server_files import build_server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from gitboot.resolve.templates import MAX_BYTES, TemplateFault, decoded, render_template
+from gitboot.resolve.templates import MAX_BYTES, TemplateFault, decode_template, render_template
 from gitboot.system_clock import Uptime
 from tests.helpers.endpoints import BEFORE, FLEET, Site, connect, read_all
 from tests.helpers.fleets import SEED
@@ -79,12 +79,12 @@ def _commit(files: Mapping[str, bytes]) -> None:
     except InvalidRepository as error:
         _problems_have_places(error.problems, files)
         return
-    about = about_all(repository, decisions)
+    about = describe_servers(repository, decisions)
     for name, decision in decisions.servers.items():
-        found = server_state(decisions, decision, Record(), BEFORE, about[name])
+        found = build_server_state(decisions, decision, Record(), BEFORE, about[name])
         for path in found.files:
             assert path.startswith(("boot/", "ops/")) and not {"", ".", ".."} & set(path.split("/")), path
-        assert endpoint_files.parse(endpoint_files.render(found.published)) == found.published
+        assert endpoint_files.parse_state(endpoint_files.render_state(found.published)) == found.published
 
 
 def _problems_have_places(problems: tuple[Problem, ...], files: Mapping[str, bytes]) -> None:
@@ -101,22 +101,22 @@ def template(data: bytes) -> None:
     context = {**names, "vars": {"debug": True, "n": "7"}, "urls": {"base": "http://boot.test", "secrets": {}}}
     text, said = "", "fine"
     try:
-        text = render_template(decoded(data), context)
+        text = render_template(decode_template(data), context)
     except TemplateFault as fault:
         said = fault.message
     assert said and len(text.encode()) <= MAX_BYTES
 
 
 def secret(data: bytes) -> None:
-    with suppress(NotSealed, Unopened):
-        _keys().open(sealed(data))
+    with suppress(NotEncrypted, DecryptionError):
+        _keys().decrypt(parse_encrypted(data))
 
 
 @cache
-def _keys() -> Keys:
+def _keys() -> AgeKeys:
     with TemporaryDirectory() as folder:
         make_key(Path(folder) / "keys")
-        keys = Keys(Path(folder) / "keys")
+        keys = AgeKeys(Path(folder) / "keys")
         keys.check()
     return keys
 
@@ -127,11 +127,11 @@ def _keys() -> Keys:
 def access_log(data: bytes) -> None:
     """Lines of a mirror's access log."""
     for line in data.splitlines(keepends=True):
-        found = access_logs.read(line)
+        found = access_logs.parse_line(line)
         if isinstance(found, Observation):
             assert found.at.tzinfo is not None
             assert found.path.startswith("boot/") and ".." not in found.path.split("/"), found
-            spool.line_of(found)
+            spool.encode_line(found)
 
 
 def spooled(data: bytes) -> None:
@@ -140,23 +140,23 @@ def spooled(data: bytes) -> None:
         for name in ("1-a.jsonl", "1-a.report"):
             (Path(folder) / name).write_bytes(data)
         good = Observation(server="web01", path="boot/x", client="::1", at=BEFORE, modified=1)
-        (Path(folder) / "2-b.jsonl").write_bytes(spool.line_of(good))
-        taken = spool.take(Path(folder), {})
+        (Path(folder) / "2-b.jsonl").write_bytes(spool.encode_line(good))
+        taken = spool.read_new(Path(folder), {})
         assert good in taken.observations
         for each in taken.observations:
             assert each.at.tzinfo is not None
-            spool.line_of(each)
-        if (found := GivenBoots(Path(folder)).find("web01", "a" * 64)) is not None:
-            found.again(BEFORE, Uptime("this", 1))
-        GivenBoots(Path(folder)).reported("web01", "a" * 64)
-        first_of(read_reports(Path(folder), BEFORE).refused)
-        spool.forget(Path(folder), taken.offsets, spool.forgotten_next(Path(folder), taken.offsets))
+            spool.encode_line(each)
+        if (found := ServedBoots(Path(folder)).find("web01", "a" * 64)) is not None:
+            found.may_serve_again(BEFORE, Uptime("this", 1))
+        ServedBoots(Path(folder)).has_installer_reported("web01", "a" * 64)
+        summarise_denials(read_reports(Path(folder), BEFORE).refused)
+        spool.delete_read_files(Path(folder), taken.offsets, spool.count_deletions_after(Path(folder), taken.offsets))
 
 
 def published(data: bytes) -> None:
     """A file of a published tree, which a mirror or a disk may have damaged."""
     parsers: tuple[Callable[[bytes], object], ...] = (
-        *(endpoint_files.parse, endpoint_files.parse_terms, parse_shard),
+        *(endpoint_files.parse_state, endpoint_files.parse_terms, parse_shard),
         *(parse_digests, parse_head, parse_listing),
     )
     for parse in parsers:
@@ -180,9 +180,9 @@ def redfish(data: bytes) -> None:
         with BmcConnection(bmc.url, credentials, connect_timeout_s=5, read_timeout_s=5) as connection:
             seen = connection.observe()
             seen = connection.with_clock(seen, lambda: BEFORE)
-            if (override := fit(wanted, seen)) is not None:
+            if (override := adapt_override(wanted, seen)) is not None:
                 connection.set_override(override, seen)
-            connection.set_override(OFF, seen)
+            connection.set_override(NO_OVERRIDE, seen)
     except (BmcUnreachable, BmcBusy, BmcRejected) as error:
         said = str(error)
     assert PASSWORD not in said and b64encode(f"root:{PASSWORD}".encode()).decode() not in said
@@ -273,9 +273,9 @@ def manifest(data: bytes) -> None:
     """An index or manifest: what a BootImage would be made of it is named by digests, or it is refused."""
     with suppress(RegistryRefused):
         found = parse_manifest(data, "x")
-        for each in chosen(found.manifests or (), "", "x").values() if found.manifests is not None else ():
+        for each in choose_manifests(found.manifests or (), "", "x").values() if found.manifests is not None else ():
             assert re.fullmatch("[0-9a-f]{64}", each.sha256)
-        for several in files(found.layers, "x").values() if found.layers is not None else ():
+        for several in group_layers(found.layers, "x").values() if found.layers is not None else ():
             assert all(re.fullmatch("[0-9a-f]{64}", each.sha256) for each in several)
 
 

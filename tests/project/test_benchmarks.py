@@ -39,7 +39,7 @@ from benchmarks.take_over import LEASE_S
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
-from gitboot.ledger.leader_lease import SECONDS
+from gitboot.ledger.leader_lease import LEASE_SECONDS
 from gitboot.resolve.fleet_decisions import decide
 from tests.helpers.git_repositories import Relay
 
@@ -146,7 +146,7 @@ def test_rows_have_names_of_their_own_and_a_place_on_the_page() -> None:
 
 
 def test_the_lease_that_the_page_names_is_the_lease() -> None:
-    assert LEASE_S == SECONDS
+    assert LEASE_S == LEASE_SECONDS
 
 
 # Versions

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from gitboot.cli.main import cli
-from gitboot.cli.options import Setting, keys_of
+from gitboot.cli.options import Setting, list_keys
 from tests.helpers.fleets import SEED
 from tests.helpers.git_repositories import program
 from tests.helpers.running_instance import Repository
@@ -109,7 +109,7 @@ def test_what_the_page_sets_is_a_setting() -> None:
     for name, text in files:
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
-        assert tomllib.loads(text).keys() <= keys_of(command).keys()
+        assert tomllib.loads(text).keys() <= list_keys(command).keys()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="folders are given to others by root alone")

@@ -13,8 +13,14 @@ import pytest
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.publish import durable_files
-from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_open
-from gitboot.publish.publisher import Directory
+from gitboot.publish.durable_files import (
+    OPEN_MODES,
+    TreeModes,
+    build_restricted_modes,
+    find_group_id,
+    is_readable_by_others,
+)
+from gitboot.publish.publisher import OutputDirectory
 from tests.helpers.endpoints import ALWAYS, FLEET, Fleet, planned
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
@@ -36,7 +42,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def publish(root: Path, given: TreeModes, fleet: Fleet = FLEET, commit: str = "c0ffee") -> None:
-    with Directory.open(root, ledger="test", modes=given) as directory:
+    with OutputDirectory.open(root, ledger="test", modes=given) as directory:
         files = {name: state.files for name, state in fleet.servers.items()}
         directory.publish(files, fleet.shared, complete=True, commit=commit, at=AT, parts=fleet.parts)
         directory.write_status(b"{}", AT)
@@ -55,7 +61,7 @@ def of_kind(root: Path, given: TreeModes) -> bool:
     return all((folders | files).values())
 
 
-@pytest.mark.parametrize("given", [OPEN, closed()], ids=["open", "closed"])
+@pytest.mark.parametrize("given", [OPEN_MODES, build_restricted_modes()], ids=["open", "closed"])
 def test_a_new_tree_and_its_changes_have_the_permissions_that_are_asked_for(
     root: Path, umask: int, given: TreeModes
 ) -> None:
@@ -67,14 +73,18 @@ def test_a_new_tree_and_its_changes_have_the_permissions_that_are_asked_for(
 
 @needs_root
 def test_every_file_and_folder_has_the_group(root: Path) -> None:
-    publish(root, closed(GROUP))
-    publish(root, closed(GROUP), planned(*ALWAYS), commit="other")
+    publish(root, build_restricted_modes(GROUP))
+    publish(root, build_restricted_modes(GROUP), planned(*ALWAYS), commit="other")
     assert {group for _, group in found(root).values()} == {GROUP}
 
 
-@pytest.mark.parametrize("given", [closed(), pytest.param(closed(GROUP), marks=needs_root)], ids=["own", "another"])
+@pytest.mark.parametrize(
+    "given",
+    [build_restricted_modes(), pytest.param(build_restricted_modes(GROUP), marks=needs_root)],
+    ids=["own", "another"],
+)
 def test_a_tree_that_stood_open_is_closed_but_for_files_of_operators(root: Path, given: TreeModes) -> None:
-    publish(root, OPEN)
+    publish(root, OPEN_MODES)
     assets = root / "boot/assets"
     assets.mkdir()
     (assets / "linux").write_text("a kernel")
@@ -89,8 +99,8 @@ def test_a_tree_that_stood_open_is_closed_but_for_files_of_operators(root: Path,
 
 def test_what_came_to_no_end_is_gone_on_with(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topmost folders say that all below them is done: they come last."""
-    publish(root, OPEN)
-    left, give = 5, TreeModes.give
+    publish(root, OPEN_MODES)
+    left, give = 5, TreeModes.apply_to
 
     def fail(self: TreeModes, fd: int, mode: int) -> None:
         nonlocal left
@@ -99,18 +109,18 @@ def test_what_came_to_no_end_is_gone_on_with(root: Path, monkeypatch: pytest.Mon
         give(self, fd, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(TreeModes, "give", fail)
+        patched.setattr(TreeModes, "apply_to", fail)
         with pytest.raises(PublishError, match="the power goes"):
-            publish(root, closed())
-    assert not of_kind(root, closed())
-    durable_files.adapt(root, closed())
-    assert of_kind(root, closed())
+            publish(root, build_restricted_modes())
+    assert not of_kind(root, build_restricted_modes())
+    durable_files.apply_modes(root, build_restricted_modes())
+    assert of_kind(root, build_restricted_modes())
 
 
 def test_open_leaves_what_stands_there_as_it_is(root: Path) -> None:
-    publish(root, closed())
+    publish(root, build_restricted_modes())
     before = found(root)
-    publish(root, OPEN)
+    publish(root, OPEN_MODES)
     after = found(root)
     assert {path: after[path] for path in before if (root / path).is_dir()} == {
         path: each for path, each in before.items() if (root / path).is_dir()
@@ -121,31 +131,31 @@ def test_a_folder_that_holds_other_files_stays_as_it_is(root: Path) -> None:
     root.mkdir(mode=0o755)
     root.chmod(0o755)
     (root / "index.html").write_text("another site's")
-    publish(root, closed())
+    publish(root, build_restricted_modes())
     assert stat.S_IMODE(root.stat().st_mode) == 0o755
     assert {stat.S_IMODE((root / name).stat().st_mode) for name in ("boot", "ops")} == {0o750}
-    assert not is_open(root)
+    assert not is_readable_by_others(root)
 
 
 def test_a_symlink_in_the_tree_is_not_followed(root: Path, tmp_path: Path) -> None:
-    publish(root, OPEN)
+    publish(root, OPEN_MODES)
     (tmp_path / "others").mkdir(mode=0o755)
     (tmp_path / "others").chmod(0o755)
     (tmp_path / "others/file").write_text("")
     (tmp_path / "others/file").chmod(0o644)
     (root / "boot/folder").symlink_to(tmp_path / "others")
     (root / "boot/file").symlink_to(tmp_path / "others/file")
-    durable_files.adapt(root, closed())
+    durable_files.apply_modes(root, build_restricted_modes())
     assert stat.S_IMODE((tmp_path / "others").stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "others/file").stat().st_mode) == 0o644
 
 
 def test_is_open_says_whether_others_can_come_to_what_is_published(root: Path) -> None:
-    assert not is_open(root), "nothing is there"
-    publish(root, OPEN)
-    assert is_open(root)
+    assert not is_readable_by_others(root), "nothing is there"
+    publish(root, OPEN_MODES)
+    assert is_readable_by_others(root)
     root.chmod(0o750)
-    assert not is_open(root), "nobody comes to what lies below"
+    assert not is_readable_by_others(root), "nobody comes to what lies below"
 
 
 # Which group
@@ -153,12 +163,12 @@ def test_is_open_says_whether_others_can_come_to_what_is_published(root: Path) -
 
 def test_a_group_is_named_or_numbered() -> None:
     own = os.getegid()
-    assert group_of(str(own)) == group_of(grp.getgrgid(own).gr_name) == own
+    assert find_group_id(str(own)) == find_group_id(grp.getgrgid(own).gr_name) == own
 
 
 def test_a_group_that_is_not_there_is_an_error() -> None:
     with pytest.raises(UsageError, match="no group of that name; getent group lists"):
-        group_of("no-such-group")
+        find_group_id("no-such-group")
 
 
 @needs_root
@@ -175,7 +185,7 @@ def as_user(group: str) -> str:
             os.setgroups([44])
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
-            os.write(write, str(group_of(group)).encode())
+            os.write(write, str(find_group_id(group)).encode())
         except (OSError, UsageError) as error:
             os.write(write, f"{type(error).__name__}: {error}".encode())
         finally:

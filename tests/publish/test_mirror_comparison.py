@@ -25,20 +25,20 @@ import pytest
 
 from gitboot.http_client import MinimumRate
 from gitboot.publish.mirror_comparison import (
-    SAMPLE,
+    SAMPLE_SIZE,
     FolderMirror,
     MirrorAnswer,
     MirrorFault,
     MirrorFile,
     WebMirror,
-    compared,
-    expected,
-    judge,
-    judge_absence,
-    left_over,
+    check_absence,
+    check_answer,
+    compare_mirror,
+    find_leftover_paths,
+    read_expected_files,
 )
 from gitboot.publish.signed_list_reader import FileVersion
-from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
+from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, find_content_type, find_path_kind
 from tests.helpers.documentation import RSYNC, page_script
 from tests.helpers.endpoints import BEFORE, ENTRY, MAC, Site, planned
 from tests.helpers.fleets import SEED, fleet, policy, server
@@ -89,7 +89,7 @@ class CopyServer:
         else:
             status, content = 200, file.read_bytes()
             headers = {
-                "Content-Type": content_type_of(f"boot{path}"),
+                "Content-Type": find_content_type(f"boot{path}"),
                 "Cache-Control": "no-store",
                 "Last-Modified": formatdate(int(file.stat().st_mtime), usegmt=True),
             }
@@ -176,7 +176,7 @@ def test_a_copy_is_as_published_and_no_machines_fetch_was_made(
     assert verify(mirror.url) == (0, {})
     asked = {path for _, path in mirror.asked}
     assert {FIRST, "/unknown.ipxe"} <= asked
-    evidence = {f"/{path}" for path, file in expected(output).items() if file.is_evidence}
+    evidence = {f"/{path}" for path, file in read_expected_files(output).items() if file.is_evidence}
     assert ENTRY in evidence and evidence & asked == set(), "a cache turns a HEAD into a GET"
     assert mirror.connections <= 16 * 2, "connections are kept"
 
@@ -295,7 +295,7 @@ def test_what_is_not_answered_is_unknown_and_no_fault_of_the_copy(mirror: CopySe
 
 
 def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
-    file = min(expected(output).values(), key=lambda each: each.path)
+    file = min(read_expected_files(output).values(), key=lambda each: each.path)
     size = file.versions[0].size_bytes
 
     def answer(client: StrangeClient) -> None:
@@ -400,7 +400,13 @@ def test_what_is_published_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
         site.publish(planned(*SEED), commit="feed", at=BEFORE + timedelta(hours=1))
 
     mirror = FolderMirror(tmp_path / "output/boot", tmp_path / "output")
-    found = compared(partial(expected, tmp_path / "output"), mirror, parallel=2, begun=publish, done=lambda _: None)
+    found = compare_mirror(
+        partial(read_expected_files, tmp_path / "output"),
+        mirror,
+        parallel=2,
+        on_start=publish,
+        on_progress=lambda _: None,
+    )
     assert (found.findings, found.files, found.unread) == ((), len(FLEET.boot_files), ())
 
 
@@ -419,30 +425,30 @@ def test_a_folder_that_is_no_tree_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_absent_path_is_absent_by_any_refusal() -> None:
-    assert judge_absence("x", MirrorAnswer(status=403), "why") is None
-    found = judge_absence("x", MirrorAnswer(status=502), "why")
+    assert check_absence("x", MirrorAnswer(status=403), "why") is None
+    found = check_absence("x", MirrorAnswer(status=502), "why")
     assert found is not None and found.fault is MirrorFault.UNKNOWN
 
 
 def test_content_that_is_named_by_its_digest_was_never_another() -> None:
     version = FileVersion(None, "b" * 64, 3)
     file = MirrorFile(path=f"o/{'a' * 64}/user-data", right=(version,), versions=(version,), modified=1000)
-    found = judge(file, MirrorAnswer(status=200, size=4, modified=1)).finding
+    found = check_answer(file, MirrorAnswer(status=200, size=4, modified=1)).finding
     assert found is not None and found.fault is MirrorFault.WRONG
 
 
 def test_paths_of_a_kind_that_no_server_has_are_asked_for_a_sample_of_machines() -> None:
-    macs = [f"02-00-00-00-{number >> 8:02x}-{number & 255:02x}" for number in range(10 * SAMPLE)]
-    found = left_over([f"grub.cfg-01-{mac}" for mac in macs] + [f"v1/boot/{macs[0]}/boot.ipxe"])
-    by_kind = Counter(kind_of(f"boot/{path}") for path in found)
+    macs = [f"02-00-00-00-{number >> 8:02x}-{number & 255:02x}" for number in range(10 * SAMPLE_SIZE)]
+    found = find_leftover_paths([f"grub.cfg-01-{mac}" for mac in macs] + [f"v1/boot/{macs[0]}/boot.ipxe"])
+    by_kind = Counter(find_path_kind(f"boot/{path}") for path in found)
     assert by_kind.pop(IPXE_BY_MAC) == len(macs) - 1
-    assert set(by_kind.values()) == {SAMPLE}
+    assert set(by_kind.values()) == {SAMPLE_SIZE}
     assert PXELINUX in by_kind
 
 
 def test_what_may_be_left_over_is_of_the_same_machines_alone() -> None:
     colons = MAC.replace("-", ":")
-    assert left_over(["boot.ipxe", f"v1/boot/{MAC}/boot.ipxe"]) == (
+    assert find_leftover_paths(["boot.ipxe", f"v1/boot/{MAC}/boot.ipxe"]) == (
         f"{colons}/auto.ipxe",
         f"MAC-{MAC.replace('-', '')}.ipxe",
         f"grub.cfg-01-{MAC}",

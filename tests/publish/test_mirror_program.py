@@ -437,14 +437,14 @@ def test_a_window_ends_though_another_file_cannot_be_replaced(
     publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.run(INSIDE)
-    turned = program.Mirror._turn
+    turned = program.Mirror._end_window
 
     def failing(mirror: program.Mirror, path: str, ending: program.Ending) -> None:
         if f"/{path}" == BY_MAC:
             raise OSError("the file cannot be replaced")
         turned(mirror, path, ending)
 
-    monkeypatch.setattr(program.Mirror, "_turn", failing)
+    monkeypatch.setattr(program.Mirror, "_end_window", failing)
     assert host.run(ENDS) == 1
     assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(INSIDE, BY_MAC))
 

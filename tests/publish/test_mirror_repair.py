@@ -20,7 +20,7 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
 from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, repair
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import TOLERANCE
 from gitboot.publish.targets.folder import TargetFolder
@@ -123,7 +123,7 @@ def test_absent_files_come_back_and_boot_scripts_of_nobody_go(copy: Path, output
 def test_a_boot_script_that_the_tree_has_is_not_removed_although_its_list_does_not_name_it(tmp_path: Path) -> None:
     """An earlier version of gitboot published the server, without a listing."""
     own, shared = split({**fleet(1, (0,)), FIRST_SCRIPT: File(b"#!ipxe\n")})
-    with Directory.open(tmp_path / "output", ledger="test") as directory:
+    with OutputDirectory.open(tmp_path / "output", ledger="test") as directory:
         directory.publish(own, shared, complete=True, commit="c0ffee", at=_now())
         directory.update_list(None, _now())
     copy = shutil.copytree(tmp_path / "output/boot", tmp_path / "boot")
@@ -172,7 +172,7 @@ def test_content_comes_first_then_entries_then_first_scripts_then_the_list(
 
     monkeypatch.setattr(FolderStore, "replace_each", noted)
     store = FolderStore(copy)
-    repair(store, output, [ALL], _now, parallel=1, begun=_ignore, done=_ignore)
+    repair(store, output, [ALL], _now, parallel=1, on_start=_ignore, on_progress=_ignore)
     store.close()
     place = {path: number for number, path in enumerate(written)}
     content = max(number for path, number in place.items() if path.startswith("o/"))
@@ -249,7 +249,7 @@ def mend(
     clock: Callable[[], datetime] = lambda: INSIDE,
     begun: Callable[[int], None] = _ignore,
 ) -> RepairReport:
-    return repair(store, publisher.root, [ALL], clock, parallel=1, begun=begun, done=_ignore, retry_s=0)
+    return repair(store, publisher.root, [ALL], clock, parallel=1, on_start=begun, on_progress=_ignore, retry_s=0)
 
 
 def assert_refused(mirror: Path, words: str, publisher: SignedSite, *how: Any, **more: Any) -> None:
@@ -342,7 +342,7 @@ def test_a_repair_writes_nothing_by_a_list_of_an_earlier_publication(output: Pat
     edit(copy / ENTRY[1:])
     Site(tree).publish(FLEET, commit="decaf")
     with closing(WatchedStore(copy)) as store, pytest.raises(PublishError, match="the list is of another publication"):
-        repair(store, tree, [ALL], _now, parallel=1, begun=_ignore, done=_ignore, retry_s=0)
+        repair(store, tree, [ALL], _now, parallel=1, on_start=_ignore, on_progress=_ignore, retry_s=0)
     assert store.written == {}
 
 
@@ -441,7 +441,7 @@ def test_finding_m6_another_ledger_that_takes_a_target_over_during_a_repair_stop
             StoreTarget("target", lambda: opened, ledger="heir", heir_of=lambda: "test", writer="heir-1").load()
 
     with closing(WatchedStore(boot, take_over)) as store, pytest.raises(ForeignTree, match="ledger heir, not to test"):
-        repair(store, output, [ALL], _now, parallel=1, begun=_ignore, done=_ignore, retry_s=0)
+        repair(store, output, [ALL], _now, parallel=1, on_start=_ignore, on_progress=_ignore, retry_s=0)
     assert [*store.written] == [ENTRY[1:]]
     assert (boot / FIRST[1:]).read_bytes() == spoiled
 
@@ -469,13 +469,17 @@ def test_after_the_end_of_a_window_repair_writes_the_version_of_now_though_the_p
     shutil.copytree(publisher.boot, copy)
 
     def stale(now: datetime) -> set[str]:
-        report = compare_with_list(FolderMirror(copy), [publisher.key], now, parallel=2, begun=_ignore, done=_ignore)
+        report = compare_with_list(
+            FolderMirror(copy), [publisher.key], now, parallel=2, on_start=_ignore, on_progress=_ignore
+        )
         assert {each.fault for each in report.findings} <= {MirrorFault.STALE, MirrorFault.MISSING, MirrorFault.EXTRA}
         return {f"/{each.path}" for each in report.findings}
 
     def mended(now: datetime) -> set[str]:
         store = FolderStore(copy)
-        done = repair(store, publisher.root, [ALL], lambda: now, parallel=2, begun=_ignore, done=_ignore).repairs
+        done = repair(
+            store, publisher.root, [ALL], lambda: now, parallel=2, on_start=_ignore, on_progress=_ignore
+        ).repairs
         store.close()
         return {f"/{each.path}" for each in done}
 
@@ -528,7 +532,7 @@ def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(stor
         if next(compared) == tries[0]:  # all are compared
             store.put("replaced", f"boot{ENTRY}", right)
 
-    done = repair(bucket, output, [ALL], _now, parallel=1, begun=tries.append, done=replace_entry, retry_s=0)
+    done = repair(bucket, output, [ALL], _now, parallel=1, on_start=tries.append, on_progress=replace_entry, retry_s=0)
     assert len(tries) == 2
     assert store.contents("replaced") == {
         f"boot/{path}": content for path, (content, _) in files_of(output / "boot").items()

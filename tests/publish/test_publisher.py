@@ -23,12 +23,12 @@ from msgspec import structs
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish import durable_files
-from gitboot.publish.durable_files import Disk, staged
-from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, render_listing
-from gitboot.publish.publisher import Directory, Looked, Published
+from gitboot.publish.durable_files import Disk, staging_path
+from gitboot.publish.manifest import Stamp, leaf_path, locate_server, node_path, render_listing
+from gitboot.publish.publisher import OutputDirectory, PublicationPreview, PublicationResult
 from gitboot.publish.tree_changes import GRACE
-from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
-from gitboot.render.endpoint_files import Listed, state_path
+from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify_tree
+from gitboot.render.endpoint_files import ListedFile, state_path
 from gitboot.render.paths import ContentType, File, Files
 from tests.helpers import disks_and_terminals
 from tests.helpers.published_trees import owner, publish_files, server_files, split, watched
@@ -72,18 +72,20 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def directory(root: Path) -> Iterator[Directory]:
-    with Directory.open(root, ledger="ours") as directory:
+def directory(root: Path) -> Iterator[OutputDirectory]:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         yield directory
 
 
-def publish(root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffee", ledger: str = "ours") -> Published:
-    with Directory.open(root, ledger=ledger) as directory:
+def publish(
+    root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffee", ledger: str = "ours"
+) -> PublicationResult:
+    with OutputDirectory.open(root, ledger=ledger) as directory:
         return publish_files(directory, files, commit=commit, at=at)
 
 
-def look_at(root: Path, servers: Mapping[str, Files], shared: Files) -> Published:
-    looked = Looked(root, ledger="ours", heir_of=None)
+def look_at(root: Path, servers: Mapping[str, Files], shared: Files) -> PublicationResult:
+    looked = PublicationPreview(root, ledger="ours", heir_of=None)
     return looked.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
 
 
@@ -128,7 +130,7 @@ def test_the_manifest_is_json_from_whose_head_digests_lead_to_every_file(root: P
         leaves = read_digests(root / node_path(node), node_digest)
         for leaf, leaf_digest in leaves.items():
             found = read_digests(root / leaf_path(node, leaf), leaf_digest)
-            assert {place_of(name) for name in found} == {(node, leaf)}
+            assert {locate_server(name) for name in found} == {(node, leaf)}
             listed |= found
     assert listed == {name: files[state_path(name)].sha256 for name, files in servers.items()}
     data = (root / "ops/manifest/shared.json").read_bytes()
@@ -151,7 +153,7 @@ def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str, is_shar
     files = {path: File(b"x")}
     servers, shared = ({}, files) if is_shared else ({"s": server_files("s", files)}, {})
     for _ in range(2):
-        with Directory.open(root, ledger="ours") as directory:
+        with OutputDirectory.open(root, ledger="ours") as directory:
             published = directory.publish(servers, shared, complete=True, commit="c", at=AT)
     assert published.written == ()
     manifest = read_manifest(root)
@@ -186,20 +188,20 @@ def test_permissions_are_the_same_under_any_umask(root: Path) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_publishing_the_same_files_twice_writes_nothing(root: Path, restarted: bool) -> None:
-    directory = Directory.open(root, ledger="ours")
+    directory = OutputDirectory.open(root, ledger="ours")
     publish_files(directory, tree(), commit="c0ffee", at=AT)
     before = states(root)
     if restarted:
         directory.close()
-        directory = Directory.open(root, ledger="ours")
+        directory = OutputDirectory.open(root, ledger="ours")
     published = publish_files(directory, tree(), commit="c0ffee", at=AT + DAY)
     directory.close()
-    assert published == Published(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
+    assert published == PublicationResult(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
     before.pop("ops/.gitboot/lock")
     assert states(root).items() >= before.items()
 
 
-NODE, LEAF = place_of(OWNER)
+NODE, LEAF = locate_server(OWNER)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_a_change_rewrites_its_files_and_their_part_of_the_manifest_only(
 
 
 def test_where_changed_paths_are_told_no_other_is_looked_at(
-    root: Path, directory: Directory, monkeypatch: pytest.MonkeyPatch
+    root: Path, directory: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tree(servers=9)
     publish_files(directory, files, commit="one", at=AT)
@@ -230,7 +232,7 @@ def test_where_changed_paths_are_told_no_other_is_looked_at(
     published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
     own = split(files)[0][OWNER]
     assert set(looked) == own.keys()
-    assert published == Published(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(own) - 2)
+    assert published == PublicationResult(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(own) - 2)
     assert on_disk(root) == contents(files)
 
 
@@ -298,7 +300,7 @@ finally:
 
 
 def test_a_reader_who_follows_an_entry_finds_what_it_names_through_200_commits(
-    root: Path, directory: Directory
+    root: Path, directory: OutputDirectory
 ) -> None:
     publish_files(directory, tree(0, servers=1), commit="0", at=AT)
     reader = subprocess.Popen(
@@ -357,22 +359,22 @@ def test_content_stays_until_nothing_has_named_it_for_seven_days(
     root: Path, passes: list[tuple[float, Files]], stands: bool, restarted: bool
 ) -> None:
     assert GRACE == 7 * DAY
-    directory = Directory.open(root, ledger="ours")
+    directory = OutputDirectory.open(root, ledger="ours")
     for day, files in passes:
         if restarted:
             directory.close()
-            directory = Directory.open(root, ledger="ours")
+            directory = OutputDirectory.open(root, ledger="ours")
         published = publish_files(directory, files, commit=str(day), at=AT + day * DAY)
     directory.close()
     assert (root / CONTENT).exists() == stands
     assert ("boot/o/1234" in folders(root)) == stands
     assert published.expired == (() if stands else (CONTENT,))
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
 
 
 def test_content_that_was_retired_together_goes_together(root: Path) -> None:
     files = {f"boot/o/{name}/x": File(name.encode()) for name in "abc"}
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         publish_files(directory, files, commit="1", at=AT)
         publish_files(
             directory, {"boot/o/b/x": files["boot/o/b/x"], "boot/o/c/x": files["boot/o/c/x"]}, commit="2", at=AT
@@ -462,7 +464,7 @@ def test_what_is_in_the_way_is_named_before_anything_is_written(
     }
     os.rename(root / path, root / "moved again")
     publish(root, tree(2), commit="two")
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
 
 
 def test_everything_in_the_way_is_named_at_once(root: Path) -> None:
@@ -486,9 +488,9 @@ def test_a_withdrawn_path_where_something_else_stands_now_is_left_to_it(root: Pa
 
 def test_what_stands_already_as_planned_becomes_gitboots(root: Path) -> None:
     place(root, tree())
-    assert publish(root, tree()) == Published(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
+    assert publish(root, tree()) == PublicationResult(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
     publish(root, tree(2))
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
 
 
 @pytest.mark.parametrize(
@@ -510,7 +512,7 @@ def test_no_file_can_be_planned_outside_the_tree_or_where_the_publisher_has_its_
 def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
     (root.parent / "outside").write_text("mine")
     publish(root, {"boot/x": File(b"x")})
-    forged = render_listing({"boot/../../outside": Listed(File(b"mine").sha256, 4)})
+    forged = render_listing({"boot/../../outside": ListedFile(File(b"mine").sha256, 4)})
     (root / "ops/manifest/shared.json").write_bytes(forged)
     head = json.loads((root / "ops/manifest.json").read_text())
     head["shared"] = sha256(forged).hexdigest()
@@ -536,7 +538,7 @@ def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
 
 def test_a_tree_can_be_taken_over(root: Path) -> None:
     publish(root, tree(1, servers=5), ledger="theirs")
-    with Directory.open(root, ledger="ours", heir_of=lambda: "theirs") as directory:
+    with OutputDirectory.open(root, ledger="ours", heir_of=lambda: "theirs") as directory:
         assert directory.stamp is not None
         assert directory.stamp.ledger == "theirs"
         publish_files(directory, tree(2), commit="ours now", at=AT)
@@ -549,18 +551,18 @@ def test_a_tree_can_be_taken_over(root: Path) -> None:
 
 
 def test_one_process_publishes_at_a_time_and_the_other_is_told_which(root: Path) -> None:
-    with Directory.open(root, ledger="ours"), pytest.raises(LockedByAnother) as raised:
-        Directory.open(root, ledger="ours")
+    with OutputDirectory.open(root, ledger="ours"), pytest.raises(LockedByAnother) as raised:
+        OutputDirectory.open(root, ledger="ours")
     assert f"process {os.getpid()} on {os.uname().nodename}" in str(raised.value)
     publish(root, tree())
 
 
 def test_the_stamp_is_of_the_last_pass_that_ended(root: Path) -> None:
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         assert directory.stamp is None
         publish_files(directory, tree(), commit="one", at=AT)
         assert directory.stamp == Stamp(commit="one", gitboot=__version__, ledger="ours")
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         assert directory.stamp is not None
         assert directory.stamp.commit == "one"
 
@@ -601,29 +603,29 @@ def test_the_first_pass_of_a_process_repairs_what_is_missing_or_cut_off(
     publish(root, tree())
     damage(root / path)
     assert publish(root, tree()).written == (path,)
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
 
 
 @pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
 @pytest.mark.parametrize("damage", [lose, truncate, alter])
 def test_told_paths_are_fixed_whatever_is_wrong_with_them(
-    root: Path, damage: Callable[[Path], None], path: str, directory: Directory
+    root: Path, damage: Callable[[Path], None], path: str, directory: OutputDirectory
 ) -> None:
     publish_files(directory, tree(), commit="one", at=AT)
     damage(root / path)
-    differing = [difference.path for difference in verify(root)]
+    differing = [difference.path for difference in verify_tree(root)]
     assert differing == [path]
     assert publish_files(directory, tree(), commit="one", at=AT, changed=differing).written == (path,)
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
 
 
-def test_the_index_is_made_good_for_a_server_of_which_nothing_changed(root: Path, directory: Directory) -> None:
+def test_the_index_is_made_good_for_a_server_of_which_nothing_changed(root: Path, directory: OutputDirectory) -> None:
     publish_files(directory, tree(), commit="one", at=AT)
     lost = next(path for path in (root / "ops/index").iterdir() if f'"{OWNER}"' in path.read_text())
     lose(lost)
-    assert [difference.path for difference in verify(root)] == [lost.relative_to(root).as_posix()]
+    assert [difference.path for difference in verify_tree(root)] == [lost.relative_to(root).as_posix()]
     publish_files(directory, tree(), commit="one", at=AT, changed=[ENTRY])
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
 
 
 def test_lost_files_are_found_without_reading_any_that_stands(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -641,9 +643,9 @@ def test_states_and_the_index_are_made_good(root: Path, damage: Callable[[Path],
     publish(root, tree())
     path = path.format(next((root / "ops/index").iterdir()).name)
     damage(root / path)
-    assert path in [difference.path for difference in verify(root)]
+    assert path in [difference.path for difference in verify_tree(root)]
     publish(root, {**tree(), ENTRY: File(b"another\n")})
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
 
 
 PARTS = ("ops/manifest.json", node_path(NODE), leaf_path(NODE, LEAF), "ops/manifest/shared.json")
@@ -664,7 +666,7 @@ def test_a_damaged_manifest_is_named_and_nothing_is_touched(
     if path != PARTS[0]:
         with pytest.raises(PublishError, match=named):
             read_manifest(root)
-        assert path in [difference.path for difference in verify(root)]
+        assert path in [difference.path for difference in verify_tree(root)]
 
 
 def publish_as_0_1_0(root: Path, files: Files) -> None:
@@ -697,12 +699,12 @@ def test_a_tree_of_0_1_0_is_taken_over_with_all_its_files(
             patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("cut")))
             with pytest.raises(PublishError, match="cut"):
                 publish(root, tree(2))
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         assert directory.stamp == Stamp(commit="one", gitboot="0.1.0", ledger="ours")
     publish(root, tree(2))
     retired = {path: file for path, file in old.items() if path.startswith("boot/o/")}
     assert on_disk(root) == {**contents(retired), **contents(tree(2)), "boot/mine": b"mine"}
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
     listed = {*(root / "ops/manifest").glob("*.json")} - {root / "ops/manifest/shared.json"}
     assert {path.stem for path in listed} == set(json.loads((root / "ops/manifest.json").read_text())["nodes"])
 
@@ -726,17 +728,17 @@ def test_verify_says_what_was_expected_and_what_was_found(
     if damage is a_symlink:
         lose(root / ENTRY)
     damage(root / ENTRY)
-    assert verify(root) == (Difference(path=ENTRY, expected=tree()[ENTRY].sha256, found=found),)
+    assert verify_tree(root) == (Difference(path=ENTRY, expected=tree()[ENTRY].sha256, found=found),)
 
 
 def test_nothing_can_be_verified_where_nothing_was_published(root: Path) -> None:
     assert read_manifest(root) is None
     with pytest.raises(PublishError, match=re.escape(str(root))):
-        verify(root)
+        verify_tree(root)
     root.mkdir()
     assert read_manifest(root) is None
     with pytest.raises(PublishError, match=r"no ops/manifest\.json"):
-        verify(root)
+        verify_tree(root)
 
 
 # Trying first
@@ -751,10 +753,10 @@ def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before:
     servers, shared = split(tree(3))
     expected = look_at(root, servers, shared)
     assert states(root.parent) == stood
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         done = directory.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
     assert done == (
-        expected if before is not None else structs.replace(expected, written=(), begun=len(expected.written))
+        expected if before is not None else structs.replace(expected, written=(), first_files=len(expected.written))
     )
 
 
@@ -787,7 +789,7 @@ def test_where_writing_is_not_permitted_the_path_and_a_hint_are_named() -> None:
             [sys.executable, "-c", PUBLISH_AS_NOBODY, str(root)], cwd=ROOT, capture_output=True
         ).stdout
         assert said.decode() == f"{root / LOCK}: Permission denied (let the user that gitboot runs as write there)\n"
-        assert verify(root) == ()
+        assert verify_tree(root) == ()
 
 
 @pytest.fixture
@@ -799,21 +801,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -> None:
     root = small_disk / "out"
     large = {f"boot/{number}": File(b"%06d" % number + b"x" * 100_000) for number in range(20)}
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         publish_files(directory, tree(1), commit="one", at=AT)
         with pytest.raises(PublishError, match=r"boot/\d+: No space left on device \(free some space\)"):
             publish_files(directory, {**tree(2), **large}, commit="two", at=AT)
         assert on_disk(root) == contents(tree(1))
         publish_files(directory, tree(2), commit="two", at=AT)
     assert on_disk(root).items() >= contents(tree(2)).items()
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
 
 
 def test_a_disk_that_is_read_only_is_named(small_disk: Path) -> None:
     root = small_disk / "out"
     publish(root, tree(1))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
     with pytest.raises(PublishError, match=r"Read-only file system \(mount it writable\)"):
         publish(root, tree(2))
 
@@ -848,12 +850,12 @@ TREES = st.dictionaries(st.sampled_from(PATHS), st.sampled_from([File(b"1"), Fil
 def test_whatever_was_published_before_the_last_pass_decides(passes: list[tuple[Files, int, str]]) -> None:
     with TemporaryDirectory() as folder:
         at, before = AT, dict[str, File]()
-        directory = Directory.open(root := Path(folder), ledger="ours")
+        directory = OutputDirectory.open(root := Path(folder), ledger="ours")
         for files, days, how in passes:
             at += days * DAY
             if how == "restarted":
                 directory.close()
-                directory = Directory.open(root, ledger="ours")
+                directory = OutputDirectory.open(root, ledger="ours")
             changed = [path for path in PATHS if files.get(path) != before.get(path)] if how == "told" else None
             stood = on_disk(root)
             published = publish_files(directory, files, commit="c", at=at, changed=changed)
@@ -861,9 +863,9 @@ def test_whatever_was_published_before_the_last_pass_decides(passes: list[tuple[
             assert contents(files).items() <= stand.items()
             assert all(path.startswith("boot/o/") for path in stand.keys() - files.keys())
             written = {path for path in files if stood.get(path) != stand[path]}
-            assert (published.begun, set(published.written)) in ((0, written), (len(written), set()))
+            assert (published.first_files, set(published.written)) in ((0, written), (len(written), set()))
             assert {*published.withdrawn, *published.expired} == stood.keys() - stand.keys()
-            assert verify(root) == ()
+            assert verify_tree(root) == ()
             before = dict(files)
         directory.close()
 
@@ -871,7 +873,7 @@ def test_whatever_was_published_before_the_last_pass_decides(passes: list[tuple[
 # Another tree in its place
 
 
-def put(directory: Directory, version: int, at: datetime = AT) -> None:
+def put(directory: OutputDirectory, version: int, at: datetime = AT) -> None:
     publish_files(directory, tree(version), commit=str(version), at=at)
 
 
@@ -890,22 +892,22 @@ def replaced(root: Path, older: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["in place", "another folder", "gone"])
 def test_a_tree_that_was_put_in_its_place_is_published_to_completely(tmp_path: Path, how: str) -> None:
     root, older = tmp_path / "output", tmp_path / "older"
-    with Directory.open(root, ledger="test") as directory:
+    with OutputDirectory.open(root, ledger="test") as directory:
         put(directory, 1)
         shutil.copytree(root, older)
         put(directory, 2, at=AT + DAY)
-        assert directory.is_as_left
+        assert directory.is_unchanged
         replaced(root, older, how)
-        assert not directory.is_as_left
+        assert not directory.is_unchanged
         servers, shared = split(tree(2))
         with pytest.raises(PublishError, match="another tree"):
             directory.publish(servers, shared, complete=False, commit="2", at=AT + DAY)
         put(directory, 2, at=AT + DAY)
-        assert directory.is_as_left
-        assert verify(root) == ()
+        assert directory.is_unchanged
+        assert verify_tree(root) == ()
         assert (root / ENTRY).read_bytes() == tree(2)[ENTRY].content
         with pytest.raises(LockedByAnother):
-            Directory.open(root, ledger="test")
+            OutputDirectory.open(root, ledger="test")
 
 
 @pytest.mark.parametrize("how", ["in place", "another folder", "gone"])
@@ -915,11 +917,11 @@ def test_a_tree_of_another_instance_that_is_put_away_is_in_the_way_no_more(
 ) -> None:
     root, theirs, mine = tmp_path / "output", tmp_path / "theirs", tmp_path / "mine"
     for folder, ledger, version in ((theirs, "theirs", 7), (mine, "test", 1)):
-        with Directory.open(folder, ledger=ledger) as other:
+        with OutputDirectory.open(folder, ledger=ledger) as other:
             put(other, version)
     if not has_published:
         shutil.copytree(theirs, root)
-    with Directory.open(root, ledger="test") as directory:
+    with OutputDirectory.open(root, ledger="test") as directory:
         if has_published:
             put(directory, 1)
             shutil.rmtree(root)
@@ -930,28 +932,28 @@ def test_a_tree_of_another_instance_that_is_put_away_is_in_the_way_no_more(
         assert (root / ENTRY).read_bytes() == tree(7)[ENTRY].content
         replaced(root, mine, how)
         put(directory, 2)
-        assert (verify(root), (root / ENTRY).read_bytes()) == ((), tree(2)[ENTRY].content)
+        assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), tree(2)[ENTRY].content)
 
 
 def test_a_first_publication_that_failed_goes_on_in_the_directory_that_is_there_by_then(tmp_path: Path) -> None:
     """As where the disk was full, and a larger one was mounted at its place."""
     root = tmp_path / "output"
-    with Directory.open(root, ledger="test") as directory:
+    with OutputDirectory.open(root, ledger="test") as directory:
         (root / "boot").touch()
         with pytest.raises(PublishError):
             put(directory, 1)
         root.rename(tmp_path / "aside")
         root.mkdir()
         put(directory, 1)
-        assert (verify(root), (root / ENTRY).read_bytes()) == ((), tree(1)[ENTRY].content)
+        assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), tree(1)[ENTRY].content)
 
 
 def test_a_tree_that_another_process_publishes_to_in_its_place_is_left_alone(tmp_path: Path) -> None:
     root, moved = tmp_path / "output", tmp_path / "moved"
-    with Directory.open(root, ledger="test") as directory:
+    with OutputDirectory.open(root, ledger="test") as directory:
         put(directory, 1)
         root.rename(moved)
-        with Directory.open(root, ledger="test") as other:
+        with OutputDirectory.open(root, ledger="test") as other:
             put(other, 2)
             for _ in range(2):
                 with pytest.raises(PublishError, match="publishes there"):
@@ -978,7 +980,7 @@ def inodes(root: Path) -> list[int]:
     return [(root / path).stat().st_ino for path in ALIKE]
 
 
-def test_what_a_server_has_several_times_is_one_file(root: Path, directory: Directory) -> None:
+def test_what_a_server_has_several_times_is_one_file(root: Path, directory: OutputDirectory) -> None:
     given: Any = {"shared": {"boot/shared": File(b"1")}, "complete": True, "commit": "1", "at": AT}
     others = {"t": server_files("t", {"boot/ipxe/t": File(b"1")})}
     directory.publish({**of_one_server(b"1", *ALIKE), **others}, **given)
@@ -990,11 +992,11 @@ def test_what_a_server_has_several_times_is_one_file(root: Path, directory: Dire
     assert inodes(root) != before
     assert {(root / path).read_bytes() for path in ALIKE} == {b"2"}
     assert len({(root / path).stat().st_mtime for path in ALIKE}) == 1
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
     assert temporary(root) == []
 
 
-def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Path, directory: Directory) -> None:
+def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Path, directory: OutputDirectory) -> None:
     directory.publish(of_one_server(b"1", *ALIKE[:2]), {}, complete=True, commit="1", at=AT)
     later = AT + timedelta(hours=1)
     directory.publish(of_one_server(b"1", *ALIKE), None, complete=False, commit="2", at=later)
@@ -1004,11 +1006,13 @@ def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Pa
     assert dates == [AT.timestamp(), AT.timestamp(), later.timestamp()]
 
 
-def test_what_stands_with_another_date_is_not_one_file_with_what_is_foretold(root: Path, directory: Directory) -> None:
+def test_what_stands_with_another_date_is_not_one_file_with_what_is_foretold(
+    root: Path, directory: OutputDirectory
+) -> None:
     """An access log tells versions apart by what `dated` has said of each path."""
     file = File(b"2")
     directory.publish(of_one_server(b"1", *ALIKE[:1]), {}, complete=True, commit="1", at=AT)
-    expected = [directory.dated(path, file, AT) for path in ALIKE]
+    expected = [directory.predict_mtime(path, file, AT) for path in ALIKE]
     directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
     assert [int((root / path).stat().st_mtime) for path in ALIKE] == expected
     first, second, third = inodes(root)
@@ -1026,23 +1030,23 @@ def test_where_nothing_can_have_two_names_it_is_two_files(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "link", link)
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
     assert len(refused) == 2
     assert len(set(inodes(root))) == 3
     assert {(root / path).read_bytes() for path in ALIKE} == {b"1"}
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
 
 
 def test_what_was_left_half_written_under_two_names_changes_neither(root: Path) -> None:
     """A publisher that was killed between two renames leaves a temporary name of a file that stands."""
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
-        left = root / staged(ALIKE[1])
+        left = root / staging_path(ALIKE[1])
         os.link(root / ALIKE[0], left)
         directory.publish(of_one_server(b"2", ALIKE[1]), None, complete=False, commit="2", at=AT)
         assert (root / ALIKE[1]).read_bytes() == b"2"
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="3", at=AT)
     assert {(root / path).read_bytes() for path in ALIKE} == {b"1"}
     assert temporary(root) == []
@@ -1062,19 +1066,19 @@ def test_what_was_left_half_written_under_two_names_changes_neither(root: Path) 
 def test_a_tree_that_begins_with_nothing_is_not_begun_without_room(small_disk: Path, limit: str, lacks: str) -> None:
     files = {f"boot/ipxe/{number}": File(b"%03d" % number + b"x" * 2000) for number in range(100)}
     subprocess.run(["mount", "-o", f"remount,{limit}", str(small_disk)], check=True)
-    with Directory.open(small_disk, ledger="ours") as directory:
+    with OutputDirectory.open(small_disk, ledger="ours") as directory:
         with pytest.raises(PublishError, match=lacks):
             publish_files(directory, files, commit="one", at=AT)
         assert not (small_disk / "boot").exists()
         subprocess.run(["mount", "-o", "remount,size=8m,nr_inodes=5000", str(small_disk)], check=True)
         publish_files(directory, files, commit="one", at=AT)
-    assert verify(small_disk) == ()
+    assert verify_tree(small_disk) == ()
 
 
 def test_names_of_one_file_need_no_room(small_disk: Path) -> None:
     names = [f"boot/ipxe/{number}" for number in range(100)]
     subprocess.run(["mount", "-o", "remount,size=128k", str(small_disk)], check=True)
-    with Directory.open(small_disk, ledger="ours") as directory:
+    with OutputDirectory.open(small_disk, ledger="ours") as directory:
         directory.publish(of_one_server(b"1" * 4000, *names), {}, complete=True, commit="1", at=AT)
     assert len({(small_disk / name).stat().st_ino for name in names}) == 1
 
@@ -1082,7 +1086,7 @@ def test_names_of_one_file_need_no_room(small_disk: Path) -> None:
 def test_a_tree_that_stands_is_not_asked_for_room(small_disk: Path) -> None:
     """Windows end on a disk that is nearly full."""
     large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
-    with Directory.open(small_disk, ledger="ours") as directory:
+    with OutputDirectory.open(small_disk, ledger="ours") as directory:
         publish_files(directory, large, commit="1", at=AT)
         subprocess.run(["mount", "-o", "remount,size=700k", str(small_disk)], check=True)
         publish_files(directory, {**large, "boot/ipxe/0": File(b"2")}, commit="2", at=AT)
@@ -1107,19 +1111,19 @@ def test_content_that_groups_of_servers_share_needs_room_once_for_each(small_dis
     subprocess.run(["mount", "-o", "remount,size=30m,nr_inodes=6000", str(small_disk)], check=True)
     contents = [File(b"%03d" % number * 13_333) for number in range(300)]
     servers = a_thousand(lambda number: contents[number % 300])
-    with Directory.open(small_disk, ledger="ours") as directory:
+    with OutputDirectory.open(small_disk, ledger="ours") as directory:
         assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3300
 
 
 def test_a_first_publication_that_came_to_no_end_needs_room_for_the_rest_alone(small_disk: Path) -> None:
     large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
-    with Directory.open(small_disk, ledger="ours") as directory:
+    with OutputDirectory.open(small_disk, ledger="ours") as directory:
         publish_files(directory, large, commit="1", at=AT)
     shutil.rmtree(small_disk / "ops")  # the manifest comes last
     subprocess.run(["mount", "-o", "remount,size=700k", str(small_disk)], check=True)
-    with Directory.open(small_disk, ledger="ours") as directory:
+    with OutputDirectory.open(small_disk, ledger="ours") as directory:
         publish_files(directory, large, commit="1", at=AT)
-    assert verify(small_disk) == ()
+    assert verify_tree(small_disk) == ()
 
 
 @pytest.mark.parametrize(("inodes", "has_room"), [(3000, False), (5000, True)])
@@ -1128,7 +1132,7 @@ def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, in
     subprocess.run(["mount", "-o", f"remount,size=64m,nr_inodes={inodes - 500}", str(small_disk)], check=True)
     common = File(b"x" * 100)
     servers = a_thousand(lambda _: common)
-    with Directory.open(small_disk, ledger="ours") as directory:
+    with OutputDirectory.open(small_disk, ledger="ours") as directory:
         if has_room:
             assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3001
         else:

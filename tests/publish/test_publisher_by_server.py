@@ -18,17 +18,17 @@ from gitboot.publish.manifest import (
     MANIFEST,
     Head,
     Stamp,
-    digest_of,
+    compute_digest,
     leaf_path,
+    locate_server,
     node_path,
-    place_of,
     render_digests,
     render_head,
 )
-from gitboot.publish.publisher import Directory
-from gitboot.publish.tree_changes import amended
-from gitboot.publish.tree_reader import Tree, read_manifest, verify
-from gitboot.render.endpoint_files import server_of, shard_path, state_path
+from gitboot.publish.publisher import OutputDirectory
+from gitboot.publish.tree_changes import amend_manifest
+from gitboot.publish.tree_reader import Tree, read_manifest, verify_tree
+from gitboot.render.endpoint_files import parse_state_path, shard_path, state_path
 from gitboot.render.paths import File, Files
 from tests.helpers.published_trees import server_files, watched
 
@@ -42,8 +42,8 @@ def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Iterator[Directory]:
-    with Directory.open(tmp_path, ledger="ours") as opened:
+def target(tmp_path: Path) -> Iterator[OutputDirectory]:
+    with OutputDirectory.open(tmp_path, ledger="ours") as opened:
         yield opened
 
 
@@ -62,7 +62,9 @@ def one(name: str, address: str, *, text: str = "1", content: str = "") -> Files
     )
 
 
-def publish(target: Directory, servers: dict[str, Any], *, complete: bool = False, shared: Files | None = None) -> Any:
+def publish(
+    target: OutputDirectory, servers: dict[str, Any], *, complete: bool = False, shared: Files | None = None
+) -> Any:
     return target.publish(servers, SHARED if complete else shared, complete=complete, commit="c0ffee", at=AT)
 
 
@@ -78,7 +80,7 @@ def entry(root: Path, number: int) -> str | None:
 
 
 def test_one_server_of_many_costs_a_few_files_and_kilobytes(
-    tmp_path: Path, target: Directory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(target, {f"s{n:04}": one(f"s{n:04}", mac(n)) for n in range(400)}, complete=True)
     touched, placed = watched(monkeypatch, "look", "read"), watched(monkeypatch, "place")
@@ -86,29 +88,29 @@ def test_one_server_of_many_costs_a_few_files_and_kilobytes(
     assert len({*touched, *placed}) < 15
     stand = [tmp_path / path for path in placed if (tmp_path / path).exists()]
     assert 0 < sum(path.stat().st_size for path in stand) < 16 * 1024
-    assert verify(tmp_path) == ()
+    assert verify_tree(tmp_path) == ()
 
 
-def test_a_server_comes_changes_and_goes_and_no_other_is_named(tmp_path: Path, target: Directory) -> None:
+def test_a_server_comes_changes_and_goes_and_no_other_is_named(tmp_path: Path, target: OutputDirectory) -> None:
     publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
     publish(target, {"c": one("c", mac(3))})
     assert (index(tmp_path, f"mac/{mac(3)}"), entry(tmp_path, 3)) == (["c"], "c")
-    assert verify(tmp_path) == ()
+    assert verify_tree(tmp_path) == ()
     published = publish(target, {"a": None})
     assert f"boot/v1/boot/{mac(1)}/boot.ipxe" in published.withdrawn
     assert state_path("a") in published.withdrawn
     assert (index(tmp_path, f"mac/{mac(1)}"), entry(tmp_path, 1)) == ([], None)
-    assert verify(tmp_path) == ()
+    assert verify_tree(tmp_path) == ()
     publish(target, {}, shared={**SHARED, "boot/unknown.ipxe": File(b"#!ipxe\n")})
     assert (tmp_path / "boot/unknown.ipxe").exists()
-    assert verify(tmp_path) == ()
+    assert verify_tree(tmp_path) == ()
     manifest = read_manifest(tmp_path)
     assert manifest is not None
-    assert sorted(name for path in manifest.files if (name := server_of(path))) == ["b", "c"]
+    assert sorted(name for path in manifest.files if (name := parse_state_path(path))) == ["b", "c"]
 
 
 @pytest.mark.parametrize("how", ["changes", "goes"])
-def test_content_that_another_server_names_stays_in_the_tree(tmp_path: Path, target: Directory, how: str) -> None:
+def test_content_that_another_server_names_stays_in_the_tree(tmp_path: Path, target: OutputDirectory, how: str) -> None:
     content = f"boot/o/{sha256(b'both').hexdigest()}/user-data"
     both = {name: one(name, mac(n), content="both") for n, name in enumerate("ab")}
     publish(target, both, complete=True)
@@ -121,10 +123,10 @@ def test_content_that_another_server_names_stays_in_the_tree(tmp_path: Path, tar
     assert content in next(retired.iterdir()).read_text(), "nobody names it now"
     target.publish({}, None, complete=False, commit="c", at=AT + timedelta(days=8))
     assert not (tmp_path / content).exists()
-    assert verify(tmp_path) == ()
+    assert verify_tree(tmp_path) == ()
 
 
-def test_what_a_failed_publication_owed_is_brought_about_by_the_next(tmp_path: Path, target: Directory) -> None:
+def test_what_a_failed_publication_owed_is_brought_about_by_the_next(tmp_path: Path, target: OutputDirectory) -> None:
     publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
     (tmp_path / f"boot/v1/boot/{mac(9)}").write_text("in the way")
     with pytest.raises(PublishError, match=mac(9)):
@@ -133,11 +135,11 @@ def test_what_a_failed_publication_owed_is_brought_about_by_the_next(tmp_path: P
     publish(target, {"b": one("b", mac(2), text="2")})
     assert [entry(tmp_path, number) for number in (1, 2, 3, 9)] == [None, "b", "a", "c"]
     assert [index(tmp_path, f"mac/{mac(number)}") for number in (1, 2, 3, 9)] == [[], ["b"], ["a"], ["c"]]
-    assert verify(tmp_path) == ()
+    assert verify_tree(tmp_path) == ()
 
 
 def test_a_publication_that_broke_off_halfway_leaves_nothing_in_the_index(
-    tmp_path: Path, target: Directory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(target, {"a": one("a", mac(1))}, complete=True)
     with monkeypatch.context() as patch:
@@ -147,45 +149,45 @@ def test_a_publication_that_broke_off_halfway_leaves_nothing_in_the_index(
     publish(target, {})
     assert (index(tmp_path, f"mac/{mac(1)}"), index(tmp_path, f"mac/{mac(2)}")) == ([], ["a"])
     assert (entry(tmp_path, 1), entry(tmp_path, 2)) == (None, "a")
-    assert verify(tmp_path) == ()
+    assert verify_tree(tmp_path) == ()
 
 
 def test_an_instances_word_is_no_part_of_what_is_published(tmp_path: Path) -> None:
-    with Directory.open(tmp_path, ledger="ours") as target:
+    with OutputDirectory.open(tmp_path, ledger="ours") as target:
         target.write_status(b"{}", AT)
         publish(target, {"a": one("a", mac(1))}, complete=True)
         target.write_status(b'{"at":1}', AT)
         publish(target, {"a": None})
     assert (tmp_path / "ops/status.json").read_bytes() == b'{"at":1}'
-    assert verify(tmp_path) == ()
-    with Directory.open(tmp_path, ledger="theirs") as target:
+    assert verify_tree(tmp_path) == ()
+    with OutputDirectory.open(tmp_path, ledger="theirs") as target:
         target.write_status(b"{}", AT)
     assert (tmp_path / "ops/status.json").read_bytes() == b'{"at":1}', "it is another's tree"
 
 
 def test_nothing_says_who_wrote_a_tree_where_that_is_asked_for(tmp_path: Path) -> None:
-    target = Directory.open(tmp_path, ledger="ours")
+    target = OutputDirectory.open(tmp_path, ledger="ours")
     publish(target, {"a": one("a", mac(1))}, complete=True)
     target.close(and_forget_lock=True)
     assert not (tmp_path / "ops/.gitboot").exists()
-    with Directory.open(tmp_path, ledger="ours") as again:
+    with OutputDirectory.open(tmp_path, ledger="ours") as again:
         assert again.stamp is not None
 
 
 def test_a_servers_change_rewrites_at_most_16_kib_of_the_manifest_of_100_000(tmp_path: Path) -> None:
     name, digest = "s050-000042", "0" * 64
-    node, leaf = place_of(name)
+    node, leaf = locate_server(name)
     servers = (f"s{number // 2000:03}-{number:06}" for number in range(100_000))
-    beside = render_digests({each: digest for each in (*servers, name) if place_of(each) == (node, leaf)})
+    beside = render_digests({each: digest for each in (*servers, name) if locate_server(each) == (node, leaf)})
     every = {f"{number:02x}": digest for number in range(64)}
-    leaves = render_digests(every | {leaf: digest_of(beside)})
+    leaves = render_digests(every | {leaf: compute_digest(beside)})
     stamp = Stamp(commit="a" * 40, gitboot="0.2.0", ledger="b" * 32)
-    head = render_head(Head(stamp=stamp, nodes=every | {node: digest_of(leaves)}, shared=digest))
+    head = render_head(Head(stamp=stamp, nodes=every | {node: compute_digest(leaves)}, shared=digest))
     for path, data in ((leaf_path(node, leaf), beside), (node_path(node), leaves), (MANIFEST, head)):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
     with closing(Disk(tmp_path)) as disk:
-        _, parts = amended(Tree(disk), stamp, {name: "1" * 64}, None)
+        _, parts = amend_manifest(Tree(disk), stamp, {name: "1" * 64}, None)
     assert parts.keys() == {leaf_path(node, leaf), node_path(node), MANIFEST}
     assert beside.count(b":") > 10
     assert sum(len(data or b"") for data in parts.values()) <= 16 * 1024

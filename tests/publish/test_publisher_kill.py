@@ -27,12 +27,12 @@ from gitboot.errors import PublishError
 from gitboot.publish import durable_files as disk_module
 from gitboot.publish import first_publication
 from gitboot.publish import publisher as directory_module
-from gitboot.publish.durable_files import OPEN, Disk, TreeModes, staged
+from gitboot.publish.durable_files import OPEN_MODES, Disk, TreeModes, staging_path
 from gitboot.publish.first_publication import FRESH, READY
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
-from gitboot.publish.publisher import Directory
-from gitboot.publish.tree_reader import ALL, PENDING, Inventory, read_manifest, verify
-from gitboot.render.endpoint_files import index_of, parse, parse_shard, server_of, shard_path
+from gitboot.publish.publisher import OutputDirectory
+from gitboot.publish.tree_reader import ALL, PENDING, Inventory, read_manifest, verify_tree
+from gitboot.render.endpoint_files import build_index, parse_shard, parse_state, parse_state_path, shard_path
 from gitboot.render.paths import (
     CHAIN,
     FIRST_SCRIPT,
@@ -73,7 +73,7 @@ OTHERS = (
 )
 
 
-def publish(directory: Directory, version: int, servers: int = 1) -> None:
+def publish(directory: OutputDirectory, version: int, servers: int = 1) -> None:
     publish_files(directory, tree(version, servers), commit=str(version), at=AT + version * timedelta(days=3))
 
 
@@ -94,7 +94,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     re.escape(SHARED): parse_listing,
     r"ops/manifest/.*json": parse_digests,
     r"ops/index/.*json": parse_shard,
-    r"ops/servers/.*\.json": parse,
+    r"ops/servers/.*\.json": parse_state,
     r"ops/\.gitboot/.*\.json": json.loads,
 }
 
@@ -125,7 +125,7 @@ def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
 
 def assert_complete(root: Path, version: int, servers: int = 1) -> None:
     """Assert that a pass has come to its end, and that of one before it nothing is left but content."""
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
     manifest = read_manifest(root)
     assert manifest is not None
     assert manifest.stamp.commit == str(version)
@@ -138,8 +138,12 @@ def assert_complete(root: Path, version: int, servers: int = 1) -> None:
 def assert_indexed(root: Path) -> None:
     """Assert that everybody is found by what their state claims, and by nothing else."""
     stands = everything(root)
-    states = {server: parse(content) for path, content in stands.items() if (server := server_of(path)) is not None}
-    index = index_of({server: state.identities for server, state in states.items()})
+    states = {
+        server: parse_state(content)
+        for path, content in stands.items()
+        if (server := parse_state_path(path)) is not None
+    }
+    index = build_index({server: state.identities for server, state in states.items()})
     found = {path: parse_shard(content) for path, content in stands.items() if path.startswith("ops/index/")}
     assert found == index
 
@@ -187,7 +191,7 @@ def publishers(root: Path) -> Iterator[Killed]:
 
 def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, publishers: Killed) -> None:
     for version, at in enumerate(count(1, every(1)), 1):
-        with Directory.open(root, ledger="ours") as directory:
+        with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, version - 1)
         status = publishers.run(version=version, killed_at=at)
         assert faults(everything(root), tree(version - 1), tree(version)) == []
@@ -196,7 +200,7 @@ def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, 
         assert status == -signal.SIGKILL
         assert read_manifest(root) is not None
         planned = version if version % 3 else version + 1  # sometimes it never becomes what was under way
-        with Directory.open(root, ledger="ours") as directory:
+        with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, planned)
         assert_complete(root, planned)
     assert at > 50
@@ -208,11 +212,11 @@ def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, 
 def fleet_of(script: bytes, servers: Iterable[int]) -> dict[str, File]:
     macs = [f"52-54-00-00-00-{number:02x}" for number in servers]
     kinds = (IPXE_BY_MAC, GRUB_LOOKUP, NETBOOT_XYZ, PXELINUX)
-    entries = {kind.of(mac): File(mac.encode()) for kind in kinds for mac in macs}
+    entries = {kind.build_path(mac): File(mac.encode()) for kind in kinds for mac in macs}
     return {**entries, **dict.fromkeys((FIRST_SCRIPT, CHAIN, *UNKNOWN), File(script))}
 
 
-def publish_fleet(directory: Directory, files: Files, commit: str) -> None:
+def publish_fleet(directory: OutputDirectory, files: Files, commit: str) -> None:
     paths = {path for path in files if publication_stage(path) is Stage.BOOT_SCRIPTS}
     servers = {"all": server_files("all", {path: files[path] for path in paths})}
     shared = {path: file for path, file in files.items() if path not in paths}
@@ -243,7 +247,7 @@ def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_b
         with (
             happening(killing(at)) as calls,
             suppress(KeyboardInterrupt),
-            Directory.open(root, ledger="ours") as directory,
+            OutputDirectory.open(root, ledger="ours") as directory,
         ):
             publish_fleet(directory, files, "1")
         assert early(everything(root), files) == []
@@ -255,7 +259,7 @@ def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_b
 def test_finding_m5_cut_off_from_power_a_tree_has_no_first_script_before_the_boot_scripts(root: Path) -> None:
     files = fleet_of(b"#!ipxe\n# another\n", range(5))
     with happening(nothing):
-        with Directory.open(root, ledger="ours") as directory:
+        with OutputDirectory.open(root, ledger="ours") as directory:
             publish_fleet(directory, fleet_of(b"#!ipxe\n", range(2)), "1")
         states = states_after_cuts(root, lambda directory: publish_fleet(directory, files, "2"))
     assert [absent for stands in states if (absent := early(stands, files))] == []
@@ -351,8 +355,8 @@ def is_change(name: str, args: tuple[Any, ...]) -> bool:
 def test_refused_at_every_call_the_next_pass_completes_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, code: int, on: bool, few: bool, restarted: bool
 ) -> None:
-    monkeypatch.setattr(disk_module, "FSYNC_AT_MOST", 1000 if few else 0)
-    with happening(nothing), Directory.open(root, ledger="ours") as directory:
+    monkeypatch.setattr(disk_module, "MAX_FSYNCS", 1000 if few else 0)
+    with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 0)
     for version, at in enumerate(count(1, every(1)), 1):
         with refused(root, version, refusing(at, code, on=on), restarted=restarted) as calls:
@@ -367,16 +371,16 @@ def refused(
     root: Path, version: int, refuse: Callable[[int, str, tuple[Any, ...]], None], *, restarted: bool
 ) -> Iterator[Os]:
     """Publish while something is refused, and after the block again, in the same process or in the next."""
-    directory: Directory | None = None
+    directory: OutputDirectory | None = None
     with happening(refuse) as calls, suppress(PublishError):
-        directory = Directory.open(root, ledger="ours")
+        directory = OutputDirectory.open(root, ledger="ours")
         publish(directory, version)
     yield calls
     with happening(nothing):
         if directory is not None and restarted:
             directory.close()
         if directory is None or restarted:
-            directory = Directory.open(root, ledger="ours")
+            directory = OutputDirectory.open(root, ledger="ours")
         publish(directory, version)
         directory.close()
     assert_complete(root, version)
@@ -388,7 +392,7 @@ def refused(
 class Recorder(Disk):
     """A disk that knows what it would hold if the power was cut now: what was synced, and any part of the rest."""
 
-    def __init__(self, root: Path, modes: TreeModes = OPEN) -> None:
+    def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         super().__init__(root, modes)
         self.synced = everything(root)
         self.since: list[tuple[str, str]] = []
@@ -426,10 +430,10 @@ def after_cut(synced: Mapping[str, bytes], done: list[tuple[str, str]]) -> dict[
     stands = dict(synced)
     for act, path in done:
         if act == "stage":
-            stands[staged(path)] = b""
+            stands[staging_path(path)] = b""
         elif act == "place":
-            stands[path] = synced.get(staged(path), b"")
-            stands.pop(staged(path), None)
+            stands[path] = synced.get(staging_path(path), b"")
+            stands.pop(staging_path(path), None)
         else:
             stands.pop(path, None)
     return stands
@@ -442,12 +446,12 @@ def put(root: Path, stands: Mapping[str, bytes]) -> None:
             (root / path).write_bytes(content)
 
 
-def states_after_cuts(root: Path, act: Callable[[Directory], object]) -> list[dict[str, bytes]]:
+def states_after_cuts(root: Path, act: Callable[[OutputDirectory], object]) -> list[dict[str, bytes]]:
     """Return what may stand in a tree if the power is cut while a process acts."""
     dice = random.Random(20261120)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(directory_module, "Disk", Recorder)
-        with Directory.open(root, ledger="ours") as directory:
+        with OutputDirectory.open(root, ledger="ours") as directory:
             act(directory)
     found = []
     for synced, done in recorders[0].cuts:
@@ -459,7 +463,7 @@ def states_after_cuts(root: Path, act: Callable[[Directory], object]) -> list[di
 def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path) -> None:
     version = 5
     with happening(nothing):
-        with Directory.open(root, ledger="ours") as directory:
+        with OutputDirectory.open(root, ledger="ours") as directory:
             for number in range(version):
                 publish(directory, number)
             before = directory.inventory()
@@ -469,7 +473,7 @@ def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path) -> N
             again = root.parent / str(number)
             put(again, stands)
             shutil.copytree(again, gone_on := root.parent / f"{number}-gone-on")
-            with Directory.open(again, ledger="ours") as directory:
+            with OutputDirectory.open(again, ledger="ours") as directory:
                 publish(directory, version - number % 2)  # sometimes it never becomes what was under way
             assert_complete(again, version - number % 2)
             go_on(gone_on, before, version - 1, version - number % 2)
@@ -480,7 +484,7 @@ def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path) -> N
 def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
     """Publish who has other files now than were held, and who is owed them, and nobody else."""
     (old, _), (new, shared) = split(tree(held)), split(tree(planned))
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         owed = directory.resume(before)
         assert owed is not None
         names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)} | owed - {ALL}
@@ -495,12 +499,12 @@ def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
 
 @pytest.mark.parametrize("lost", [*sorted(tree(1))])
 def test_cut_off_while_a_lost_file_is_put_right_the_next_start_goes_on_from_it(root: Path, lost: str) -> None:
-    def put_right(directory: Directory) -> None:
+    def put_right(directory: OutputDirectory) -> None:
         assert directory.resume(before) == frozenset()
         publish_files(directory, tree(1), changed=[lost], commit="1", at=AT)
 
     with happening(nothing):
-        with Directory.open(root, ledger="ours") as directory:
+        with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, 1)
             before = directory.inventory()
             (root / lost).unlink()
@@ -530,13 +534,13 @@ moving = pytest.mark.parametrize(
 )
 
 
-def bring(directory: Directory, wanted: Mapping[str, Files], names: Iterable[str], commit: str) -> None:
+def bring(directory: OutputDirectory, wanted: Mapping[str, Files], names: Iterable[str], commit: str) -> None:
     some = {name: wanted.get(name) for name in sorted(names)}
     directory.publish(some, None, complete=False, commit=commit, at=AT)
 
 
 def killed_at_each_change(
-    root: Path, old: Mapping[str, Files], act: Callable[[Directory], object], *, damage: str | None = None
+    root: Path, old: Mapping[str, Files], act: Callable[[OutputDirectory], object], *, damage: str | None = None
 ) -> Iterator[tuple[int, Inventory]]:
     """Publish servers, kill what a process does then at each change that it makes, and yield the number of the change.
 
@@ -544,12 +548,12 @@ def killed_at_each_change(
     """
     for at in count(1):
         shutil.rmtree(root, ignore_errors=True)
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
             directory.publish(old, {}, complete=True, commit="old", at=AT)
             before = directory.inventory()
         if damage is not None:
             (root / damage).write_bytes(b"{")
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
             assert damage is not None or directory.resume(before) == frozenset()
             ended = False
             with suppress(KeyboardInterrupt), happening(killing_at_change(at)):
@@ -568,13 +572,13 @@ def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     for at, before in killed_at_each_change(root, old, lambda directory: bring(directory, new, changed, "new")):
         planned = new if at % 2 else old
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
             owed = directory.resume(before)
             assert owed is not None
             bring(directory, planned, owed.union(changed if at % 2 else ()), "last")
         assert_indexed(root)
-        assert verify(root) == ()
-        assert {name for path in everything(root) if (name := server_of(path)) is not None} == planned.keys()
+        assert verify_tree(root) == ()
+        assert {name for path in everything(root) if (name := parse_state_path(path)) is not None} == planned.keys()
 
 
 @moving
@@ -583,16 +587,16 @@ def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_
 ) -> None:
     changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     for at in count(1):
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
             directory.publish(old, {}, complete=True, commit="old", at=AT)
             with suppress(PublishError), happening(refusing(at, errno.ENOSPC)) as calls:
                 bring(directory, new, changed, "new")
-            if directory.is_as_left:
+            if directory.is_unchanged:
                 bring(directory, old, changed, "last")
             else:  # the head was replaced already
                 directory.publish(old, {}, complete=True, commit="last", at=AT)
         assert_indexed(root)
-        assert verify(root) == ()
+        assert verify_tree(root) == ()
         if calls.calls < at:
             break
     assert at > 50
@@ -601,7 +605,7 @@ def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_
 def test_killed_while_a_damaged_shard_is_put_right_the_next_start_puts_it_right(root: Path) -> None:
     servers = named(*MACS[:2])
 
-    def act(directory: Directory) -> None:
+    def act(directory: OutputDirectory) -> None:
         directory.publish(servers, {}, complete=True, commit="new", at=AT)
 
     under_way = 0
@@ -609,7 +613,7 @@ def test_killed_while_a_damaged_shard_is_put_right_the_next_start_puts_it_right(
         if not (root / PENDING).exists():
             continue
         under_way += 1
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
             owed = directory.resume(before)
             directory.publish(servers, {}, complete=owed is None, commit="new", at=AT)
         assert_indexed(root)
@@ -628,16 +632,16 @@ def test_killed_while_content_is_passed_on_it_expires_once_nobody_names_it(root:
         for both in ((naming("1"), naming("2")), (given, naming("2")), (naming("1"), given))
     )
 
-    def act(directory: Directory) -> None:
+    def act(directory: OutputDirectory) -> None:
         directory.publish(then, None, complete=False, commit="then", at=AT)
 
     for at, before in killed_at_each_change(root, first, act):
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
             assert directory.resume(before) is not None
             for days in (1, 8):
                 directory.publish(none, None, complete=False, commit=str(days), at=AT + timedelta(days=days))
         assert not (root / path).exists(), at
-        assert verify(root) == ()
+        assert verify_tree(root) == ()
 
 
 class Forgetful(Recorder):
@@ -663,13 +667,13 @@ def test_e37_what_a_failed_sync_was_of_is_written_anew(
     root: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     for number in count(1):
-        with Directory.open(root, ledger="ours") as directory:
+        with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, number)
             before = directory.inventory()
         Forgetful.fails_at, Forgetful.stands = number, everything(root)
         with monkeypatch.context() as patch:
             patch.setattr(directory_module, "Disk", Forgetful)
-            with Directory.open(root, ledger="ours") as directory:
+            with OutputDirectory.open(root, ledger="ours") as directory:
                 try:
                     publish(directory, number + 1)
                     break
@@ -686,7 +690,7 @@ def test_e37_what_a_failed_sync_was_of_is_written_anew(
 
 @pytest.mark.parametrize("few", [True, False])
 def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
-    monkeypatch.setattr(disk_module, "FSYNC_AT_MOST", 1000 if few else 0)
+    monkeypatch.setattr(disk_module, "MAX_FSYNCS", 1000 if few else 0)
     synced: set[str] = set()
     filesystems: set[int] = set()
     monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
@@ -694,14 +698,14 @@ def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: 
     missed: list[str] = []
 
     class Watched(Recorder):
-        def __init__(self, root: Path, modes: TreeModes = OPEN) -> None:
+        def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
             super().__init__(root, modes)
             self.known = {*root.rglob("*/")}
 
         def sync(self) -> None:
             synced.clear()
             filesystems.clear()
-            touched = {staged(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.since}
+            touched = {staging_path(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.since}
             folders = {*self.root.rglob("*/")}
             touched |= {str(each.parent.relative_to(self.root)) for each in folders ^ self.known}
             self.known = folders
@@ -711,10 +715,10 @@ def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: 
                 if (self.root / path).exists() and not is_synced:
                     missed.append(path)
 
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 0)
     monkeypatch.setattr(directory_module, "Disk", Watched)
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         for version in range(1, 4):
             publish(directory, version)
     assert missed == []
@@ -728,7 +732,7 @@ def assert_begun_or_not(root: Path, version: int) -> None:
     stands = {path: content for path, content in everything(root).items() if not path.startswith(f"{FRESH}/")}
     assert faults(stands, {}, tree(version)) == []
     if MANIFEST in stands:
-        assert verify(root) == ()
+        assert verify_tree(root) == ()
     if any(path.startswith("boot/") for path in stands.keys() - {"boot/"}):
         assert {path for path in whole(tree(version)) if path.startswith("boot/")} <= stands.keys()
 
@@ -744,7 +748,7 @@ def test_killed_at_every_change_a_tree_begins_as_a_whole_or_not_at_all(root: Pat
         assert status == -signal.SIGKILL
         ready += (was_ready := (root / READY).exists())
         moving += was_ready and (root / "boot").exists()
-        with Directory.open(root, ledger="ours") as directory:
+        with OutputDirectory.open(root, ledger="ours") as directory:
             assert (directory.stamp is not None) == (was_ready or (root / MANIFEST).exists())
             publish(directory, 1 + at % 2)  # sometimes it never becomes what was under way
         assert_complete(root, 1 + at % 2)
@@ -779,15 +783,15 @@ def test_cut_off_from_power_a_tree_begins_as_a_whole_or_not_at_all(root: Path) -
         if name == "rename" and args[0] == "manifest.json":
             shutil.copytree(root, last)
 
-    with happening(keep), Directory.open(root, ledger="ours") as directory:
+    with happening(keep), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1)
     written, named, placed = synced
     assert (written / FRESH / MANIFEST).exists()
     assert (named / READY / MANIFEST).exists()
     assert not (placed / READY / "boot").exists()
-    assert verify(placed) == ()
+    assert verify_tree(placed) == ()
     for number, (stands, is_placed) in enumerate([(written, False), (named, True), (last, True), (placed, True)]):
-        with happening(nothing), Directory.open(stands, ledger="ours") as directory:
+        with happening(nothing), OutputDirectory.open(stands, ledger="ours") as directory:
             assert (directory.stamp is not None) == is_placed
             assert not (stands / FRESH).exists()
             publish(directory, 1 + number % 2)
@@ -812,10 +816,10 @@ def test_a_tree_begins_without_a_temporary_name(root: Path, is_placed: bool, ren
     if is_placed:
         place_kernel(root / "boot" / "assets")
         (root / "boot").chmod(0o2775)
-    with happening(note), Directory.open(root, ledger="ours") as directory:
+    with happening(note), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1, servers=50)
     assert found == renamed
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
     if is_placed:
         assert (root / "boot" / "assets" / "kernel").read_bytes() == b"kernel"
         assert (root / "boot").stat().st_mode & 0o7777 == 0o2775
@@ -832,7 +836,7 @@ def test_where_a_part_is_mounted_by_itself_files_are_placed_one_by_one(root: Pat
         if name == "rename" and args[0] == "boot":
             raise OSError(code, os.strerror(code))
 
-    with happening(refuse), Directory.open(root, ledger="ours") as directory:
+    with happening(refuse), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1)
     assert_complete(root, 1)
     assert not (root / FRESH).exists()
@@ -840,9 +844,9 @@ def test_where_a_part_is_mounted_by_itself_files_are_placed_one_by_one(root: Pat
 
 def test_where_something_stands_files_are_placed_one_by_one(root: Path) -> None:
     place_kernel(root / "boot" / "ipxe")
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1)
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
     assert (root / "boot" / "ipxe" / "kernel").read_bytes() == b"kernel"
 
 
@@ -851,14 +855,14 @@ def test_what_came_to_stand_meanwhile_is_kept(root: Path) -> None:
         if name == "rename" and args[0] == "boot" and (root / READY).exists():
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with happening(crash), pytest.raises(PublishError), Directory.open(root, ledger="ours") as directory:
+    with happening(crash), pytest.raises(PublishError), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1)
     place_kernel(root / "boot" / "v1" / "mine")
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         assert directory.stamp is not None
-        assert verify(root) == ()
+        assert verify_tree(root) == ()
         publish(directory, 2)
-    assert verify(root) == ()
+    assert verify_tree(root) == ()
     assert (root / "boot" / "v1" / "mine" / "kernel").read_bytes() == b"kernel"
 
 
@@ -871,7 +875,7 @@ def run(root: Path, *, version: int, killed_at: int) -> None:
                 os.write(args[0], args[1][: len(args[1]) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with happening(kill), Directory.open(root, ledger="ours") as directory:
+    with happening(kill), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, version)
 
 

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from tuf.api.exceptions import UnsignedMetadataError
 
 from gitboot.errors import PublishError
-from gitboot.jsonio import canonical
+from gitboot.jsonio import encode_canonical
 from gitboot.publish import signed_list
-from gitboot.publish.durable_files import staged
+from gitboot.publish.durable_files import staging_path
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.manifest import Stamp
 from gitboot.publish.mirror_comparison import FolderMirror
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import (
     VALID,
     KeyNotInRoot,
@@ -35,12 +35,12 @@ from gitboot.publish.signed_list import (
     ListAbout,
     ListKeys,
     amend_list,
-    bin_of,
+    find_bin,
     read_list_keys,
 )
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import ListProblem, parse_keys, read_list
-from gitboot.render.endpoint_files import Listed, listing_path, render_listing
+from gitboot.render.endpoint_files import ListedFile, listing_path, render_listing
 from gitboot.render.paths import File, Files
 from tests.helpers.cases import every
 from tests.helpers.git_repositories import program
@@ -89,20 +89,20 @@ def read(tmp_path: Path, keys: Path) -> Read:
 
 
 @contextmanager
-def published(root: Path) -> Iterator[Directory]:
-    with Directory.open(root, ledger="ours") as opened:
+def published(root: Path) -> Iterator[OutputDirectory]:
+    with OutputDirectory.open(root, ledger="ours") as opened:
         publish(opened, {name: server(name) for name in ("web01", "web02", "web03")}, SHARED, NOW)
         yield opened
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Directory]:
+def directory(tmp_path: Path) -> Iterator[OutputDirectory]:
     with published(tmp_path / "out") as opened:
         yield opened
 
 
 def test_a_client_of_tuf_verifies_the_listing_of_each_server(
-    tmp_path: Path, read: Read, keys: Path, directory: Directory
+    tmp_path: Path, read: Read, keys: Path, directory: OutputDirectory
 ) -> None:
     assert directory.update_list(read_list_keys(keys), NOW) == NOW + VALID
     found = read("servers/web02.json")
@@ -115,14 +115,14 @@ def test_a_client_of_tuf_verifies_the_listing_of_each_server(
 
 
 def test_a_change_of_one_server_rewrites_its_bin_the_snapshot_and_the_timestamp(
-    tmp_path: Path, read: Read, signing: ListKeys, directory: Directory
+    tmp_path: Path, read: Read, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     directory.update_list(signing, NOW)
     before = names(tmp_path / "out")
     publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
     directory.update_list(signing, NOW + HOUR)
     version = int((NOW + HOUR).timestamp())
-    new = {f"{version}.{bin_of('servers/web02.json')}.json", f"{version}.snapshot.json"}
+    new = {f"{version}.{find_bin('servers/web02.json')}.json", f"{version}.snapshot.json"}
     assert names(tmp_path / "out") - before == new
     for name, expected in (("web01", 1), ("web02", 2)):
         found = read(f"servers/{name}.json")
@@ -133,12 +133,12 @@ def test_a_change_of_one_server_rewrites_its_bin_the_snapshot_and_the_timestamp(
 def test_a_change_of_one_server_of_10_000_rewrites_at_most_200_kb_of_the_list(keys: Path, signing: ListKeys) -> None:
     """A listing has at most 8 names with 3 versions each, and the texts that end a window."""
     about = ListAbout(Stamp(commit="c" * 40, gitboot="0.2.0", ledger="ours"), "m" * 64)
-    listed = {f"servers/lon1-r{number:06}.json": Listed("0" * 64, 2500) for number in range(10_000)}
+    listed = {f"servers/lon1-r{number:06}.json": ListedFile("0" * 64, 2500) for number in range(10_000)}
     amended = partial(amend_list, about=about, keys=signing, now=NOW, least_version=1)
     state, whole = amended(None, listed, read_bin=lambda *_: {})
     (changed, *_) = listed
-    of_its_bin = {name: each for name, each in listed.items() if bin_of(name) == bin_of(changed)}
-    after = {changed: Listed("1" * 64, 2600)}
+    of_its_bin = {name: each for name, each in listed.items() if find_bin(name) == find_bin(changed)}
+    after = {changed: ListedFile("1" * 64, 2600)}
     _, files = amended(state, after, read_bin=lambda *_: of_its_bin)
     assert sum(map(len, whole.values())) > 1_000_000
     assert sum(map(len, files.values())) + 10_000 < 200_000  # and the listing
@@ -147,7 +147,7 @@ def test_a_change_of_one_server_of_10_000_rewrites_at_most_200_kb_of_the_list(ke
 
 
 def test_a_list_that_is_current_is_not_written_again_and_one_that_is_due_is_renewed(
-    tmp_path: Path, keys: Path, signing: ListKeys, directory: Directory
+    tmp_path: Path, keys: Path, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     directory.update_list(signing, NOW)
     assert directory.update_list(signing, NOW + VALID / 2) == NOW + VALID
@@ -160,7 +160,7 @@ def test_a_list_that_is_current_is_not_written_again_and_one_that_is_due_is_rene
 
 
 def test_without_a_key_the_list_has_the_same_files_without_signatures(
-    tmp_path: Path, read: Read, keys: Path, directory: Directory
+    tmp_path: Path, read: Read, keys: Path, directory: OutputDirectory
 ) -> None:
     directory.update_list(None, NOW)
     found = {name: json.loads((tmp_path / "out" / SIGNED / name).read_bytes()) for name in names(tmp_path / "out")}
@@ -175,11 +175,11 @@ def test_without_a_key_the_list_has_the_same_files_without_signatures(
 
 
 def test_a_publisher_builds_on_no_bin_that_somebody_changed(
-    tmp_path: Path, signing: ListKeys, directory: Directory
+    tmp_path: Path, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     directory.update_list(signing, NOW)
     folder, version = tmp_path / "out" / SIGNED, int(NOW.timestamp())
-    path = folder / f"{version}.{bin_of('servers/web02.json')}.json"
+    path = folder / f"{version}.{find_bin('servers/web02.json')}.json"
     found = json.loads(path.read_bytes())
     found["signed"]["targets"]["servers/stranger.json"] = {"hashes": {"sha256": "0" * 64}, "length": 1}
     path.write_text(json.dumps(found))
@@ -227,7 +227,7 @@ def test_a_list_that_is_damaged_is_made_anew_and_no_version_goes_back(
         first.update_list(signing, NOW)
     if is_signed:
         client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache").refresh()
-    file = {"bin": bin_of("servers/web02.json")}.get(kind, kind)
+    file = {"bin": find_bin("servers/web02.json")}.get(kind, kind)
     path = folder / ("timestamp.json" if kind == "timestamp" else f"{version:.0f}.{file}.json")
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     with published(tmp_path / "out") as second:
@@ -252,7 +252,7 @@ def test_a_process_that_ended_before_it_wrote_the_list_is_made_good_by_the_next(
             (folder / each).unlink()
     elif lost == "the timestamp":
         (folder / "timestamp.json").unlink()
-    with Directory.open(tmp_path / "out", ledger="ours") as opened:
+    with OutputDirectory.open(tmp_path / "out", ledger="ours") as opened:
         publish(opened, {"web01": server("web01"), "web02": server("web02", 2), "web03": server("web03")}, SHARED, NOW)
         opened.update_list(signing, NOW + HOUR)
     found = read("servers/web02.json")
@@ -270,7 +270,9 @@ def test_a_new_process_builds_on_the_list_of_the_one_before(tmp_path: Path, sign
     assert names(tmp_path / "out") == before
 
 
-def test_superseded_metadata_goes_after_ten_minutes(tmp_path: Path, signing: ListKeys, directory: Directory) -> None:
+def test_superseded_metadata_goes_after_ten_minutes(
+    tmp_path: Path, signing: ListKeys, directory: OutputDirectory
+) -> None:
     old = f"{int(NOW.timestamp())}.snapshot.json"
     directory.update_list(signing, NOW)
     for minute, stands in ((1, True), (5, True), (12, False)):
@@ -280,7 +282,7 @@ def test_superseded_metadata_goes_after_ten_minutes(tmp_path: Path, signing: Lis
 
 
 def test_a_clock_that_goes_back_makes_no_version_twice(
-    tmp_path: Path, keys: Path, signing: ListKeys, directory: Directory
+    tmp_path: Path, keys: Path, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     directory.update_list(signing, NOW)
     root = (keys / "1.root.json").read_bytes()
@@ -292,7 +294,7 @@ def test_a_clock_that_goes_back_makes_no_version_twice(
 
 
 def test_a_clock_that_was_ahead_leaves_no_list_that_is_valid_for_too_long_and_no_bin_that_expires_unnoticed(
-    tmp_path: Path, keys: Path, signing: ListKeys, directory: Directory
+    tmp_path: Path, keys: Path, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     year = timedelta(days=365)
     directory.update_list(signing, NOW + year)
@@ -316,7 +318,7 @@ def in_use(root: Path) -> list[str]:
     return ["timestamp.json", snapshot, *(f"{each['version']}.{name}" for name, each in meta.items())]
 
 
-def test_a_bin_that_expires_soon_is_signed_again(tmp_path: Path, signing: ListKeys, directory: Directory) -> None:
+def test_a_bin_that_expires_soon_is_signed_again(tmp_path: Path, signing: ListKeys, directory: OutputDirectory) -> None:
     directory.update_list(signing, NOW - timedelta(days=341))
     directory.update_list(signing, NOW)
     snapshot = json.loads((tmp_path / "out" / SIGNED / f"{int(NOW.timestamp())}.snapshot.json").read_bytes())
@@ -325,13 +327,13 @@ def test_a_bin_that_expires_soon_is_signed_again(tmp_path: Path, signing: ListKe
 
 
 def test_a_disk_that_refuses_the_list_leaves_the_earlier_one(
-    tmp_path: Path, read: Read, signing: ListKeys, directory: Directory
+    tmp_path: Path, read: Read, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     directory.update_list(signing, NOW)
     folder = tmp_path / "out" / SIGNED
     before = {each: (folder / each).read_bytes() for each in names(tmp_path / "out")}
     publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
-    blocked = folder / staged("timestamp.json")
+    blocked = folder / staging_path("timestamp.json")
     blocked.mkdir()
     with pytest.raises(PublishError):
         directory.update_list(signing, NOW + HOUR)
@@ -374,21 +376,21 @@ def test_killed_at_any_step_of_the_list_it_is_incomplete_and_the_next_process_ma
 
     def faults() -> set[str]:
         mirror = FolderMirror(root / "boot")
-        report = compare_with_list(mirror, public, NOW, parallel=1, begun=lambda _: None, done=lambda _: None)
+        report = compare_with_list(mirror, public, NOW, parallel=1, on_start=lambda _: None, on_progress=lambda _: None)
         is_listed = digest(newer["boot/boot.ipxe"]) in (mirror.get("signed/shared.json", 10**6) or b"").decode()
         return {each.fault for each in report.findings if is_listed or each.path != "boot.ipxe"}
 
     for number in count(1, STEPS_AT_A_TIME[case]):
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(memory / "before", root)
-        with Directory.open(root, ledger="ours") as opened:
+        with OutputDirectory.open(root, ledger="ours") as opened:
             opened.publish({"web02": server("web02", 2)}, newer, complete=False, commit="c0ffee", at=NOW)
             with happening(killing(number)) as calls, suppress(KeyboardInterrupt):
                 opened.update_list(signing, NOW)
         if calls.calls < number:
             break
         assert faults() <= expected[case], number
-        with Directory.open(root, ledger="ours") as again:
+        with OutputDirectory.open(root, ledger="ours") as again:
             stands: dict[str, Files | None] = {
                 name: server(name, 2 if name == "web02" else 1) for name in ("web01", "web02", "web03")
             }
@@ -399,7 +401,10 @@ def test_killed_at_any_step_of_the_list_it_is_incomplete_and_the_next_process_ma
         reader = client(root / SIGNED, (keys / "1.root.json").read_bytes(), memory / f"cache{number}")
         shared, listing = target(reader, "shared.json"), target(reader, "servers/web02.json")
         assert shared is not None and shared["files"]["boot.ipxe"][0][1] == digest(newer["boot/boot.ipxe"])
-        assert listing is not None and server("web02", 2)[listing_path("web02")].content == canonical(listing) + b"\n"
+        assert (
+            listing is not None
+            and server("web02", 2)[listing_path("web02")].content == encode_canonical(listing) + b"\n"
+        )
     assert number > 3 * STEPS_AT_A_TIME[case]
     assert faults() == set()
 
@@ -422,7 +427,7 @@ def test_a_shared_listing_that_the_list_does_not_name_is_listed_though_the_manif
 
 
 def test_a_new_root_key_is_trusted_by_who_trusts_the_one_before(
-    tmp_path: Path, read: Read, keys: Path, directory: Directory
+    tmp_path: Path, read: Read, keys: Path, directory: OutputDirectory
 ) -> None:
     replace_list_keys(keys, None, keys / "new.key", NOW)
     directory.update_list(read_list_keys(keys), NOW)
@@ -432,7 +437,7 @@ def test_a_new_root_key_is_trusted_by_who_trusts_the_one_before(
 
 
 def test_after_a_lost_root_key_readers_need_the_new_public_key_alone(
-    tmp_path: Path, keys: Path, directory: Directory
+    tmp_path: Path, keys: Path, directory: OutputDirectory
 ) -> None:
     """The tree has two roots of the lost key, and the new key has one."""
     replace_list_keys(keys, None, None, NOW)
@@ -532,7 +537,7 @@ def assert_all_is_found(folder: Path, steps: list[tuple[Any, ...]]) -> None:
     keys = made_keys(folder / "keys", NOW)
     first_root = (keys / "1.root.json").read_bytes()
     stands: dict[str, Files | None] = {"web01": server("web01")}
-    directory = Directory.open(root, ledger="ours")
+    directory = OutputDirectory.open(root, ledger="ours")
     publish(directory, stands, SHARED, at)
     for step in [("begin",), *steps]:
         at += timedelta(seconds=1)
@@ -545,7 +550,7 @@ def assert_all_is_found(folder: Path, steps: list[tuple[Any, ...]]) -> None:
                 directory.close()
                 if not is_list_kept:
                     shutil.rmtree(root / SIGNED)
-                directory = Directory.open(root, ledger="ours")
+                directory = OutputDirectory.open(root, ledger="ours")
                 publish(directory, {name: each for name, each in stands.items() if each is not None}, SHARED, at)
             case ("wait", hours):
                 at += timedelta(hours=hours)

@@ -15,11 +15,18 @@ from typing import Any
 
 import pytest
 
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, MirrorFile, WebMirror, judge
+from gitboot.publish.mirror_comparison import (
+    FolderMirror,
+    MirrorAnswer,
+    MirrorFault,
+    MirrorFile,
+    WebMirror,
+    check_answer,
+)
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import FileVersion
-from gitboot.render.endpoint_files import Listed as Listed
-from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing
+from gitboot.render.endpoint_files import ListedFile as ListedFile
+from gitboot.render.endpoint_files import build_shared_listing, listing_name, render_listing
 from gitboot.render.paths import File
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from tests.helpers.endpoints import ENTRY, MAC, Site, planned
@@ -100,7 +107,7 @@ def test_finding_m10_one_file_of_a_copy_names_all_files_of_a_server(copy: Path) 
     by_server = {path.stem: named(path) for path in (copy / "signed/servers").iterdir()}
     shared = named(copy / "signed/shared.json")
     paths = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    published = {name_in_listing(f"boot/{path}") for path in paths if not path.startswith("signed/")}
+    published = {listing_name(f"boot/{path}") for path in paths if not path.startswith("signed/")}
     assert by_server.keys() == {"new01", "web01"}
     assert {server for server, names in by_server.items() if ENTRY[1:] in names} == {"web01"}
     assert published <= shared | by_server["new01"] | by_server["web01"]
@@ -225,8 +232,8 @@ def test_a_copy_that_was_taken_before_the_list_was_written_is_incomplete_and_not
     """The publisher has replaced boot scripts and listings, and was killed before it wrote the list."""
     more = {"boot/added.ipxe": File(b"#!ipxe\n")}
     Site(publisher.root).publish(replace(CHANGED, shared={**CHANGED.shared, **more}), commit="newer")
-    listed = ((path, Listed(file.sha256, len(file.content))) for path, file in {**CHANGED.shared, **more}.items())
-    (publisher.boot / "signed/shared.json").write_bytes(render_listing(shared_listing(sorted(listed))))
+    listed = ((path, ListedFile(file.sha256, len(file.content))) for path, file in {**CHANGED.shared, **more}.items())
+    (publisher.boot / "signed/shared.json").write_bytes(render_listing(build_shared_listing(sorted(listed))))
     copied(publisher, copy)
     with serving(copy) as mirror:
         place = copy if by == "folder" else mirror.url
@@ -315,8 +322,10 @@ def test_a_list_that_is_published_meanwhile_is_compared_again(publisher: SignedS
         publisher.publish(CHANGED, made=_now())
         copied(publisher, copy)
 
-    look = partial(compare_with_list, FolderMirror(copy), [publisher.key], _now(), parallel=2, done=lambda _: None)
-    assert look(begun=begun).findings == ()
+    look = partial(
+        compare_with_list, FolderMirror(copy), [publisher.key], _now(), parallel=2, on_progress=lambda _: None
+    )
+    assert look(on_start=begun).findings == ()
 
 
 def test_a_file_that_only_a_newer_list_names_is_compared_too(publisher: SignedSite, copy: Path) -> None:
@@ -332,7 +341,9 @@ def test_a_file_that_only_a_newer_list_names_is_compared_too(publisher: SignedSi
 
     with serving(copy) as mirror:
         opened = WebMirror(mirror.url, None, parallel=2, reads_entries=False)
-        report = compare_with_list(opened, [publisher.key], _now(), parallel=2, begun=begun, done=lambda _: None)
+        report = compare_with_list(
+            opened, [publisher.key], _now(), parallel=2, on_start=begun, on_progress=lambda _: None
+        )
     assert {each.path: each.fault for each in report.findings} == {"added.ipxe": "Wrong", FIRST[1:]: "Wrong"}
 
 
@@ -365,8 +376,8 @@ def _answer(sha256: str | None, status: int = 200) -> MirrorAnswer:
 def test_a_file_that_turns_is_judged_by_the_version_of_now(
     right: tuple[FileVersion | None, ...], answer: MirrorAnswer, fault: MirrorFault | None, is_turning: bool
 ) -> None:
-    judged = judge(MirrorFile(path="left", right=right, versions=(WINDOW, DISK, LATER)), answer)
-    assert (judged.finding.fault if judged.finding else None, judged.is_turning) == (fault, is_turning)
+    judged = check_answer(MirrorFile(path="left", right=right, versions=(WINDOW, DISK, LATER)), answer)
+    assert (judged.finding.fault if judged.finding else None, judged.is_in_transition) == (fault, is_turning)
 
 
 # Caches
@@ -405,4 +416,4 @@ def test_a_publication_between_two_requests_is_no_cache(publisher: SignedSite, c
             return content
 
         opened.get = get_and_publish  # type: ignore[method-assign]
-        assert [*opened.cached()] == []
+        assert [*opened.find_cached_list()] == []

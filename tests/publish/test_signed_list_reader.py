@@ -22,18 +22,18 @@ from tuf.api.metadata import Metadata, Root, TargetFile, Targets
 
 import gitboot.publish.signed_list_reader as reader
 from gitboot.publish.signed_list_reader import (
+    AcceptedList,
     FileVersion,
     ListProblem,
-    Seen,
     SignedList,
     Target,
     canonical_json,
     ed25519_verify,
+    find_version,
+    find_versions_around,
     parse_keys,
     parse_listing,
     read_list,
-    version_at,
-    versions_around,
 )
 from tests.helpers.cases import for_each
 from tests.helpers.signed_lists import FAR, ListSigner, client, encode_listing, target, write_list
@@ -166,11 +166,11 @@ def files(signer: ListSigner) -> dict[str, bytes]:
     return made(signer)
 
 
-def read(files: Mapping[str, bytes], signer: ListSigner, seen: Seen | None = None) -> SignedList:
+def read(files: Mapping[str, bytes], signer: ListSigner, seen: AcceptedList | None = None) -> SignedList:
     return read_list(lambda name, _: files.get(name), signer.keys, seen)
 
 
-def fault_of(files: Mapping[str, bytes], signer: ListSigner, seen: Seen | None = None) -> tuple[str, str]:
+def fault_of(files: Mapping[str, bytes], signer: ListSigner, seen: AcceptedList | None = None) -> tuple[str, str]:
     with pytest.raises(ListProblem) as refused:
         read(files, signer, seen)
     return refused.value.fault, refused.value.path.removeprefix("signed/")
@@ -260,22 +260,22 @@ def test_a_key_with_two_ids_counts_once() -> None:
 
 def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_refused(signer: ListSigner) -> None:
     before = made(signer)
-    seen = read(made(signer), signer).seen
+    seen = read(made(signer), signer).accepted
     stolen, signer.publication = signer.publication, CryptoSigner.generate_ed25519()
     signer.make_root()
     files = made(signer)
-    assert read(files, signer, seen).seen.root == 2
+    assert read(files, signer, seen).accepted.root == 2
     thief = ListSigner(roots=signer.roots, publication=stolen, version=99, roots_made=signer.roots_made)
     assert fault_of(made(thief), signer, seen) == ("BadSignature", "timestamp.json")
     with pytest.raises(ListProblem, match="the key that signed it was replaced"):
         read(made(thief), signer, seen)
-    assert fault_of(before, signer, read(files, signer).seen) == ("Older", "1.root.json")
+    assert fault_of(before, signer, read(files, signer).accepted) == ("Older", "1.root.json")
 
 
 def test_a_list_of_a_new_publication_key_may_begin_with_a_lower_version() -> None:
     """Whoever has stolen a key may have signed the highest version: TUF, 5.3.11."""
     signer = ListSigner(version=10**6)
-    seen = read(made(signer), signer).seen
+    seen = read(made(signer), signer).accepted
     signer.version = 7
     assert fault_of(made(signer), signer, seen) == ("Older", "timestamp.json")
     signer.publication = CryptoSigner.generate_ed25519()
@@ -289,7 +289,7 @@ def test_a_root_key_is_replaced_by_roots_that_both_keys_signed(signer: ListSigne
     signer.make_root(signed_by=old)
     files = made(signer)
     for roots in (old, signer.roots):
-        assert read(files, ListSigner(roots=roots)).seen.root == 2
+        assert read(files, ListSigner(roots=roots)).accepted.root == 2
     signer.roots_made[1:] = []
     signer.make_root()
     assert fault_of(made(signer), ListSigner(roots=old)) == ("BadSignature", "2.root.json")
@@ -300,8 +300,8 @@ def test_a_root_key_is_replaced_by_roots_that_both_keys_signed(signer: ListSigne
 
 def test_an_older_list_is_refused_and_the_same_one_is_not(signer: ListSigner, files: dict[str, bytes]) -> None:
     newer = signer.renew(files, expires=FAR)
-    seen = read(newer, signer).seen
-    assert read(newer, signer, seen).seen == seen
+    seen = read(newer, signer).accepted
+    assert read(newer, signer, seen).accepted == seen
     assert fault_of(files, signer, seen) == ("Older", "timestamp.json")
 
 
@@ -447,9 +447,9 @@ VERSIONS = (FileVersion(None, "a", 1), FileVersion(LATER, None, 0), FileVersion(
     ],
 )
 def test_a_version_counts_from_its_time_until_the_next(now: datetime, version: str | None) -> None:
-    found = version_at(VERSIONS, now)
+    found = find_version(VERSIONS, now)
     assert (found.sha256 if found is not None else None) == version
-    assert version_at(VERSIONS[1:], NOW) is None
+    assert find_version(VERSIONS[1:], NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_a_version_counts_from_its_time_until_the_next(now: datetime, version: s
     ],
 )
 def test_near_a_transition_a_mirror_may_have_either_version(now: datetime, versions: list[str | None]) -> None:
-    found = versions_around(VERSIONS, now)
+    found = find_versions_around(VERSIONS, now)
     assert [each.sha256 if each is not None else None for each in found] == versions
 
 

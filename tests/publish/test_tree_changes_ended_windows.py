@@ -13,9 +13,9 @@ import pytest
 
 from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.tree_changes import WindowEnds, WindowsNotEnded, end_windows
-from gitboot.render.endpoint_files import server_of
+from gitboot.render.endpoint_files import parse_state_path
 from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, planned
 from tests.helpers.fleets import at, image, mac_of, maintenance, server
 from tests.helpers.published_trees import watched
@@ -102,13 +102,13 @@ def test_a_state_that_is_damaged_ends_no_window_and_stops_no_other_server(tmp_pa
     here = Site(tmp_path / "out")
     here.publish(planned(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
     (here.root / "ops" / "servers" / "web00.json").write_text("{")
-    assert server_of("ops/servers/web00.json") == "web00"
+    assert parse_state_path("ops/servers/web00.json") == "web00"
     assert ended(here, OVER) == ("web01",)
 
 
 def test_who_publishes_meanwhile_is_not_disturbed(here: Site) -> None:
     before = tree(here)
-    with Directory.open(here.root, ledger="test"):
+    with OutputDirectory.open(here.root, ledger="test"):
         assert ended(here, OVER) == ()
     assert tree(here) == before
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.publish.tree_reader import WORD, Words, folders, say, take_back
-from gitboot.resolve.boot_limits import Stoppage
+from gitboot.publish.tree_reader import STOP_FILE, StopReader, remove_stop, stop_folders, write_stop
+from gitboot.resolve.boot_limits import StopOrder
 from tests.helpers import http_peers
 from tests.helpers.endpoints import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site
 from tests.helpers.fleets import fleet
 
 AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
-WRITING = Stoppage("ada", "smoke in fra1", everything=False)
-ALL = Stoppage("ben", "all of it", everything=True)
+WRITING = StopOrder("ada", "smoke in fra1", everything=False)
+ALL = StopOrder("ben", "all of it", everything=True)
 GIVEN = "(Network)"
 DISK = "boots its local disk"
 OUTPUTS = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid]"
@@ -33,31 +33,31 @@ def test_the_word_that_stops_most_counts_and_each_is_read_anew(tmp_path: Path) -
     (tmp_path / "ops").mkdir()
     spool = tmp_path / "spool"
     spool.mkdir()
-    words = Words(*folders(tmp_path, spool))
-    assert words.now is None
-    say(spool, WRITING, AT)
-    assert words.now == (WRITING, AT)
-    say(tmp_path / "ops", ALL, AT)
-    assert words.now == (ALL, AT)
-    say(tmp_path / "ops", WRITING, AT)
-    take_back(spool)
-    assert words.now == (WRITING, AT)
-    take_back(tmp_path / "ops")
-    take_back(tmp_path / "ops")
-    assert words.now is None
+    words = StopReader(*stop_folders(tmp_path, spool))
+    assert words.current is None
+    write_stop(spool, WRITING, AT)
+    assert words.current == (WRITING, AT)
+    write_stop(tmp_path / "ops", ALL, AT)
+    assert words.current == (ALL, AT)
+    write_stop(tmp_path / "ops", WRITING, AT)
+    remove_stop(spool)
+    assert words.current == (WRITING, AT)
+    remove_stop(tmp_path / "ops")
+    remove_stop(tmp_path / "ops")
+    assert words.current is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"who": "ada"}', "[" * 5000, "\0"])
 def test_a_word_that_is_none_stops_what_writes_disks(tmp_path: Path, text: str) -> None:
-    (tmp_path / WORD).write_text(text)
-    found = Words(tmp_path).now
+    (tmp_path / STOP_FILE).write_text(text)
+    found = StopReader(tmp_path).current
     assert found is not None
-    assert (found.stoppage.everything, f"{tmp_path / WORD} cannot be read" in str(found.stoppage)) == (False, True)
+    assert (found.stoppage.everything, f"{tmp_path / STOP_FILE} cannot be read" in str(found.stoppage)) == (False, True)
 
 
 def test_everybody_who_reads_the_tree_may_read_it(tmp_path: Path) -> None:
-    say(tmp_path, WRITING, AT)
-    assert (tmp_path / WORD).stat().st_mode & 0o777 == 0o644
+    write_stop(tmp_path, WRITING, AT)
+    assert (tmp_path / STOP_FILE).stat().st_mode & 0o777 == 0o644
 
 
 # What an endpoint makes of it
@@ -70,12 +70,12 @@ def looked(url: str) -> None:
 
 def test_what_writes_a_disk_is_given_no_more_and_what_was_refused_so_is_not_spent(here: Site) -> None:
     with here.serve() as url:
-        say(here.root / "ops", WRITING, AT)
+        write_stop(here.root / "ops", WRITING, AT)
         for path in LOOKUPS:
             script = get(url + path).text
             assert "smoke in fra1 (Stopped)" in script and DISK in script
         assert 'gitboot_boots_withheld_total{reason="Stopped"} 3.0' in http_peers.get(f"{url}/metrics").text
-        take_back(here.root / "ops")
+        remove_stop(here.root / "ops")
         assert GIVEN in get(url + ENTRY).text
 
 
@@ -83,7 +83,7 @@ def test_so_is_what_is_installed_at_every_boot_by_an_endpoint_without_a_spool(he
     here.publish(planned(*ALWAYS), commit="2")
     with here.serve(records=False) as url:
         assert GIVEN in get(url + ENTRY).text
-        say(here.root / "ops", WRITING, AT)
+        write_stop(here.root / "ops", WRITING, AT)
         assert DISK in get(url + ENTRY).text
 
 
@@ -91,10 +91,10 @@ def test_what_writes_no_disk_is_given_on_unless_everything_is_stopped(here: Site
     here.publish(planned(fleet(OUTPUTS), *ALWAYS[1:], REPAIR, now=START), commit="2", at=START)
     here.now = START
     with here.serve() as url:
-        say(here.root / "ops", WRITING, AT)
+        write_stop(here.root / "ops", WRITING, AT)
         for path in (*LOOKUPS, PXELINUX):
             assert "memtest-7" in get(url + path).text
-        say(here.root / "ops", ALL, AT)
+        write_stop(here.root / "ops", ALL, AT)
         looked(url)
         for path in (*LOOKUPS, PXELINUX):
             script = get(url + path).text
@@ -107,14 +107,14 @@ def test_so_are_unknown_machines(here: Site, path: str) -> None:
     here.publish(planned(boots, *ONCE[1:]), commit="2")
     with here.serve() as url:
         assert "memtest-7" in get(url + path).text
-        say(here.root / "ops", ALL, AT)
+        write_stop(here.root / "ops", ALL, AT)
         looked(url)
         assert "memtest-7" not in get(url + path).text
         assert "unknown machine: all boots from the network are stopped by ben: all of it" in get(url + path).text
 
 
 def test_a_reason_is_no_command(here: Site) -> None:
-    say(here.root / "ops", ALL._replace(reason="so\nboot http://evil"), AT)
+    write_stop(here.root / "ops", ALL._replace(reason="so\nboot http://evil"), AT)
     with here.serve() as url:
         for path in LOOKUPS:
             lines = get(url + path).text.splitlines()

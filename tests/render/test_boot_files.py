@@ -14,17 +14,17 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from gitboot.jsonio import facts, format_instant
+from gitboot.jsonio import format_instant, to_json_value
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import parse_mac
 from gitboot.publish import mirror_program
-from gitboot.publish.tree_reader import say
+from gitboot.publish.tree_reader import write_stop
 from gitboot.render import paths
-from gitboot.render.boot_files import RENDERERS, server_files, tombstones
-from gitboot.render.paths import PathKind, Role, kind_of
+from gitboot.render.boot_files import RENDERERS, render_idle_files, render_server_files
+from gitboot.render.paths import PathKind, Role, find_path_kind
 from gitboot.render.server_files import RenderedState
-from gitboot.resolve.boot_limits import Halt, Stoppage
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.boot_limits import StopOrder, StopScope
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, Run
 from tests.helpers.endpoints import BEFORE, START, Site, get, planned, site
 from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -251,8 +251,8 @@ def in_tree(*documents: str, now: datetime = START, **more: Any) -> dict[str, st
 
 
 def is_script(path: str) -> bool:
-    kind = kind_of(path)
-    return kind is not None and kind.role in (Role.ENTRY, Role.OFFER, Role.LOOK)
+    kind = find_path_kind(path)
+    return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW)
 
 
 HTTP: Final = "baseURL: 'http://boot.test', endpoint: 'http://gitboot.test'"
@@ -324,13 +324,13 @@ def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_a
     settings: str, documents: tuple[str, ...], now: datetime
 ) -> None:
     more = {"records": MADE} if ONE_RUN in documents else {}
-    found = in_tree(fleet(f"{settings}, {OUTPUTS}", copies=False), *documents, now=now, stop=Halt.ALL, **more)
+    found = in_tree(fleet(f"{settings}, {OUTPUTS}", copies=False), *documents, now=now, stop=StopScope.ALL, **more)
     assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"disk"}
 
 
 def test_while_boots_that_write_disks_are_stopped_a_copy_asks_whether_a_window_has_ended() -> None:
     for documents in ((*LIVE, WINDOW), (*LIVE, *TO_DISK)):
-        found = in_tree(fleet(f"{HTTP}, {OUTPUTS}"), *documents, stop=Halt.WRITING)
+        found = in_tree(fleet(f"{HTTP}, {OUTPUTS}"), *documents, stop=StopScope.WRITING)
         assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"asks live"}
 
 
@@ -389,7 +389,7 @@ def test_a_copy_that_was_made_before_a_stop_of_all_boots_boots_the_disk_by_the_a
         publisher.now = START
         publisher.publish(planned(fleet(settings), *LIVE, WINDOW, now=START), at=START)
         with mirrors(publisher.root, tmp_path) as urls:
-            say(publisher.root / "ops", Stoppage("ada", "a flood", everything=True), START)
+            write_stop(publisher.root / "ops", StopOrder("ada", "a flood", everything=True), START)
             eventually(lambda: "are stopped" in get(f"{endpoint}{ENTRIES[0]}").text)
             assert {boots(url, path) for url in urls for path in ALL_LOADERS} == {None}
 
@@ -503,8 +503,8 @@ def digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
 
 def test_the_terms_of_copies_are_in_a_decision_only_if_they_differ_from_the_default() -> None:
     decisions = [decided(fleet(copies=copies), *LIVE, WINDOW).servers["web01"] for copies in (True, False)]
-    assert "copies" in facts(decisions[0])
-    assert "copies" not in facts(decisions[1])
+    assert "copies" in to_json_value(decisions[0])
+    assert "copies" not in to_json_value(decisions[1])
 
 
 @pytest.mark.parametrize(
@@ -557,8 +557,8 @@ def test_an_endpoint_that_cannot_record_serves_the_fallback_if_the_fleet_names_n
 
 
 NOON: Final = at("20T12:00")
-LOOKUPS: Final = tuple(kind for kind in paths.TABLE if kind.role is Role.ENTRY)
-LOOKUP_OUTPUTS: Final = ", ".join(sorted({kind.asked_by for kind in LOOKUPS if kind.asked_by is not None}))
+LOOKUPS: Final = tuple(kind for kind in paths.TABLE if kind.role is Role.BOOT_SCRIPT)
+LOOKUP_OUTPUTS: Final = ", ".join(sorted({kind.requested_by for kind in LOOKUPS if kind.requested_by is not None}))
 UNKNOWN: Final = ("LocalDisk", "NotFound", "{profile: look}")
 
 # Each state: what the Fleet and the Server document say, how often the policy boots, a maintenance.
@@ -601,16 +601,16 @@ def answers(state: str, unknown: str) -> dict[PathKind, str]:
     )
     decision = decisions.servers["web01"]
     found: dict[PathKind, str] = dict.fromkeys(LOOKUPS, "404")
-    for path, file in server_files(decisions, decision, plan(decision, NOON, Record())).items():
-        kind = kind_of(path)
-        if kind is not None and kind.role is Role.ENTRY:
+    for path, file in render_server_files(decisions, decision, make_plan(decision, NOON, Record())).items():
+        kind = find_path_kind(path)
+        if kind is not None and kind.role is Role.BOOT_SCRIPT:
             found[kind] = "its boot" if b"boots flatcar-1" in file.content else "its disk"
     return found
 
 
 def test_each_renderer_of_boot_scripts_is_a_lookup_of_this_table() -> None:
-    assert {kind for kind, _ in RENDERERS if kind.role is Role.ENTRY} <= set(LOOKUPS)
-    assert {kind.asked_by for kind in LOOKUPS} <= set(Output)
+    assert {kind for kind, _ in RENDERERS if kind.role is Role.BOOT_SCRIPT} <= set(LOOKUPS)
+    assert {kind.requested_by for kind in LOOKUPS} <= set(Output)
 
 
 @pytest.mark.parametrize("unknown", UNKNOWN)
@@ -640,5 +640,5 @@ def test_finding_r16_an_interface_that_may_not_boot_answers_like_the_others(unkn
     decisions = decided(
         fleet(spec), server("web01", "role: web"), image("flatcar-1"), profile("web", "flatcar-1"), policy("web")
     )
-    found = tombstones(decisions.outputs, decisions.servers["web01"], (parse_mac("52:54:00:00:00:01"),))
+    found = render_idle_files(decisions.outputs, decisions.servers["web01"], (parse_mac("52:54:00:00:00:01"),))
     assert bool(found) == (answered == "its disk")

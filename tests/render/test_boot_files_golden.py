@@ -17,12 +17,12 @@ import pytest
 
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
-from gitboot.render.boot_files import copy_files, server_files, shared_files, tombstones
-from gitboot.resolve.boot_limits import Halt
+from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files, select_copy_files
+from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.plan_at_time import fallback, plan
+from gitboot.resolve.plan_at_time import make_fallback_plan, make_plan
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decisions, idle
+from gitboot.resolve.server_decision import Decisions, list_idle_macs
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import (
     SEED,
@@ -211,12 +211,12 @@ SCENARIOS = [
 def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
     decisions = scenario.decisions()
     decision = decisions.servers[scenario.server]
-    planned = plan(decision, scenario.instant, scenario.record)
-    files = server_files(decisions, decision, planned)
+    planned = make_plan(decision, scenario.instant, scenario.record)
+    files = render_server_files(decisions, decision, planned)
     if scenario.lies:
         assert planned is not None
-        alone = server_files(decisions, decision, fallback(decision, planned, Halt.NONE))
-        files = copy_files(decision, planned, Halt.NONE, files, alone)
+        alone = render_server_files(decisions, decision, make_fallback_plan(decision, planned, StopScope.NONE))
+        files = select_copy_files(decision, planned, StopScope.NONE, files, alone)
     folder = GOLDEN / scenario.name
     boot_files = {path.removeprefix("boot/"): file.content for path, file in files.items() if path.startswith("boot/")}
     _compare(folder, boot_files)
@@ -236,9 +236,9 @@ def test_the_files_that_every_machine_begins_with_are_exactly_these(
     name: str, spec: str, more: tuple[str, ...]
 ) -> None:
     decisions = decided(fleet(spec), *SEED[1:], *more)
-    files = shared_files(decisions)
+    files = render_fleet_files(decisions)
     for host in decisions.hosts:
-        files |= tombstones(decisions.outputs, decisions.servers[host.server], idle(host))
+        files |= render_idle_files(decisions.outputs, decisions.servers[host.server], list_idle_macs(host))
     machines = {path: file.content for path, file in files.items() if not path.startswith("ops/serve/")}
     _compare(GOLDEN / name, {path.removeprefix("boot/"): content for path, content in machines.items()})
 

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 
 from gitboot.errors import InvalidRepository
 from gitboot.model.scalars import byte_orders
-from gitboot.render.boot_files import server_files, shared_files, tombstones
-from gitboot.render.boot_script_parts import EFI_LOADERS, sent_to_disk
-from gitboot.render.grub import first_configuration
-from gitboot.render.ipxe import first_script, render_by_serial
+from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
+from gitboot.render.boot_script_parts import EFI_LOADERS, render_disk_boot
+from gitboot.render.grub import render_first_configuration
+from gitboot.render.ipxe import render_by_serial, render_first_script
 from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide, decide_all
-from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.server_decision import Decisions, idle
+from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.server_decision import Decisions, list_idle_macs
 from tests.helpers import hypothesis_strategies
 from tests.helpers.cases import examples, for_each
 from tests.helpers.fleets import (
@@ -57,7 +57,7 @@ def entries(spec: str, hardware: str = "", labels: str = "vendor: acme", unknown
         policy("web", often="Never"),
     )
     decision = decisions.servers["web01"]
-    files = server_files(decisions, decision, plan(decision, NOW, None))
+    files = render_server_files(decisions, decision, make_plan(decision, NOW, None))
     found: dict[str, str] = {}
     for loader, expression in (("ipxe", r"v1/.*\.ipxe"), ("grub", r"v1/.*grub\.cfg"), ("pxelinux", r"pxelinux\.cfg")):
         for path in files:
@@ -110,7 +110,7 @@ def test_the_document_wins_over_the_first_make_that_says_something() -> None:
 
 
 def test_a_parked_server_and_a_stop_go_the_same_way() -> None:
-    found = sent_to_disk("boot/v1/boot/x/boot.ipxe", "web01", "stopped", "Exit")
+    found = render_disk_boot("boot/v1/boot/x/boot.ipxe", "web01", "stopped", "Exit")
     assert found is not None and "sanboot" not in found
     decisions = decided(
         fleet(),
@@ -119,7 +119,7 @@ def test_a_parked_server_and_a_stop_go_the_same_way() -> None:
         profile("web", "flatcar-1"),
         policy("web"),
     )
-    files = server_files(decisions, decisions.servers["web01"], None)
+    files = render_server_files(decisions, decisions.servers["web01"], None)
     assert files and all(b"sanboot" not in file.content for file in files.values())
 
 
@@ -177,7 +177,7 @@ def files_of(spec: str) -> dict[str, File]:
     documents = (fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]"), server("web01", "role: web", spec))
     decisions = decide_all(repository(*documents, *SEED[2:])).decisions  # as an earlier version may have accepted it
     decision = decisions.servers["web01"]
-    return server_files(decisions, decision, plan(decision, NOON, None))
+    return render_server_files(decisions, decision, make_plan(decision, NOON, None))
 
 
 @pytest.mark.parametrize("serial", ["4J8VM72", "CZ2D465CVF", "A.40-866_X", "jk" * 31 + "1"])
@@ -196,14 +196,14 @@ def test_by_its_serial_number_alone_no_server_boots_what_asks_by_uuid() -> None:
         SEED[-1],
     )
     decision = decided(*documents, files={"t": '{"ignition": {"version": "3.4.0"}}'}).servers["web01"]
-    [(_, file)] = render_by_serial(decision, plan(decision, NOON, None))
+    [(_, file)] = render_by_serial(decision, make_plan(decision, NOON, None))
     assert b"asks for its user data by UUID" in file.content
     assert b"kernel" not in file.content
 
 
 def test_nobody_is_found_by_a_serial_number_unless_the_fleet_wants_it() -> None:
     decision = decided(SEED[0], server("web01", "role: web", "serial: 4J8VM72"), *SEED[2:])
-    files = server_files(decision, decision.servers["web01"], plan(decision.servers["web01"], NOON, None))
+    files = render_server_files(decision, decision.servers["web01"], make_plan(decision.servers["web01"], NOON, None))
     assert not [path for path in files if path.startswith(BY_SERIAL)]
 
 
@@ -239,7 +239,7 @@ WHO = "?uuid=${uuid}&serial=${serial:uristring}"  # as far as the loader can say
 
 
 def test_a_machine_is_looked_up_by_what_says_most_first() -> None:
-    asked = [line.split()[3] for line in first_script().splitlines() if line.startswith("imgfetch")]
+    asked = [line.split()[3] for line in render_first_script().splitlines() if line.startswith("imgfetch")]
     assert asked == [
         f"v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{WHO}",
         f"ipxe/${{uuid}}{WHO}",
@@ -252,10 +252,10 @@ EVERY_LOOKUP = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uui
 
 
 def tree(decisions: Decisions) -> dict[str, File]:
-    files = shared_files(decisions)
+    files = render_fleet_files(decisions)
     for decision in decisions.servers.values():
-        files |= server_files(decisions, decision, plan(decision, NOON, None))
-        files |= tombstones(decisions.outputs, decision, idle(decisions.networks[decision.server]))
+        files |= render_server_files(decisions, decision, make_plan(decision, NOON, None))
+        files |= render_idle_files(decisions.outputs, decision, list_idle_macs(decisions.networks[decision.server]))
     return files
 
 
@@ -301,7 +301,7 @@ def test_an_interface_that_may_not_boot_has_a_tombstone_only() -> None:
 def test_unknown_machines_boot_the_profile_by_the_architecture_that_grub_runs_on() -> None:
     arm = image("memtest-7", "writesDisk: false").replace("x86_64: {", "aarch64: {")
     seed = (SEED[0], SEED[1], SEED[2], arm, *SEED[4:])
-    text = shared_files(decided(fleet(EVERY_LOOKUP), *seed[1:]))["boot/unknown.grub.cfg"].content.decode()
+    text = render_fleet_files(decided(fleet(EVERY_LOOKUP), *seed[1:]))["boot/unknown.grub.cfg"].content.decode()
     condition, _, body = text.partition("\n")[2].partition("\n")
     assert condition == 'if [ "$grub_cpu" = arm64 ]; then'
     assert "linux$efi '(http,boot.test)/assets/memtest-7/kernel'" in body
@@ -309,13 +309,13 @@ def test_unknown_machines_boot_the_profile_by_the_architecture_that_grub_runs_on
 
 
 def test_without_a_profile_an_unknown_machine_boots_its_disk_and_nothing_else() -> None:
-    assert "linux$efi" not in shared_files(decided(*SEED))["boot/unknown.grub.cfg"].content.decode()
-    hidden = shared_files(decided(fleet("baseURL: 'http://boot.test', unknownServers: NotFound"), *SEED[1:]))
+    assert "linux$efi" not in render_fleet_files(decided(*SEED))["boot/unknown.grub.cfg"].content.decode()
+    hidden = render_fleet_files(decided(fleet("baseURL: 'http://boot.test', unknownServers: NotFound"), *SEED[1:]))
     assert "boot/unknown.grub.cfg" not in hidden
 
 
 def test_the_shared_configuration_asks_for_unknown_only_after_every_lookup_of_a_known_machine() -> None:
-    lines = [line.strip() for line in first_configuration(by_uuid=True).splitlines()]
+    lines = [line.strip() for line in render_first_configuration(by_uuid=True).splitlines()]
     asked = [line for line in lines if line.startswith("configfile")]
     assert [each.partition("$tree/")[2].rstrip('"') for each in asked] == [
         "v1/boot/$m1-$m2-$m3-$m4-$m5-$m6/grub.cfg",
@@ -371,7 +371,7 @@ def pxelinux_lines(base: str = "http://boot.test", *, artifacts: str = "kernel, 
     )
     decisions = decided(*documents)
     decision = decisions.servers["web01"]
-    files = server_files(decisions, decision, plan(decision, at("20T12:00"), None))
+    files = render_server_files(decisions, decision, make_plan(decision, at("20T12:00"), None))
     text = files[f"boot/pxelinux.cfg/01-{MAC}"].content.decode()
     return [line for line in text.splitlines() if not line.startswith("#")]
 
@@ -423,6 +423,6 @@ def test_a_comma_in_the_url_of_a_kernel_alone_does_no_harm() -> None:
 def test_the_default_is_what_unknown_machines_boot(unknown: str, architecture: str, expected: str | None) -> None:
     spec = f"baseURL: 'http://boot.test', {OUTPUTS}, unknownServers: {unknown}"
     memtest = image("memtest-7", "writesDisk: false").replace("x86_64: {", f"{architecture}: {{")
-    default = shared_files(decided(fleet(spec), *SEED[1:3], memtest, *SEED[4:])).get("boot/pxelinux.cfg/default")
+    default = render_fleet_files(decided(fleet(spec), *SEED[1:3], memtest, *SEED[4:])).get("boot/pxelinux.cfg/default")
     lines = [line.strip() for line in default.content.decode().splitlines()] if default is not None else [None]
     assert expected in lines

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gitboot.artifacts.boot_loaders import LOADERS as PLACED
-from gitboot.render.boot_files import shared_files
+from gitboot.render.boot_files import render_fleet_files
 from gitboot.render.dhcp import LOADERS
 from gitboot.resolve.server_decision import Decisions
 from tests.helpers import hypothesis_strategies
@@ -63,7 +63,7 @@ def decided(servers: Iterable[hypothesis_strategies.Document], **fleet: Any) -> 
 
 
 def configuration(decisions: Decisions) -> dict[str, str]:
-    files = shared_files(decisions)
+    files = render_fleet_files(decisions)
     folder = "ops/dhcp/"
     return {path.removeprefix(folder): file.content.decode() for path, file in files.items() if folder in path}
 

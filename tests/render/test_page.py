@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from gitboot.cli.main import cli
-from gitboot.controller.instance.state_directory import LeftStatus
-from gitboot.publish.tree_reader import verify
-from gitboot.render.page import changes
+from gitboot.controller.instance.state_directory import StatusFile
+from gitboot.publish.tree_reader import verify_tree
+from gitboot.render.page import list_plan_changes
 from gitboot.render.paths import PAGE, PAGE_DATA
 from gitboot.resolve.server_plan import Cause
-from gitboot.status.instance_status import ChangedArea, Heeded, Status
+from gitboot.status.instance_status import Acknowledgement, ChangedArea, Status
 from tests.controller.test_reconcile import REPAIR, Instance, fleet_files
 from tests.helpers.endpoints import ALWAYS, planned
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
@@ -114,7 +114,7 @@ def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(push: Push, i
     assert others - {f"data/location/{Path(shard).name}"} == {"data/server/web07.js", "data/fleet.js", shard}
     assert "web07" in (instance.output / PAGE / shard).read_text()
     assert lines(instance.output, "web07")["kernelArguments[1]"] == ("servers/web07.yaml", 4)
-    assert verify(instance.output) == ()
+    assert verify_tree(instance.output) == ()
 
 
 def test_lines_of_a_shared_document_that_moved_rewrite_one_file(
@@ -125,7 +125,7 @@ def test_lines_of_a_shared_document_that_moved_rewrite_one_file(
     push({"06.yaml": f"# moved\n{policy}"})
     assert rewritten(instance.output, before) == {"data/fleet.js", "data/location/shared.js"}
     assert lines(instance.output, "web01")["policy"] == ("06.yaml", 5)
-    assert verify(instance.output) == ()
+    assert verify_tree(instance.output) == ()
 
 
 def test_a_line_more_in_a_file_of_many_servers_rewrites_none_of_the_servers_below_it(
@@ -146,7 +146,7 @@ def test_a_line_more_in_a_file_of_many_servers_rewrites_none_of_the_servers_belo
     assert lines(instance.output, "web11")["provision"] == (line[0], line[1] + 1)
     for name in (*names, "web01"):
         assert lines(instance.output, name).items() >= explained(repository.work, name).items(), name
-    assert verify(instance.output) == ()
+    assert verify_tree(instance.output) == ()
 
 
 def test_the_page_has_the_lines_of_explain(repository: Repository, push: Push, instance: Instance) -> None:
@@ -170,7 +170,7 @@ def test_finding_r6_the_table_has_who_waits_for_a_rollout_though_no_boot_changes
         stream = document("ImageStream", "flatcar", f"current: flatcar-1, {more}")
         boots = profile("web", "stream: flatcar", QUIET)
         push({"stream.yaml": stream, "image.yaml": image("flatcar-2"), "04.yaml": boots})
-        assert verify(instance.output) == ()
+        assert verify_tree(instance.output) == ()
         return {name for name, row in rows(instance.output).items() if row["joins"] is not None}
 
     assert waiting("holds: []") == set()
@@ -223,8 +223,8 @@ def test_the_page_has_both_what_a_policy_and_what_a_maintenance_says(instance: I
 def test_a_change_that_comes_only_if_no_instance_runs_is_not_shown() -> None:
     state = planned(*ALWAYS, maintenance("repair")).servers["web01"]
     (_, unheard), *_ = state.later
-    assert unheard is not None and unheard.cause is Cause.UNHEARD
-    assert list(changes(state.plan, state.later)) == []
+    assert unheard is not None and unheard.cause is Cause.INSTANCE_SILENT
+    assert list(list_plan_changes(state.plan, state.later)) == []
 
 
 def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowledged_before(
@@ -245,8 +245,8 @@ def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowl
 
 def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
     changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=1)
-    LeftStatus(tmp_path, lambda: BEFORE).write(Status(accepted="c0ffee", changed=(changed,)).facts())
-    again = LeftStatus(tmp_path, lambda: AFTER)
+    StatusFile(tmp_path, lambda: BEFORE).write(Status(accepted="c0ffee", changed=(changed,)).facts())
+    again = StatusFile(tmp_path, lambda: AFTER)
     assert [each["changed"] for each in again.write(Status(accepted="c0ffee").facts())["accepted"]["changed"]] == [2]
     assert again.write(Status(accepted="deadbeef").facts())["accepted"]["changed"] == []
     later = structs.replace(changed, commit="beef", changed=3)
@@ -259,13 +259,13 @@ def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
 
 def test_who_approved_a_commit_stays_with_it_when_the_next_is_accepted(tmp_path: Path) -> None:
     changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=2)
-    by = Heeded(commit="c0ffee", guard="maxReinstalls", by="ada, with gitboot approve: planned")
-    left = LeftStatus(tmp_path, lambda: BEFORE)
+    by = Acknowledgement(commit="c0ffee", guard="maxReinstalls", by="ada, with gitboot approve: planned")
+    left = StatusFile(tmp_path, lambda: BEFORE)
     left.write(
         Status(accepted="c0ffee", changed=(structs.replace(changed, subject="Install"),), acknowledged=(by,)).facts()
     )
     later = Status(accepted="beef", changed=(structs.replace(changed, commit="beef"),))
-    told = LeftStatus(tmp_path, lambda: AFTER).write(later.facts())["accepted"]["lately"]
+    told = StatusFile(tmp_path, lambda: AFTER).write(later.facts())["accepted"]["lately"]
     assert [(each["commit"], each["subject"], each["acknowledged"]) for each in told] == [
         ("beef", "", []),
         ("c0ffee", "Install", [{"guard": by.guard, "by": by.by}]),
@@ -277,7 +277,7 @@ def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, p
     push({"note.txt": ""})
     assert "web07" not in rows(instance.output)
     assert not (instance.output / PAGE_DATA / "server/web07.js").exists()
-    assert verify(instance.output) == ()
+    assert verify_tree(instance.output) == ()
 
 
 def test_the_page_goes_and_comes_by_the_fleets_outputs(push: Push, instance: Instance) -> None:
@@ -290,4 +290,4 @@ def test_the_page_goes_and_comes_by_the_fleets_outputs(push: Push, instance: Ins
     push({"00.yaml": SHOWN})
     assert {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")} == whole
     assert lines(instance.output, "web11")["policy"] == ("06.yaml", 4)
-    assert verify(instance.output) == ()
+    assert verify_tree(instance.output) == ()

@@ -11,13 +11,21 @@ from typing import Any
 import pytest
 
 from gitboot.errors import BmcBusy, InvalidRepository
-from gitboot.model.scalars import MacAddress, SystemUuid, swapped
+from gitboot.model.scalars import MacAddress, SystemUuid, swap_byte_order
 from gitboot.problems import Problem
-from gitboot.render.boot_files import shared_files
-from gitboot.render.endpoint_files import Need, Turn, listing_path, name_in_listing, parse, render, turn_of
+from gitboot.render.boot_files import render_fleet_files
+from gitboot.render.endpoint_files import (
+    NeededFile,
+    PathVersion,
+    find_version,
+    listing_name,
+    listing_path,
+    parse_state,
+    render_state,
+)
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED, is_immutable
-from gitboot.render.server_files import AHEAD, About, RenderedState, server_state
-from gitboot.resolve.boot_limits import Halt
+from gitboot.render.server_files import TRANSITIONS_AHEAD, RenderedState, ServerDetails, build_server_state
+from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decisions
 from gitboot.status.conditions import Condition
@@ -47,14 +55,17 @@ SEVERAL = [maintenance(f"m{day}", f"{day}T22:00 {day}T23:00") for day in (21, 22
 
 
 def state(
-    *documents: str, record: Record | None = None, about: About | None = None, files: dict[str, str] | None = None
+    *documents: str,
+    record: Record | None = None,
+    about: ServerDetails | None = None,
+    files: dict[str, str] | None = None,
 ) -> RenderedState:
     decisions = decided(*documents, files=files)
-    return server_state(decisions, decisions.servers["web01"], record, NOON, about or About())
+    return build_server_state(decisions, decisions.servers["web01"], record, NOON, about or ServerDetails())
 
 
-def at_entry(found: RenderedState, instant: datetime) -> Turn:
-    return present(turn_of(found.published.paths[ENTRY], instant)[0])
+def at_entry(found: RenderedState, instant: datetime) -> PathVersion:
+    return present(find_version(found.published.paths[ENTRY], instant)[0])
 
 
 ENTRY = next(path for path in state(*SEED).files if path.endswith("boot.ipxe"))
@@ -63,7 +74,7 @@ ENTRY = next(path for path in state(*SEED).files if path.endswith("boot.ipxe"))
 def test_as_many_transitions_are_known_as_are_looked_ahead() -> None:
     found = state(*SEED, *SEVERAL)
     assert [instant for instant, _ in found.later] == [at(f"{day}T{hour}:00") for day in (21, 22) for hour in (22, 23)]
-    assert len(found.later) == AHEAD
+    assert len(found.later) == TRANSITIONS_AHEAD
     now = at_entry(found, NOON)
     assert now.content == found.files[ENTRY].sha256
     for day in (21, 22):
@@ -97,23 +108,23 @@ def test_a_state_is_read_as_it_was_written() -> None:
     for documents in ((*SEED, *SEVERAL), once, (SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])):
         found = state(*documents, record=Record())
         data = found.files["ops/servers/web01.json"].content
-        assert (parse(data), render(parse(data))) == (found.published, data)
+        assert (parse_state(data), render_state(parse_state(data))) == (found.published, data)
 
 
 @for_each("data", [b"", b"{}", b"[]", b"null", b'{"format":1}', b'{"format":2}', b'{"format":2,"server":1}'])
 def test_what_is_no_state_is_not_taken_for_one(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|state"):
-        parse(data)
+        parse_state(data)
 
 
 def test_what_a_server_is_found_by_is_said() -> None:
     documents = (*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
-    about = About(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
+    about = ServerDetails(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
     found = state(*documents, about=about).published
     uuid = SystemUuid(uuid_of("web01"))
     assert set(found.identities) == {
         f"mac/{mac_of('web01').replace(':', '-')}",
-        *(f"uuid/{each}" for each in (uuid, swapped(uuid))),
+        *(f"uuid/{each}" for each in (uuid, swap_byte_order(uuid))),
         "serial/4J8VM72",
         "address/10.0.0.7",
     }
@@ -122,19 +133,19 @@ def test_what_a_server_is_found_by_is_said() -> None:
 
 def test_an_interface_that_may_not_boot_is_the_servers_and_says_nothing_of_its_boots() -> None:
     decisions = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]"), *ONCE[1:])
-    about, record = About(idle=(MacAddress("52-54-00-99-99-99"),)), Record()
-    found = server_state(decisions, decisions.servers["web01"], record, NOON, about)
+    about, record = ServerDetails(idle=(MacAddress("52-54-00-99-99-99"),)), Record()
+    found = build_server_state(decisions, decisions.servers["web01"], record, NOON, about)
     assert "mac/52-54-00-99-99-99" in found.published.identities
     for path in ("boot/grub.cfg-01-52-54-00-99-99-99", "boot/pxelinux.cfg/01-52-54-00-99-99-99"):
         (turn,) = found.published.paths[path]
         assert turn.content == found.files[path].sha256 == found.published.files[path].sha256
         assert "may not boot from this interface" in found.published.contents[turn.content]
         assert (turn.since, turn.digest, turn.writes) == (None, None, None)
-        assert path not in found.entries
+        assert path not in found.evidence_digests
     assert found.published.paths[ENTRY][0].writes is not None  # what its other interface is given
     assert "boot/v1/boot/52-54-00-99-99-99/grub.cfg" not in found.files
-    assert found.holds(decisions.servers["web01"], record, NOON, about)
-    assert not found.holds(decisions.servers["web01"], record, NOON, About())
+    assert found.is_current(decisions.servers["web01"], record, NOON, about)
+    assert not found.is_current(decisions.servers["web01"], record, NOON, ServerDetails())
 
 
 ONCE = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", often="Once"))
@@ -182,7 +193,10 @@ def test_what_writes_a_disk_has_something_to_answer_instead(
         assert writes is None
     else:
         assert writes is not None and writes.once == once
-        assert writes.needs == (Need("assets/flatcar-1/initrd", None), Need("assets/flatcar-1/kernel", None))
+        assert writes.needs == (
+            NeededFile("assets/flatcar-1/initrd", None),
+            NeededFile("assets/flatcar-1/kernel", None),
+        )
         text = found.published.contents[str(writes.fallback)]
         assert "in place of a boot that writes a disk" in text
         assert (f"{instead}/kernel" if instead != "disk" else "boots its local disk") in text
@@ -194,22 +208,22 @@ def test_what_is_mirrored_has_to_be_there_before_it_is_given() -> None:
     mirrored = image("flatcar-1").replace("assets:flatcar-1/kernel", "http://vendor.test/vmlinuz")
     found = state(mirrors, *(mirrored if each == image("flatcar-1") else each for each in SEED[1:]), record=Record())
     needs = present(at_entry(found, NOON).writes).needs
-    assert needs == (Need("assets/flatcar-1/initrd", None), Need(f"o/{SHA}/kernel", None))
+    assert needs == (NeededFile("assets/flatcar-1/initrd", None), NeededFile(f"o/{SHA}/kernel", None))
 
 
 def test_a_parked_server_has_no_entry_that_proves_anything() -> None:
     found = state(SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])
-    assert (found.plan, found.entries) == (None, {})
+    assert (found.plan, found.evidence_digests) == (None, {})
 
 
 def test_a_state_holds_until_its_transition_and_for_its_record() -> None:
     decisions = decided(*SEED, *SEVERAL)
     decision = decisions.servers["web01"]
-    found = server_state(decisions, decision, None, NOON)
-    assert found.holds(decision, None, at("21T21:59"))
-    assert not found.holds(decision, None, at("21T22:00"))
-    assert not found.holds(decision, Record(), NOON)
-    assert not found.holds(decided(*SEED).servers["web01"], None, NOON)
+    found = build_server_state(decisions, decision, None, NOON)
+    assert found.is_current(decision, None, at("21T21:59"))
+    assert not found.is_current(decision, None, at("21T22:00"))
+    assert not found.is_current(decision, Record(), NOON)
+    assert not found.is_current(decided(*SEED).servers["web01"], None, NOON)
 
 
 def test_each_output_has_its_shared_files() -> None:
@@ -218,8 +232,8 @@ def test_each_output_has_its_shared_files() -> None:
         ("grub", ["boot/grub.cfg", "boot/unknown.grub.cfg"]),
     ):
         found = decided(fleet(f"baseURL: 'http://boot.test', outputs: [{output}]"), *SEED[1:])
-        assert sorted(shared_files(found)) == [*expected, "ops/serve/Caddyfile", "ops/serve/nginx.conf"]
-        entries = server_state(found, found.servers["web01"], None, NOON).files
+        assert sorted(render_fleet_files(found)) == [*expected, "ops/serve/Caddyfile", "ops/serve/nginx.conf"]
+        entries = build_server_state(found, found.servers["web01"], None, NOON).files
         assert any(path.endswith("grub.cfg") for path in entries) == (output == "grub")
 
 
@@ -310,9 +324,9 @@ FILES = {"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ image.name }}"}'}
 
 
 def rendered(
-    decisions: Decisions, now: datetime, record: Record | None = None, stop: Halt = Halt.NONE
+    decisions: Decisions, now: datetime, record: Record | None = None, stop: StopScope = StopScope.NONE
 ) -> RenderedState:
-    return server_state(decisions, decisions.servers["web01"], record, now, stop=stop)
+    return build_server_state(decisions, decisions.servers["web01"], record, now, stop=stop)
 
 
 def listing(found: RenderedState) -> dict[str, Any]:
@@ -322,7 +336,7 @@ def listing(found: RenderedState) -> dict[str, Any]:
 
 def in_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
     files = {path: file for path, file in found.files.items() if path.startswith("boot/")}
-    return {name_in_listing(path): file.sha256 for path, file in files.items() if path != listing_path(server)}
+    return {listing_name(path): file.sha256 for path, file in files.items() if path != listing_path(server)}
 
 
 # What is listed
@@ -349,13 +363,13 @@ def test_the_listing_has_what_lies_in_the_tree_now_and_after_each_transition(doc
 def test_a_path_with_a_token_is_listed_by_its_digest() -> None:
     mac, token = mac_of("web01").replace(":", "-"), "a" * 64
     for path in (
-        DATA.of(mac, token, "user-data"),
-        PROVISIONED.of(mac, token),
-        FAILED.of(mac, token),
-        MEDIUM.of(uuid_of("web01"), token),
+        DATA.build_path(mac, token, "user-data"),
+        PROVISIONED.build_path(mac, token),
+        FAILED.build_path(mac, token),
+        MEDIUM.build_path(uuid_of("web01"), token),
     ):
-        assert name_in_listing(path) == f"sha256:{sha256(path.removeprefix('boot/').encode()).hexdigest()}"
-    assert name_in_listing(IPXE_BY_MAC.of(mac)) == LISTED_ENTRY
+        assert listing_name(path) == f"sha256:{sha256(path.removeprefix('boot/').encode()).hexdigest()}"
+    assert listing_name(IPXE_BY_MAC.build_path(mac)) == LISTED_ENTRY
 
 
 def test_no_listing_names_a_token() -> None:
@@ -381,7 +395,7 @@ def test_outside_a_window_a_copy_has_nothing_to_end() -> None:
 
 
 def ended(
-    now: str, *maintenances: str, stop: Halt = Halt.NONE, record: Record | None = None
+    now: str, *maintenances: str, stop: StopScope = StopScope.NONE, record: Record | None = None
 ) -> tuple[datetime, dict[str, str | None]]:
     """When a copy ends the window that is open, and the text of each file then."""
     document = listing(rendered(decided(*DISKLESS_ALWAYS, *maintenances), at(now), record, stop))
@@ -456,7 +470,7 @@ def test_while_all_boots_are_stopped_a_copy_boots_the_disk_after_a_window() -> N
     disk, windows = profile("disk", "", method="Disk"), ("20T22:00 20T23:00", "20T23:00 21T01:00")
     to_disk = [maintenance(f"m{number}", window, boots="disk") for number, window in enumerate(windows)]
     for maintenances in (to_disk[:1], to_disk, (to_disk[0], maintenance("m1", windows[1]))):
-        since, files = ended("20T22:30", disk, *maintenances, stop=Halt.ALL)
+        since, files = ended("20T22:30", disk, *maintenances, stop=StopScope.ALL)
         assert (since, LISTED_ENTRY in files) == (at("20T23:00"), True)
         assert not any("flatcar-1" in text or "memtest-7" in text for text in files.values() if text)
 

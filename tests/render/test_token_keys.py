@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.jsonio import Digest
-from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, File, Role, kind_of, token_in
+from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, File, Role, find_path_kind, find_token
 from gitboot.render.server_files import RenderedState
 from gitboot.render.token_keys import EarlierKey, TokenKeys
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, planned, site
 from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
@@ -52,7 +52,7 @@ def told(text: str, keys: TokenKeys = KEYS) -> str:
 
 
 def tokens_in(paths: Iterable[str]) -> set[str]:
-    return {token for path in paths if (token := token_in(path)) is not None}
+    return {token for path in paths if (token := find_token(path)) is not None}
 
 
 PUBLIC: Final = planned(*documents(), templates={"t": "#cloud-config\n"}).servers["web01"].decision.token or Digest("")
@@ -123,14 +123,14 @@ def test_t6_wherever_in_base64_a_token_stands_its_name_takes_its_place(
     before: bytes, after: bytes, around: bytes, beyond: bytes, what: str
 ) -> None:
     token = Digest(sha256(what.encode()).hexdigest())
-    names = KEYS.names([token], BEFORE)
-    ((path, _),) = names.files({PROVISIONED.of(MAC, token): File(b"")}).items()
+    names = KEYS.build_names([token], BEFORE)
+    ((path, _),) = names.rename_files({PROVISIONED.build_path(MAC, token): File(b"")}).items()
 
     def written(name: str) -> bytes:
         inner = b64encode(before + name.encode() + after)
         return name.encode() + inner + b64encode(around + inner + beyond)
 
-    assert names.files({"boot/x": File(written(token))})["boot/x"].content == written(token_in(path) or "")
+    assert names.rename_files({"boot/x": File(written(token))})["boot/x"].content == written(find_token(path) or "")
 
 
 # Whose it is
@@ -144,22 +144,24 @@ def test_t6_an_endpoint_answers_and_writes_down_the_token_itself() -> None:
         assert PUBLIC not in script and data == f"/v1/boot/{MAC}/data/{NAME}/"
         (report,) = re.findall(r"http://boot\.test(\S+)", get(f"{url}{data}user-data").text)
         for kind in (PROVISIONED, FAILED):
-            assert get(f"{url}/{kind.of(MAC, PUBLIC).removeprefix('boot/')}").status_code == 404
+            assert get(f"{url}/{kind.build_path(MAC, PUBLIC).removeprefix('boot/')}").status_code == 404
         assert get(url + data.replace(NAME, PUBLIC) + "user-data").status_code == 404
         assert get(url + report).status_code == 204
         seen = there.observed()
-    kinds = [kind_of(each.path) for each in seen]
-    assert [each.role for each in kinds if each is not None] == [Role.ENTRY, Role.DATA, Role.REPORT]
+    kinds = [find_path_kind(each.path) for each in seen]
+    assert [each.role for each in kinds if each is not None] == [Role.BOOT_SCRIPT, Role.DATA, Role.REPORT]
     assert [each.digest for each in seen][1:] == [PUBLIC, PUBLIC]
 
 
 def test_t6_each_attempt_has_a_name_of_its_own() -> None:
-    attempt = InstallAttempt(key="provision/1", boots=(Seen(BEFORE, "boot/x", "10.0.0.1"),))
+    attempt = InstallAttempt(key="provision/1", boots=(StepEvidence(BEFORE, "boot/x", "10.0.0.1"),))
     found = made(SAID, record=Record(attempts=(attempt,), offered=3)).servers["web01"]
     assert found.plan is not None and found.plan.token is not None
-    (own,) = tokens_in(KEYS.names([found.plan.token], BEFORE).files({FAILED.of(MAC, found.plan.token): File(b"")}))
-    assert {FAILED.of(MAC, own), FAILED.of(MAC, NAME)} <= found.files.keys() and own != NAME
-    assert f"/provisioned/{own}\n" in found.files[DATA.of(MAC, own, "user-data")].content.decode()
+    (own,) = tokens_in(
+        KEYS.build_names([found.plan.token], BEFORE).rename_files({FAILED.build_path(MAC, found.plan.token): File(b"")})
+    )
+    assert {FAILED.build_path(MAC, own), FAILED.build_path(MAC, NAME)} <= found.files.keys() and own != NAME
+    assert f"/provisioned/{own}\n" in found.files[DATA.build_path(MAC, own, "user-data")].content.decode()
 
 
 def test_t6_a_maintenance_has_a_name_too() -> None:
@@ -180,7 +182,9 @@ def contents_at(state: RenderedState, path: str) -> str:
 
 
 TURNED: Final = EarlierKey(OTHER, BEFORE, START)
-AT_WORK: Final = Record(attempts=(InstallAttempt(key="provision/1", boots=(Seen(BEFORE, "boot/x", "10.0.0.1"),)),))
+AT_WORK: Final = Record(
+    attempts=(InstallAttempt(key="provision/1", boots=(StepEvidence(BEFORE, "boot/x", "10.0.0.1"),)),)
+)
 
 
 @for_each("key", [OTHER, None], ids=["another key", "none yet"])
@@ -191,10 +195,14 @@ def test_t6_what_was_told_a_token_by_an_earlier_key_is_heard_while_that_counts(
     (before,) = tokens_in(made(SAID, keys=TokenKeys(key)).files)
     keys, at = TokenKeys(KEY, (EarlierKey(key, BEFORE, START),)), BEFORE + timedelta(minutes=minutes)
     found = planned(*documents(), templates={"t": SAID}, keys=keys, now=at).servers["web01"]
-    paths = {PROVISIONED.of(MAC, before), FAILED.of(MAC, before), DATA.of(MAC, before, "user-data")}
+    paths = {
+        PROVISIONED.build_path(MAC, before),
+        FAILED.build_path(MAC, before),
+        DATA.build_path(MAC, before, "user-data"),
+    }
     assert len(paths & found.published.paths.keys()) == (3 if is_heard else 0)
     assert {found.published.paths[path][0].digest for path in paths if is_heard} <= {PUBLIC}
-    told = {name: contents_at(found, DATA.of(MAC, name, "user-data")) for name in (before, NAME)}
+    told = {name: contents_at(found, DATA.build_path(MAC, name, "user-data")) for name in (before, NAME)}
     assert (before in told[before], NAME in told[before]) == (is_heard, False), "who knows the one learns no other"
     assert (before in told[NAME], NAME in told[NAME]) == (False, True)
 
@@ -231,7 +239,7 @@ def test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so(
     text: str, of_image: str, is_told: bool
 ) -> None:
     found = made(text, *documents("Ignition/3.4", of_image=of_image)).servers["web01"]
-    said = contents_at(found, IGNITION.of(uuid_of("web01")))
+    said = contents_at(found, IGNITION.build_path(uuid_of("web01")))
     (data,) = [path for path in found.published.paths if path.endswith("/config.ign")]
     assert (NAME in said, PUBLIC in said) == (is_told, not is_told)
     assert NAME in contents_at(found, data)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.render.user_data_files import disc
+from gitboot.render.user_data_files import build_iso
 from tests.helpers.git_repositories import program
 
 NOCLOUD = {
@@ -28,7 +28,7 @@ VOLUMES = {
 @pytest.mark.parametrize("label", VOLUMES)
 def test_others_read_the_label_and_each_file_by_its_name(tmp_path: Path, label: str, names: str) -> None:
     made, out = tmp_path / "made.iso", tmp_path / "out"
-    made.write_bytes(disc(label, VOLUMES[label]))
+    made.write_bytes(build_iso(label, VOLUMES[label]))
     xorriso = [program("xorriso", "xorriso"), "-osirrox", "on", *names.split(), "-indev", f"stdio:{made}"]
     done = subprocess.run([*xorriso, "-extract", "/", str(out)], capture_output=True, text=True, check=True)
     assert f"Volume id    : '{label}'" in done.stderr
@@ -39,8 +39,8 @@ def test_others_read_the_label_and_each_file_by_its_name(tmp_path: Path, label: 
 
 
 def test_the_same_files_are_the_same_bytes_in_any_order() -> None:
-    made = disc("cidata", NOCLOUD)
-    assert disc("cidata", dict(reversed(NOCLOUD.items()))) == made
+    made = build_iso("cidata", NOCLOUD)
+    assert build_iso("cidata", dict(reversed(NOCLOUD.items()))) == made
     assert sha256(made).hexdigest() == "2a34d962d8c44dbb5a6c4eee6ee3d48cfaff1f8c883cddce14b7053994e91ad2", (
         "every server's medium is inserted anew by an upgrade"
     )

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gitboot.fetchlog.access_logs import Ignored, Told, read
+from gitboot.fetchlog.access_logs import IgnoreReason, LineContent, parse_line
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import take
+from gitboot.fetchlog.spool import read_new
 from gitboot.fetchlog.unknown_machines import UnknownMachine
-from gitboot.render.paths import TABLE, File, Role, kind_of
+from gitboot.render.paths import TABLE, File, Role, find_path_kind
 from tests.helpers import http_peers, mirrors
 from tests.helpers.endpoints import (
     BEFORE,
@@ -140,8 +140,8 @@ SAME = ("content-type", "content-length", "cache-control")
 
 
 def is_entry(path: str) -> bool:
-    kind = kind_of(f"boot{path}")
-    return kind is not None and kind.role in (Role.ENTRY, Role.OFFER)
+    kind = find_path_kind(f"boot{path}")
+    return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER)
 
 
 def is_report(path: str) -> bool:
@@ -346,7 +346,7 @@ def headers_of(path: str, answer: httpx.Response) -> tuple[object, ...]:
 
 
 def test_the_tree_has_a_path_of_each_kind_that_a_copy_has() -> None:
-    found = {kind_of(f"boot{path}") for path in mirrors.FLEET_OF_EVERY_PATH.boot_files}
+    found = {find_path_kind(f"boot{path}") for path in mirrors.FLEET_OF_EVERY_PATH.boot_files}
     assert found == {kind for kind in TABLE if kind.role is not Role.SEALED} | {None}
 
 
@@ -402,7 +402,7 @@ def test_finding_m9_what_is_below_a_base_url_is_logged_and_verified_as_itself(ev
 
 def _observed(mirror: Mirror, begins: int) -> list[str]:
     lines = mirror.log.read_bytes()[begins:].splitlines()
-    return [found.path for line in lines if isinstance(found := read(line), Observation)]
+    return [found.path for line in lines if isinstance(found := parse_line(line), Observation)]
 
 
 @pytest.mark.parametrize("base", ["/some%20bas", "/some%20base2", "/SOME%20BASE", "/other", "/x/some%20base"])
@@ -414,21 +414,21 @@ def test_what_is_below_no_base_url_is_absent(below: Mirror, base: str) -> None:
 
 
 @pytest.fixture
-def logged(mirror: Mirror) -> Callable[[int], list[Told]]:
+def logged(mirror: Mirror) -> Callable[[int], list[LineContent]]:
     begins = mirror.log.stat().st_size if mirror.log.exists() else 0
 
-    def new(count: int) -> list[Told]:
+    def new(count: int) -> list[LineContent]:
         def lines() -> list[bytes]:
             return mirror.log.read_bytes()[begins:].splitlines() if mirror.log.exists() else []
 
         assert eventually(lambda: len(lines()) >= count), lines()
-        return [read(line) for line in lines()]
+        return [parse_line(line) for line in lines()]
 
     return new
 
 
 def test_the_fetch_of_an_entry_is_an_observation_of_its_version(
-    output: Path, client: httpx.Client, logged: Callable[[int], list[Told]]
+    output: Path, client: httpx.Client, logged: Callable[[int], list[LineContent]]
 ) -> None:
     report = next(path for path in FLEET.boot_files if is_report(path))
     asked = datetime.now(UTC)
@@ -443,7 +443,7 @@ def test_the_fetch_of_an_entry_is_an_observation_of_its_version(
 
 
 def test_what_is_no_whole_get_of_an_entry_is_none(
-    mirror: Mirror, client: httpx.Client, logged: Callable[[int], list[Told]]
+    mirror: Mirror, client: httpx.Client, logged: Callable[[int], list[LineContent]]
 ) -> None:
     unknown = f"/v1/boot/{NOBODY}"
     for method, path in (
@@ -456,11 +456,11 @@ def test_what_is_no_whole_get_of_an_entry_is_none(
     ):
         client.request(method, path)
     found = [type(each) if isinstance(each, UnknownMachine) else each for each in logged(6)[1:]]
-    assert found == [Ignored.METHOD, UnknownMachine, Ignored.METHOD, UnknownMachine, Ignored.PATH]
+    assert found == [IgnoreReason.METHOD, UnknownMachine, IgnoreReason.METHOD, UnknownMachine, IgnoreReason.PATH]
 
 
 def test_a_fetch_that_was_broken_off_is_seen_to_be(
-    output: Path, mirror: Mirror, logged: Callable[[int], list[Told]]
+    output: Path, mirror: Mirror, logged: Callable[[int], list[LineContent]]
 ) -> None:
     entry = f"/v1/boot/{NOBODY}/boot.ipxe"
     (output / f"boot{entry}").parent.mkdir()
@@ -469,7 +469,7 @@ def test_a_fetch_that_was_broken_off_is_seen_to_be(
         with connect(mirror.url, receive_buffer=4096) as client:
             client.sendall(f"GET {entry} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        assert logged(1) == [Ignored.PART]
+        assert logged(1) == [IgnoreReason.PART]
     finally:
         shutil.rmtree((output / f"boot{entry}").parent)
 
@@ -487,7 +487,7 @@ def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_
     output: Path,
     mirror: Mirror,
     client: httpx.Client,
-    logged: Callable[[int], list[Told]],
+    logged: Callable[[int], list[LineContent]],
 ) -> None:
     assert verified("--tree", output, mirror.url) == (0, {"files": len(FLEET.boot_files), "items": []})
     client.get("/last")
@@ -506,7 +506,7 @@ def test_observe_spools_what_a_mirror_logged_and_once_only(
     assert eventually(lambda: b"/nothing" in mirror.log.read_bytes())
     spool = tmp_path / "spool"
     first = json.loads(captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
-    taken = take(spool, {}).observations
+    taken = read_new(spool, {}).observations
     assert first["observed"] + first["unclear"] == len(taken)
     assert first["read"] == len(mirror.log.read_bytes().splitlines())
     assert first["ignored"]["of another path"] >= 1
@@ -522,7 +522,7 @@ def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.C
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
 
         def written() -> int:
-            return sum(not each.is_open_intent for each in take(spool, {}).observations)
+            return sum(not each.is_open_intent for each in read_new(spool, {}).observations)
 
         assert eventually(lambda: written() > 0)
         before = written()

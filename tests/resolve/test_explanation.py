@@ -7,11 +7,18 @@ from typing import Final
 
 from gitboot.fleet.resources import Id
 from gitboot.fleet.yaml import locate, parse, value_lines
-from gitboot.jsonio import facts
+from gitboot.jsonio import to_json_value
 from gitboot.model.scalars import Path
-from gitboot.resolve.explanation import Explanation, SourceTexts, explain, moved_documents, pointer, source_locations
+from gitboot.resolve.explanation import (
+    Explanation,
+    SourceTexts,
+    explain,
+    find_moved_documents,
+    find_source_locations,
+    json_pointer,
+)
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, Run
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, at, document, fleet, image, maintenance, policy, profile, repository, server
@@ -54,7 +61,7 @@ def explained(
 ) -> Explanation:
     found = repository(*documents, files={"t.j2": "#cloud-config\n"})
     decision = decide(found).servers[name]
-    return explain(found, decision, plan(decision, instant, record))
+    return explain(found, decision, make_plan(decision, instant, record))
 
 
 def table(found: Explanation) -> dict[str, tuple[str, str, str | None]]:
@@ -188,7 +195,7 @@ def test_what_is_said_of(
 def test_facts_are_json_values() -> None:
     import json
 
-    said = json.loads(json.dumps(facts(explained())))
+    said = json.loads(json.dumps(to_json_value(explained())))
     assert (said["server"], said["reasons"][0]["field"]) == ("web01", "site")
     assert said["lost"][0] == {
         "candidate": "BootPolicy/low",
@@ -224,7 +231,7 @@ spec:
     ],
 )
 def test_a_value_has_the_pointer_of_rfc_6901(path: Path, expected: str) -> None:
-    assert pointer(path) == expected
+    assert json_pointer(path) == expected
 
 
 def test_each_value_has_the_line_at_which_it_is_located() -> None:
@@ -237,7 +244,7 @@ def test_each_value_has_the_line_at_which_it_is_located() -> None:
 
 def test_documents_that_share_a_file_have_the_lines_above_them() -> None:
     found = repository(*SEED[:1], *SEED[2:], files={"all.yaml": TOGETHER})
-    locations = source_locations(found)
+    locations = find_source_locations(found)
     lines = TOGETHER.splitlines()
     begins = [number for number, line in enumerate(lines) if line == "---"]
     assert {name: tuple(each) for name, each in locations.servers.items()} == {
@@ -258,7 +265,7 @@ def test_documents_that_share_a_file_have_the_lines_above_them() -> None:
 def test_documents_move_if_their_file_differs_comes_or_goes() -> None:
     before = repository(*SEED, files={"more.yaml": server("web02", "role: web")})
     same = repository(*SEED, files={"more.yaml": server("web02", "role: web"), "README.md": "more"})
-    assert moved_documents(before, same) == []
+    assert find_moved_documents(before, same) == []
     other = repository(*SEED[:-1], f"# moved\n{SEED[-1]}", files={"new.yaml": server("web03", "role: web")})
-    key = [str(each) for each in moved_documents(before, other)]
+    key = [str(each) for each in find_moved_documents(before, other)]
     assert key == ["BootPolicy/web", "Server/web02", "Server/web03"]

@@ -11,12 +11,12 @@ import pytest
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.fleet.validation import load, load_revision
-from gitboot.jsonio import facts
+from gitboot.jsonio import to_json_value
 from gitboot.problems import Problem
 from gitboot.resolve.fleet_decisions import decide, decide_all, decide_loaded
-from gitboot.resolve.plan_at_time import plan, transition
-from gitboot.resolve.policy_selection import in_rollout
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen
+from gitboot.resolve.plan_at_time import find_next_transition, make_plan
+from gitboot.resolve.policy_selection import is_in_rollout
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, StepEvidence
 from gitboot.resolve.server_decision import Boot
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.helpers.cases import for_each, present
@@ -271,7 +271,7 @@ def test_r4_raising_a_percentage_only_adds() -> None:
     uuids = [uuid_of(f"server{number}") for number in range(500)]
     reached: set[str] = set()
     for percent in range(101):
-        now = {uuid for uuid in uuids if in_rollout("flatcar", uuid, percent)}  # type: ignore[arg-type]
+        now = {uuid for uuid in uuids if is_in_rollout("flatcar", uuid, percent)}  # type: ignore[arg-type]
         assert reached <= now
         reached = now
     assert reached == set(uuids)
@@ -281,8 +281,8 @@ def test_r4_a_percentage_places_servers_by_the_published_hash() -> None:
     # sha256("flatcar-stable\0" + uuid) begins 0x8a2f9c…: worked out with sha256sum, not with gitboot.
     uuid = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
     place = int.from_bytes(hashlib.sha256(b"flatcar-stable\0" + uuid.encode()).digest()[:8]) / 2**64 * 100
-    assert not in_rollout("flatcar-stable", uuid, int(place))  # type: ignore[arg-type]
-    assert in_rollout("flatcar-stable", uuid, int(place) + 1)  # type: ignore[arg-type]
+    assert not is_in_rollout("flatcar-stable", uuid, int(place))  # type: ignore[arg-type]
+    assert is_in_rollout("flatcar-stable", uuid, int(place) + 1)  # type: ignore[arg-type]
 
 
 # R5
@@ -337,7 +337,9 @@ def test_r5_a_maintenances_once_is_one_boot(instant: str, run: int, record: Reco
     assert boots(at(instant), *SEED, once, record=record) == expected
 
 
-FIRST, LAST = (Seen(at(f"20T{time}"), "boot/v1/boot/web01/boot.ipxe", "10.0.0.7") for time in ("11:00", "12:00"))
+FIRST, LAST = (
+    StepEvidence(at(f"20T{time}"), "boot/v1/boot/web01/boot.ipxe", "10.0.0.7") for time in ("11:00", "12:00")
+)
 FETCHED = Record(
     provision=1,
     image="flatcar-1",
@@ -709,19 +711,21 @@ def test_the_override_that_a_plan_wants(
     ],
 )
 def test_r10_the_next_transition(windows: tuple[str, ...], instant: str, expected: str | None) -> None:
-    assert transition(decision("web01", *SEED, *windows), at(instant), None) == (at(expected) if expected else None)
+    assert find_next_transition(decision("web01", *SEED, *windows), at(instant), None) == (
+        at(expected) if expected else None
+    )
 
 
 def test_r8_a_comment_a_moved_line_and_a_renamed_file_change_no_digest() -> None:
     before = decision("web01", *SEED, WINDOW)
     after = decision("web01", *(f"\n# a comment\n{text}" for text in reversed((*SEED, WINDOW))))
-    assert (before.digest, plan(before, NOON, None)) == (after.digest, plan(after, NOON, None))
+    assert (before.digest, make_plan(before, NOON, None)) == (after.digest, make_plan(after, NOON, None))
 
 
 def test_r8_a_maintenance_of_next_week_changes_no_plan_but_the_decision() -> None:
     without, having = decision("web01", *SEED), decision("web01", *SEED, WINDOW)
     assert without.digest != having.digest
-    before, after = plan(without, NOON, None), plan(having, NOON, None)
+    before, after = make_plan(without, NOON, None), make_plan(having, NOON, None)
     assert before is not None and after is not None and before.digest == after.digest
 
 
@@ -736,7 +740,7 @@ def test_what_is_mirrored_is_fetched_below_its_digest_whatever_it_was_called(url
 
 def test_what_a_policy_waits_for_is_decided_as_it_is_written() -> None:
     found = decision("web01", *seed(BMC, "waitFor: PowerOff", often=ONCE)).policy
-    assert found is not None and str(found.wait_for) == "PowerOff" and facts(found)["waitFor"] == "PowerOff"
+    assert found is not None and str(found.wait_for) == "PowerOff" and to_json_value(found)["waitFor"] == "PowerOff"
 
 
 @for_each("power", ["On", "Restart", "GracefulRestart"])
@@ -746,7 +750,7 @@ def test_a_maintenances_power_is_decided_as_it_is_written(power: str, per: str |
     window = maintenance("repair", spec=f"power: {power}, maxUnavailable: 10%{more}")
     (found,) = decision("web01", *SEED, window).maintenances
     assert (found.power, found.max_unavailable, found.max_unavailable_per) == (power, "10%", per)
-    assert ("maxUnavailablePer" in facts(found)) is (per is not None)
+    assert ("maxUnavailablePer" in to_json_value(found)) is (per is not None)
 
 
 SELECTED = {

@@ -23,8 +23,8 @@ from gitboot.fleet.validation import load
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.install_attempts import first_records
-from gitboot.resolve.plan_at_time import plan, transition
+from gitboot.resolve.install_attempts import make_first_records
+from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decision, Decisions, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Phase
@@ -160,7 +160,7 @@ def test_r8_plans_of_one_digest_are_one_plan(fleet: GeneratedFleet) -> None:
     for name, decision in decided(fleet.documents).servers.items():
         for record in (None, Record(), fleet.records[name]):
             for instant in fleet.instants(record):
-                if (found := plan(decision, instant, record)) is not None:
+                if (found := make_plan(decision, instant, record)) is not None:
                     timeless = replace(found, next_transition=None)
                     assert known.setdefault(found.digest, timeless) == timeless
 
@@ -202,14 +202,14 @@ def test_r10_a_plan_holds_until_its_next_transition_and_changes_at_it(fleet: Gen
 
 def _check_transition(decision: Decision, record: Record | None, instant: datetime, following: datetime) -> None:
     def shown(at: datetime) -> str | None:
-        planned = plan(decision, at, record)
-        assert planned is None or planned.next_transition == transition(decision, at, record)
+        planned = make_plan(decision, at, record)
+        assert planned is None or planned.next_transition == find_next_transition(decision, at, record)
         return planned.digest if planned is not None else None
 
-    until = transition(decision, instant, record)
+    until = find_next_transition(decision, instant, record)
     assert until is None or until > instant
     if until is None or following < until:
-        assert (shown(following), transition(decision, following, record)) == (shown(instant), until)
+        assert (shown(following), find_next_transition(decision, following, record)) == (shown(instant), until)
     else:
         assert shown(until) != shown(instant)
         assert shown(until - timedelta(microseconds=1)) == shown(instant)
@@ -222,7 +222,7 @@ def test_r2_an_active_maintenance_always_wins_and_no_other_ever_does(fleet: Gene
     for server in fleet.of("Server"):
         name = name_of(server)
         for instant in fleet.instants(fleet.records[name]):
-            planned = plan(decisions.servers[name], instant, fleet.records[name])
+            planned = make_plan(decisions.servers[name], instant, fleet.records[name])
             active = _active(fleet, server, instant)
             if server["spec"]["lifecycle"] != "Active":
                 assert planned is None
@@ -278,14 +278,14 @@ def test_unknown_never_boots_what_once_or_on_image_change_would(fleet: Generated
     decisions = decided(fleet.documents)
     for decision in decisions.servers.values():
         for instant in fleet.instants(None):
-            planned = plan(decision, instant, None)
+            planned = make_plan(decision, instant, None)
             if planned is not None and _reaches_for_the_network(planned):
                 assert _network_boot(decisions, planned) is NetworkBoot.ALWAYS
 
 
 def _asks_for_an_installation(decision: Decision, instant: datetime, record: Record | None) -> int:
     """0: not at all; 1: a first boot is offered under the policy; 2: it is set, too."""
-    planned = plan(decision, instant, record)
+    planned = make_plan(decision, instant, record)
     if planned is None or planned.phase is not Phase.NETWORK:
         return 0
     assert decision.policy is not None
@@ -312,7 +312,7 @@ def test_lowering_provision_never_asks_for_an_installation(fleet: GeneratedFleet
 @given(fleet=fleets(), adopt_all=st.booleans())
 def test_adopting_a_running_fleet_installs_nothing(fleet: GeneratedFleet, adopt_all: bool) -> None:
     decisions = decided(fleet.documents)
-    for _, name, record in first_records(decisions.servers.values(), {}, adopt_all=adopt_all):
+    for _, name, record in make_first_records(decisions.servers.values(), {}, adopt_all=adopt_all):
         decision = decisions.servers[name]
         if adopt_all or (decision.policy and decision.policy.provision == 0):
             for instant in fleet.instants(record):

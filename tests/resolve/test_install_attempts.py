@@ -16,26 +16,32 @@ from msgspec import structs
 from gitboot.errors import InvalidRepository, Orders, UsageError
 from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.boot_limits import Halt
+from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.fleet_decisions import decide_loaded
-from gitboot.resolve.install_attempts import Known, adopted, first_records, newcomer, ran
-from gitboot.resolve.plan_at_time import carried, plan, run_reason
+from gitboot.resolve.install_attempts import (
+    UnrecordedState,
+    classify_unrecorded_server,
+    make_adopted_record,
+    make_first_records,
+    record_run,
+)
+from gitboot.resolve.plan_at_time import extend_moved_runs, make_plan, run_key
 from gitboot.resolve.provisioning_record import (
     Failure,
     InstallAttempt,
     Record,
     Run,
-    Seen,
+    StepEvidence,
     UnknownServe,
-    ahead,
-    exported,
-    imported,
+    encode_records,
+    find_newer_records,
+    parse_exported_records,
 )
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision
 from gitboot.resolve.server_plan import Cause, Phase
-from gitboot.review.decision_changes import BecomesUnknown, Since
+from gitboot.review.decision_changes import UnknownCause, UnknownReason
 from gitboot.review.guards import Limits, judge
-from gitboot.review.reinstalls import returning
+from gitboot.review.reinstalls import find_returning_servers
 from gitboot.review.risks import Risk
 from tests.helpers.cases import examples, for_each, present
 from tests.helpers.evaluations import FLEET, Files, compared, reviewed
@@ -57,7 +63,9 @@ from tests.helpers.fleets import (
 from tests.ledger.test_store import RECORDS
 
 BEFORE = SystemUuid(uuid_of("before"))
-ATTEMPTED = Record(attempts=(InstallAttempt(key="provision/1", boots=(Seen(at("20T22:00"), "boot/x", "10.0.0.7"),)),))
+ATTEMPTED = Record(
+    attempts=(InstallAttempt(key="provision/1", boots=(StepEvidence(at("20T22:00"), "boot/x", "10.0.0.7"),)),)
+)
 CONSUMED = Record(consumed_at=at("20T22:00"), consumed_key="provision/1")
 ONCE = (
     SEED[0],
@@ -74,37 +82,69 @@ def web01(spec: str = "provision: 1", *more: str) -> Decision:
 @for_each(
     ("what", "spec", "records", "introduced", "known"),
     [
-        ("it comes at provision 0", "provision: 0", {}, 0, Known.NEW),
-        ("it comes at provision 1", "provision: 1", {}, 1, Known.NEW),
-        ("it came at 1 and was raised since", "provision: 3", {}, 1, Known.NEW),
-        ("it comes from another repository", "provision: 3", {}, 3, Known.UNKNOWN),
-        ("it came from there and was lowered since", "provision: 1", {}, 3, Known.UNKNOWN),
-        ("it stood there already", "provision: 1", {}, None, Known.UNKNOWN),
-        ("it replaces what nobody knows", f"replaces: {BEFORE}, provision: 2", {}, 1, Known.UNKNOWN),
-        ("with a higher number", f"replaces: {BEFORE}, provision: 2", {BEFORE: Record(provision=1)}, 2, Known.PENDING),
-        ("with the same", f"replaces: {BEFORE}, provision: 1", {BEFORE: Record(provision=1)}, 1, Known.UNKNOWN),
-        ("with a lower one", f"replaces: {BEFORE}, provision: 0", {BEFORE: Record(provision=1)}, 0, Known.UNKNOWN),
-        ("what was pending itself", f"replaces: {BEFORE}, provision: 1", {BEFORE: Record()}, 1, Known.PENDING),
-        ("what was attempted with it", f"replaces: {BEFORE}, provision: 1", {BEFORE: ATTEMPTED}, 1, Known.UNKNOWN),
-        ("and raised since", f"replaces: {BEFORE}, provision: 2", {BEFORE: ATTEMPTED}, 2, Known.PENDING),
+        ("it comes at provision 0", "provision: 0", {}, 0, UnrecordedState.NEW),
+        ("it comes at provision 1", "provision: 1", {}, 1, UnrecordedState.NEW),
+        ("it came at 1 and was raised since", "provision: 3", {}, 1, UnrecordedState.NEW),
+        ("it comes from another repository", "provision: 3", {}, 3, UnrecordedState.UNKNOWN),
+        ("it came from there and was lowered since", "provision: 1", {}, 3, UnrecordedState.UNKNOWN),
+        ("it stood there already", "provision: 1", {}, None, UnrecordedState.UNKNOWN),
+        ("it replaces what nobody knows", f"replaces: {BEFORE}, provision: 2", {}, 1, UnrecordedState.UNKNOWN),
+        (
+            "with a higher number",
+            f"replaces: {BEFORE}, provision: 2",
+            {BEFORE: Record(provision=1)},
+            2,
+            UnrecordedState.PENDING,
+        ),
+        (
+            "with the same",
+            f"replaces: {BEFORE}, provision: 1",
+            {BEFORE: Record(provision=1)},
+            1,
+            UnrecordedState.UNKNOWN,
+        ),
+        (
+            "with a lower one",
+            f"replaces: {BEFORE}, provision: 0",
+            {BEFORE: Record(provision=1)},
+            0,
+            UnrecordedState.UNKNOWN,
+        ),
+        (
+            "what was pending itself",
+            f"replaces: {BEFORE}, provision: 1",
+            {BEFORE: Record()},
+            1,
+            UnrecordedState.PENDING,
+        ),
+        (
+            "what was attempted with it",
+            f"replaces: {BEFORE}, provision: 1",
+            {BEFORE: ATTEMPTED},
+            1,
+            UnrecordedState.UNKNOWN,
+        ),
+        ("and raised since", f"replaces: {BEFORE}, provision: 2", {BEFORE: ATTEMPTED}, 2, UnrecordedState.PENDING),
         (
             "of which an override was consumed",
             f"replaces: {BEFORE}, provision: 1",
             {BEFORE: CONSUMED},
             1,
-            Known.UNKNOWN,
+            UnrecordedState.UNKNOWN,
         ),
     ],
 )
 def test_e11_e12_a_server_without_a_record_is(
-    what: str, spec: str, records: dict[SystemUuid, Record], introduced: int | None, known: Known
+    what: str, spec: str, records: dict[SystemUuid, Record], introduced: int | None, known: UnrecordedState
 ) -> None:
     decided = web01(spec)
-    found = newcomer(decided, records=records, seen=records.keys(), introduced=introduced)
-    assert found.known is known
+    found = classify_unrecorded_server(
+        decided, records=records, seen_machines=records.keys(), first_provision=introduced
+    )
+    assert found.state is known
     assert found.why
-    boots = present(plan(decided, at("20T12:00"), found.record(decided)))
-    assert (boots.phase is Phase.NETWORK) == (known is not Known.UNKNOWN and decided.provision > 0)
+    boots = present(make_plan(decided, at("20T12:00"), found.record(decided)))
+    assert (boots.phase is Phase.NETWORK) == (known is not UnrecordedState.UNKNOWN and decided.provision > 0)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +155,8 @@ def test_e11_e12_a_server_without_a_record_is(
     ],
 )
 def test_e12_a_machine_that_is_not_new_is_unknown(seen: set[SystemUuid], carries: str | None, why: str) -> None:
-    found = newcomer(web01(), records={}, seen=seen, introduced=1, carries=carries)
-    assert found.known is Known.UNKNOWN
+    found = classify_unrecorded_server(web01(), records={}, seen_machines=seen, first_provision=1, shared_mark=carries)
+    assert found.state is UnrecordedState.UNKNOWN
     assert why in found.why
 
 
@@ -126,7 +166,7 @@ def test_e12_a_machine_that_is_not_new_is_unknown(seen: set[SystemUuid], carries
 def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
     run = Run(maintenance.run, made_at, maintenance.end)
     writes_disk = maintenance.boot is not None and maintenance.boot.writes_disk
-    return ran(record, maintenance.name, run, once=True, overwrites=writes_disk)
+    return record_run(record, maintenance.name, run, once=True, overwrites=writes_disk)
 
 
 WIPE = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="bios")
@@ -134,30 +174,30 @@ WIPE = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="bios
 
 def test_e12_a_maintenance_that_writes_disks_leaves_them_unknown_until_the_number_is_raised() -> None:
     wiped = web01("provision: 1", WIPE)
-    record = booted(adopted(wiped), wiped.maintenances[0], at("20T22:10"))
+    record = booted(make_adopted_record(wiped), wiped.maintenances[0], at("20T22:10"))
     assert record.overwritten_by == "wipe"
-    after = plan(wiped, at("21T05:00"), record)
+    after = make_plan(wiped, at("21T05:00"), record)
     assert after is not None and (after.phase, after.cause) == (Phase.DISK, Cause.OVERWRITTEN)
-    raised = plan(web01("provision: 2", WIPE), at("21T05:00"), record)
+    raised = make_plan(web01("provision: 2", WIPE), at("21T05:00"), record)
     assert raised is not None and (raised.phase, raised.cause) == (Phase.NETWORK, Cause.PENDING)
 
 
 def test_a_maintenance_that_writes_none_leaves_them_as_they_are() -> None:
     tested = web01("provision: 1", maintenance("m", "20T22:00 21T04:00", "networkBoot: Once"))
-    record = booted(adopted(tested), tested.maintenances[0], at("20T22:10"))
-    assert record == replace(adopted(tested), runs={"m": Run(1, at("20T22:10"), at("21T04:00"))})
+    record = booted(make_adopted_record(tested), tested.maintenances[0], at("20T22:10"))
+    assert record == replace(make_adopted_record(tested), runs={"m": Run(1, at("20T22:10"), at("21T04:00"))})
 
 
 def test_what_was_never_installed_is_pending_whatever_wrote_its_disks() -> None:
     wiped = web01("provision: 1", WIPE)
-    planned = plan(wiped, at("21T05:00"), booted(Record(), wiped.maintenances[0], at("20T22:10")))
+    planned = make_plan(wiped, at("21T05:00"), booted(Record(), wiped.maintenances[0], at("20T22:10")))
     assert planned is not None and planned.cause is Cause.PENDING
 
 
 def test_what_a_run_leaves_is_exported() -> None:
     wiped = web01("provision: 1", WIPE)
-    records = {wiped.uuid: booted(adopted(wiped), wiped.maintenances[0], at("20T22:10"))}
-    assert imported(exported(records), "records.json") == records
+    records = {wiped.uuid: booted(make_adopted_record(wiped), wiped.maintenances[0], at("20T22:10"))}
+    assert parse_exported_records(encode_records(records), "records.json") == records
 
 
 # When a run is made again
@@ -182,7 +222,7 @@ def test_e17_a_run_is_made_again_in_a_later_window_or_when_it_is_raised(window: 
     decided = web01("provision: 1", maintenance("wipe", window, f"networkBoot: Once{spec}", boots="bios"))
     (asked,) = decided.maintenances
     instant = asked.end.replace(hour=asked.end.hour - 1, minute=59) if asked.end else at("28T00:00")
-    planned = present(plan(decided, instant, MADE))
+    planned = present(make_plan(decided, instant, MADE))
     assert (planned.phase, planned.cause) == (
         (Phase.MAINTENANCE, Cause.MAINTENANCE) if again else (Phase.DISK, Cause.MAINTENANCE_DONE)
     )
@@ -193,18 +233,18 @@ def test_e17_the_run_of_a_later_window_is_set_for_a_reason_of_its_own() -> None:
         web01("provision: 1", maintenance("wipe", window, "networkBoot: Once", boots="bios")).maintenances[0]
         for window in ("20T22:00 21T04:00", "27T22:00 28T04:00")
     )
-    assert {run_reason(first, None), run_reason(first, MADE), run_reason(later, Record())} == {"maintenance/wipe/1"}
-    assert run_reason(later, MADE) == "maintenance/wipe/1/after/2026-11-21T04:00:00Z"
+    assert {run_key(first, None), run_key(first, MADE), run_key(later, Record())} == {"maintenance/wipe/1"}
+    assert run_key(later, MADE) == "maintenance/wipe/1/after/2026-11-21T04:00:00Z"
     assert booted(MADE, later, at("27T23:00")).runs["wipe"] == Run(1, at("27T23:00"), at("28T04:00"))
 
 
 def test_e17_a_run_lasts_as_long_as_its_window_does() -> None:
     longer = web01("provision: 1", maintenance("wipe", "20T22:00 21T08:00", "networkBoot: Once", boots="bios"))
-    record = carried(MADE, longer)
+    record = extend_moved_runs(MADE, longer)
     assert record.runs["wipe"].end == at("21T08:00")
-    assert carried(record, web01("provision: 1", WIPE)) is record
+    assert extend_moved_runs(record, web01("provision: 1", WIPE)) is record
     shifted = web01("provision: 1", maintenance("wipe", "21T05:00 21T08:00", "networkBoot: Once", boots="bios"))
-    assert (planned := plan(shifted, at("21T06:00"), record)) is not None
+    assert (planned := make_plan(shifted, at("21T06:00"), record)) is not None
     assert planned.cause is Cause.MAINTENANCE_DONE
 
 
@@ -243,9 +283,9 @@ def test_e20_what_comes_back_is_counted_by_what_the_ledger_saw(
 ) -> None:
     decided = web01(spec, *more)
     records = {decided.uuid: record} if record is not None else {}
-    assert returning([decided], records, {decided.uuid}) == (("web01",) if counted else ())
-    assert returning([decided], {}, ()) == ()
-    assert returning([replace(decided, stopped=True)], records, {decided.uuid}) == ()
+    assert find_returning_servers([decided], records, {decided.uuid}) == (("web01",) if counted else ())
+    assert find_returning_servers([decided], {}, ()) == ()
+    assert find_returning_servers([replace(decided, stopped=True)], records, {decided.uuid}) == ()
 
 
 def test_e20_servers_that_were_deleted_and_come_back_are_held() -> None:
@@ -253,7 +293,7 @@ def test_e20_servers_that_were_deleted_and_come_back_are_held() -> None:
     always = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}")}
     changes = compared({path: always[path] for path in paths}, {**always, **dict.fromkeys(paths)})
     come = [each.new for each in changes.servers if each.new is not None]
-    back = returning(come, {}, {each.uuid for each in come})
+    back = find_returning_servers(come, {}, {each.uuid for each in come})
     assert len(back) == 18
     (trip, *_) = judge(changes.extent, Limits(), returning=len(back)).trips
     assert (trip.guard.value, trip.number) == ("maxReinstalls", 18)
@@ -278,33 +318,33 @@ OLD = uuid_of("fra1-web01")
     ("what", "new", "expected"),
     [
         ("it comes at 1", own("provision: 1", "new01"), ()),
-        ("it comes at 3", own("provision: 3", "new01"), (BecomesUnknown(Since.CAME, "3"),)),
+        ("it comes at 3", own("provision: 3", "new01"), (UnknownReason(UnknownCause.CAME, "3"),)),
         (
             "it replaces what nobody is",
             own(f"provision: 2, replaces: {uuid_of('nobody')}", "new01"),
-            (BecomesUnknown(Since.REPLACES, uuid_of("nobody")),),
+            (UnknownReason(UnknownCause.REPLACES, uuid_of("nobody")),),
         ),
-        ("a new board", board("provision: 2"), (BecomesUnknown(Since.BOARD, OLD),)),
+        ("a new board", board("provision: 2"), (UnknownReason(UnknownCause.BOARD, OLD),)),
         (
             "a new board that is named",
             board(f"provision: 1, replaces: {OLD}"),
-            (BecomesUnknown(Since.NOT_RAISED, "1"),),
+            (UnknownReason(UnknownCause.NOT_RAISED, "1"),),
         ),
         ("and raised", board(f"provision: 2, replaces: {OLD}"), ()),
         ("provision raised", own("provision: 2"), ()),
         (
             "a wipe",
             {"m.yaml": WIPE.replace("All", "{servers: [fra1-web01]}")},
-            (BecomesUnknown(Since.OVERWRITTEN, "wipe"),),
+            (UnknownReason(UnknownCause.OVERWRITTEN, "wipe"),),
         ),
     ],
 )
 def test_e12_a_review_says_of_each_server_when_it_becomes_unknown(
-    what: str, new: Files, expected: tuple[BecomesUnknown, ...]
+    what: str, new: Files, expected: tuple[UnknownReason, ...]
 ) -> None:
     (change,) = compared(new).servers
     assert (change.unknown, Risk.BECOMES_UNKNOWN in change.risks) == (expected, bool(expected))
-    reasons = [danger.reasons for danger in reviewed(new).dangers() if danger.risk is Risk.BECOMES_UNKNOWN]
+    reasons = [danger.reasons for danger in reviewed(new).find_dangers() if danger.risk is Risk.BECOMES_UNKNOWN]
     assert len(reasons) == len(expected)
 
 
@@ -327,7 +367,7 @@ def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_is_n
 def test_e12_a_review_says_what_a_machine_boots_whose_document_is_deleted(unknown: str, boots: str) -> None:
     old = {**FLEET, "fleet.yaml": str(FLEET["fleet.yaml"]).replace("spec: {", f"spec: {{unknownServers: {unknown}, ")}
     (danger,) = (
-        each for each in reviewed({"servers/fra1-web01.yaml": None}, old).dangers() if each.risk is Risk.WITHDRAWN
+        each for each in reviewed({"servers/fra1-web01.yaml": None}, old).find_dangers() if each.risk is Risk.WITHDRAWN
     )
     assert danger.reasons == (f"a machine without a document boots what unknown machines boot: {boots}",)
 
@@ -355,7 +395,9 @@ def test_stopped_offers_what_is_left_without_boots_that_write_disks(
     decided = replace(
         decision("web01", *documents, server("web01", "role: web", "provision: 1")), stopped=by == "the commit"
     )
-    planned = plan(decided, at("20T23:00"), Record(), stop=Halt.NONE if by == "the commit" else Halt.WRITING)
+    planned = make_plan(
+        decided, at("20T23:00"), Record(), stop=StopScope.NONE if by == "the commit" else StopScope.WRITING
+    )
     assert planned is not None and (planned.boot.image if planned.boot is not None else None) == boots
     if boots is None:
         assert (planned.phase, planned.cause, planned.override, planned.key) == (Phase.DISK, Cause.STOPPED, None, None)
@@ -405,18 +447,18 @@ WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
 @settings(max_examples=examples(60))
 @given(st.dictionaries(st.sampled_from([WEB01, WEB02]), RECORDS))
 def test_what_is_exported_is_imported_as_it_was(records: dict[SystemUuid, Record]) -> None:
-    assert imported(exported(records), "records.json") == records
+    assert parse_exported_records(encode_records(records), "records.json") == records
 
 
 def test_evidence_has_fractions_of_a_second_and_they_are_kept() -> None:
     records = {WEB01: Record(provision=1, provisioned_at=at("20T12:00").replace(microsecond=123456))}
-    assert b'"provisionedAt":"2026-11-20T12:00:00.123456Z"' in exported(records)
-    assert imported(exported(records), "records.json") == records
+    assert b'"provisionedAt":"2026-11-20T12:00:00.123456Z"' in encode_records(records)
+    assert parse_exported_records(encode_records(records), "records.json") == records
 
 
 def test_exports_are_sorted_and_versioned() -> None:
-    data = exported({WEB01: Record(), WEB02: Record()})
-    assert data == exported({WEB02: Record(), WEB01: Record()})
+    data = encode_records({WEB01: Record(), WEB02: Record()})
+    assert data == encode_records({WEB02: Record(), WEB01: Record()})
     document = json.loads(data)
     assert document["apiVersion"] == "gitboot.dev/v1alpha1"
     assert [item["uuid"] for item in document["items"]] == sorted([WEB01, WEB02])
@@ -424,14 +466,14 @@ def test_exports_are_sorted_and_versioned() -> None:
 
 def item(**changed: Any) -> bytes:
     """Exported records of one server, with something changed; None for a key that is missing is "absent"."""
-    found = json.loads(exported({WEB01: Record(provision=1, provisioned_at=at("20T12:00"))}))
+    found = json.loads(encode_records({WEB01: Record(provision=1, provisioned_at=at("20T12:00"))}))
     found["items"][0] |= changed
     found["items"][0] = {key: value for key, value in found["items"][0].items() if value != "absent"}
     return json.dumps(found).encode()
 
 
 def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
-    assert imported(item(), "records.json") == {WEB01: Record(provision=1, provisioned_at=at("20T12:00"))}
+    assert parse_exported_records(item(), "records.json") == {WEB01: Record(provision=1, provisioned_at=at("20T12:00"))}
 
 
 @for_each(
@@ -470,7 +512,7 @@ def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
 )
 def test_garbage_is_refused_by_the_name_of_its_file(case: str, data: bytes) -> None:
     with pytest.raises(UsageError, match=r"^backup/records\.json: not exported records \(.+\); take ops/records"):
-        imported(data, "backup/records.json")
+        parse_exported_records(data, "backup/records.json")
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.sampled_from(["", "run", "at", "2026-11-20T12:00:00Z"])
@@ -482,7 +524,7 @@ KEYS = st.sampled_from(sorted(json.loads(item())["items"][0]))
 @given(st.dictionaries(KEYS, VALUES, max_size=2))
 def test_no_json_at_all_ends_in_anything_but_records_or_their_refusal(changed: dict[str, Any]) -> None:
     with suppress(UsageError):
-        assert len(imported(item(**changed), "records.json")) == 1
+        assert len(parse_exported_records(item(**changed), "records.json")) == 1
 
 
 # First records
@@ -502,7 +544,7 @@ def test_no_json_at_all_ends_in_anything_but_records_or_their_refusal(changed: d
 def test_first_records(case: str, provision: int, known: bool, adopt_all: bool, expected: str) -> None:
     decided = decision("web01", SEED[0], server("web01", "role: web", f"provision: {provision}"), *SEED[2:])
     adopted = Record(provision=provision, image="flatcar-1", pool="web", decision=decided.digest, evidence="Adopted")
-    records = first_records([decided], {WEB01: Record()} if known else {}, adopt_all=adopt_all)
+    records = make_first_records([decided], {WEB01: Record()} if known else {}, adopt_all=adopt_all)
     by_word = {"adopted": [(WEB01, "web01", adopted)], "pending": [(WEB01, "web01", Record())], "left alone": []}
     assert records == by_word[expected], case
 
@@ -513,18 +555,18 @@ def test_first_records(case: str, provision: int, known: bool, adopt_all: bool, 
 def test_a_parked_server_is_known_as_any_other(provision: int, adopt_all: bool, is_provisioned: bool) -> None:
     # Else it would count as seen for the first time when it is active again, and be installed once more.
     parked = (SEED[0], server("web01", "role: web", f"lifecycle: Parked, provision: {provision}"), *SEED[2:])
-    ((_, _, record),) = first_records([decision("web01", *parked)], {}, adopt_all=adopt_all)
+    ((_, _, record),) = make_first_records([decision("web01", *parked)], {}, adopt_all=adopt_all)
     assert (record.provision == provision) == is_provisioned
 
 
 def test_a_server_that_boots_its_disk_is_adopted_without_an_image() -> None:
     seed = (*SEED[:4], profile("disk", "", method="Disk"), policy("disk", boots="disk"))
-    ((_, _, record),) = first_records([decision("web01", *seed)], {}, adopt_all=False)
+    ((_, _, record),) = make_first_records([decision("web01", *seed)], {}, adopt_all=False)
     assert (record.image, record.pool, record.evidence) == (None, "disk", "Adopted")
 
 
 def test_what_is_adopted_at_an_instant_is_provisioned_since_then() -> None:
-    record = adopted(decision("web01", *SEED), at("20T12:00"))
+    record = make_adopted_record(decision("web01", *SEED), at("20T12:00"))
     assert (record.evidence, record.provisioned_at) == ("Adopted", at("20T12:00"))
 
 
@@ -534,11 +576,11 @@ EARLY, LATE = at("20T10:00"), at("20T12:00")
 CONSUMED_LATE = Record(consumed_at=LATE, consumed_key="provision/1")
 
 
-GIVEN = InstallAttempt(key="provision/1", boots=(Seen(EARLY, "boot/x", "10.0.0.7"),))
+GIVEN = InstallAttempt(key="provision/1", boots=(StepEvidence(EARLY, "boot/x", "10.0.0.7"),))
 FAILED = structs.replace(GIVEN, failed=Failure(EARLY + timedelta(minutes=1), "10.0.0.7", ""))
 TAKEN_BACK = Record(taken_back=9)
-PERHAPS = UnknownServe("one", "provision/1", Seen(LATE, "boot/x", "10.0.0.7"))
-WITHHELD_BEFORE = UnknownServe("", "provision/1", Seen(EARLY, "boot/x", "10.0.0.7"), is_withheld=True)
+PERHAPS = UnknownServe("one", "provision/1", StepEvidence(LATE, "boot/x", "10.0.0.7"))
+WITHHELD_BEFORE = UnknownServe("", "provision/1", StepEvidence(EARLY, "boot/x", "10.0.0.7"), is_withheld=True)
 
 
 @for_each(
@@ -617,7 +659,7 @@ def test_a_tree_that_knows_more_than_a_ledger_tells_that_it_is_an_older_copy(
     case: str, published: Record, known: Record | None, reasons: tuple[str, ...], is_ahead: bool
 ) -> None:
     ledger = {WEB01: known} if known is not None else {}
-    assert ahead({WEB01: published}, ledger, lambda _: reasons) == ([WEB01] if is_ahead else []), case
+    assert find_newer_records({WEB01: published}, ledger, lambda _: reasons) == ([WEB01] if is_ahead else []), case
 
 
 def test_what_is_adopted_is_answered_no_user_data_and_turns_by_no_clock() -> None:
@@ -630,9 +672,9 @@ def test_what_is_adopted_is_answered_no_user_data_and_turns_by_no_clock() -> Non
         policy("web", often="Once"),
     )
     wanted = decided(*documents, files={"a.j2": "#cloud-config\n{}\n"}).servers["web01"]
-    record = adopted(wanted, at("20T12:00"))
-    found = present(plan(wanted, at("20T12:30"), record))
+    record = make_adopted_record(wanted, at("20T12:00"))
+    found = present(make_plan(wanted, at("20T12:30"), record))
     assert (found.cause, found.user_data, found.data, found.next_transition) == (Cause.PROVISIONED, None, None, None)
-    reported = plan(wanted, at("20T12:30"), replace(record, evidence="Reported"))
+    reported = make_plan(wanted, at("20T12:30"), replace(record, evidence="Reported"))
     assert reported is not None and reported.user_data is not None
     assert reported.next_transition == at("20T14:00")

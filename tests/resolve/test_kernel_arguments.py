@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.resolve.kernel_arguments import REPEATED, merged, name_of
+from gitboot.resolve.kernel_arguments import REPEATED, argument_name, merge_arguments
 from tests.helpers.cases import for_each
 
 
@@ -33,7 +33,7 @@ from tests.helpers.cases import for_each
     ],
 )
 def test_arguments_merge(case: str, lists: list[str], expected: str) -> None:
-    assert " ".join(merged(tuple(tuple(each.split()) for each in lists))) == expected, case
+    assert " ".join(merge_arguments(tuple(tuple(each.split()) for each in lists))) == expected, case
 
 
 arguments = st.from_regex(r"-?[a-c]{1,2}(=[a-c]{0,2})?", fullmatch=True) | st.sampled_from(sorted(REPEATED))
@@ -41,13 +41,13 @@ arguments = st.from_regex(r"-?[a-c]{1,2}(=[a-c]{0,2})?", fullmatch=True) | st.sa
 
 @given(st.lists(st.lists(arguments).map(tuple)).map(tuple))
 def test_a_name_that_does_not_add_up_stands_once(lists: tuple[tuple[str, ...], ...]) -> None:
-    names = [name_of(argument) for argument in merged(lists)]
-    repeated = {name_of(name) for name in REPEATED}
+    names = [argument_name(argument) for argument in merge_arguments(lists)]
+    repeated = {argument_name(name) for name in REPEATED}
     single = [name for name in names if name not in repeated]
     assert len(single) == len(set(single))
 
 
 @given(st.lists(arguments.filter(lambda argument: not argument.startswith("-"))).map(tuple))
 def test_merging_twice_changes_nothing(given: tuple[str, ...]) -> None:
-    once = merged((given,))
-    assert merged((once,)) == once
+    once = merge_arguments((given,))
+    assert merge_arguments((once,)) == once

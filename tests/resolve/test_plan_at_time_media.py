@@ -7,15 +7,15 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from gitboot.controller.bmcs.desired_state import media_urls, wanted_override
+from gitboot.controller.bmcs.desired_state import build_media_urls, build_wanted_override
 from gitboot.errors import InvalidRepository
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, Halt
-from gitboot.resolve.plan_at_time import plan, transition
+from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, StopScope
+from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.provisioning_record import (
     InstallAttempt,
     Record,
-    Seen,
+    StepEvidence,
 )
 from gitboot.resolve.server_decision import Decision
 from tests.helpers.cases import for_each, present
@@ -33,16 +33,16 @@ KEYS = TokenKeys(b"a key of this test")
 ISO = "http://boot.test/assets/flatcar-1/iso"
 FRESH = Record()
 BEGUN = Record(provision=1, image="flatcar-1", evidence="Fetched", provisioned_at=NOON)
-SEEN = Seen(NOON, "v1/boot", "192.0.2.9")
+SEEN = StepEvidence(NOON, "v1/boot", "192.0.2.9")
 
 
-def _medium(record: Record | None, after: timedelta = timedelta(), *, stop: Halt = Halt.NONE) -> str | None:
-    found = present(plan(decision("web01", *SEED), NOON + after, record, stop=stop))
+def _medium(record: Record | None, after: timedelta = timedelta(), *, stop: StopScope = StopScope.NONE) -> str | None:
+    found = present(make_plan(decision("web01", *SEED), NOON + after, record, stop=stop))
     return found.medium
 
 
 def test_the_override_of_a_pending_server_boots_the_iso() -> None:
-    wanted = present(wanted_override(plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS))
+    wanted = present(build_wanted_override(make_plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS))
     assert (wanted.override.enabled, wanted.override.target, wanted.override.medium) == ("Once", "Cd", ISO)
     assert wanted.override.http_boot_uri is None
 
@@ -75,11 +75,11 @@ def test_a_medium_stays_while_its_system_may_run(
 def test_the_end_of_a_medium_is_a_transition_of_its_plan() -> None:
     found = decision("web01", *SEED)
     consumed = Record(consumed_at=NOON, consumed_key="provision/1")
-    assert transition(found, NOON + CONSUMED_GRACE, consumed) == NOON + DATA_GRACE
+    assert find_next_transition(found, NOON + CONSUMED_GRACE, consumed) == NOON + DATA_GRACE
 
 
-@pytest.mark.parametrize("stop", [Halt.WRITING, Halt.ALL])
-def test_what_is_stopped_is_ejected(stop: Halt) -> None:
+@pytest.mark.parametrize("stop", [StopScope.WRITING, StopScope.ALL])
+def test_what_is_stopped_is_ejected(stop: StopScope) -> None:
     assert _medium(FRESH, stop=stop) is None
 
 
@@ -92,7 +92,7 @@ def _maintained(at: datetime, record: Record) -> str | None:
         maintenance("repair", f"{NOON:%Y-%m-%dT%H:%M:%S} {NOON + timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"),
     )
     found: Decision = decision("web01", *documents)
-    planned = plan(found, at, record)
+    planned = make_plan(found, at, record)
     return planned.medium if planned is not None else None
 
 
@@ -130,12 +130,12 @@ def _configured(format: str = "CloudInit", *, often: str = "Once", method: str =
     ("often", "named_by"), [("Once", "the installation"), ("OnImageChange", "the installation"), ("Always", "its text")]
 )
 def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often: str, named_by: str) -> None:
-    found = plan(decision("web01", *_configured(often=often), files={"t": TEXTS["CloudInit"]}), NOON, FRESH)
+    found = make_plan(decision("web01", *_configured(often=often), files={"t": TEXTS["CloudInit"]}), NOON, FRESH)
     assert found is not None and found.user_data is not None
     token = found.data if named_by == "the installation" else found.user_data.digest
     assert found.data_medium == token is not None
-    wanted = present(wanted_override(found, KEYS))
-    name = KEYS.name(token) if named_by == "the installation" else token
+    wanted = present(build_wanted_override(found, KEYS))
+    name = KEYS.build_name(token) if named_by == "the installation" else token
     assert wanted.override.media == (f"http://boot.test/media/{found.uuid}/{name}/user-data.iso", ISO)
 
 
@@ -144,8 +144,8 @@ def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often:
 )
 def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(evidence: str, lies: bool) -> None:
     found = decision("web01", *_configured(), files={"t": TEXTS["CloudInit"]})
-    planned = plan(found, NOON + timedelta(minutes=30), replace(BEGUN, evidence=evidence))
-    assert planned is not None and [each is not None for each in media_urls(planned, KEYS)] == [lies, lies]
+    planned = make_plan(found, NOON + timedelta(minutes=30), replace(BEGUN, evidence=evidence))
+    assert planned is not None and [each is not None for each in build_media_urls(planned, KEYS)] == [lies, lies]
 
 
 @for_each(

@@ -9,15 +9,15 @@ from typing import Any, Final
 
 import pytest
 
-from gitboot.cli.evaluated_fleet import about_all
-from gitboot.evaluator.evaluation_result import commit_of
+from gitboot.cli.evaluated_fleet import describe_servers
+from gitboot.evaluator.evaluation_result import build_commit
 from gitboot.model.fields import read
 from gitboot.model.fleet import Site
 from gitboot.model.selectors import Select, selects
 from gitboot.problems import Severity
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.policy_selection import Selecting, opt_outs, overdue
+from gitboot.resolve.policy_selection import SelectorIndex, find_overdue_opt_outs, list_opt_outs
 from tests.helpers.fleets import SEED, at, document, fleet, image, policy, profile, repository, server
 
 _LABELS: Final = [
@@ -32,23 +32,23 @@ def test_what_selects_a_server_does_not_depend_on_those_before_it() -> None:
     servers, draw = list(found.servers.values()), random.Random(1)
     for _ in range(100):
         selecting = [(number, read(_SELECT, _selector(draw))) for number in range(draw.randint(0, 4))]
-        selection = Selecting(selecting)
+        selection = SelectorIndex(selecting)
         draw.shuffle(servers)
         for each in servers:
             name, labels = each.metadata.name, each.metadata.labels
-            assert selection.of(each) == tuple(what for what, select in selecting if selects(select, name, labels))
+            assert selection.find(each) == tuple(what for what, select in selecting if selects(select, name, labels))
 
 
 def test_at_which_site_the_servers_of_a_fleet_are_is_worked_out_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each with a selection of its own: a command took time by servers times sites.
     made = list[int]()
 
-    class Counted(Selecting[Site]):
+    class Counted(SelectorIndex[Site]):
         def __init__(self, selecting: Iterable[tuple[Site, Any]]) -> None:
             super().__init__(selecting)
             made.append(1)
 
-    monkeypatch.setattr(fleet_decisions, "Selecting", Counted)
+    monkeypatch.setattr(fleet_decisions, "SelectorIndex", Counted)
     places = ", ".join(
         f"{{name: s{each}, baseURL: 'http://s{each}.test', select: {{matchLabels: {{site: s{each}}}}}}}"
         for each in range(3)
@@ -58,8 +58,10 @@ def test_at_which_site_the_servers_of_a_fleet_are_is_worked_out_once_for_all(mon
     found = repository(settings, image("flatcar-1"), profile("web", "flatcar-1"), policy("web", "All"), *servers)
     decisions = decide(found)
     made.clear()
-    assert commit_of(found, decisions).sites == {f"web{each:02}": f"s{each % 4}" for each in range(12) if each % 4 < 3}
-    assert {about.site for about in about_all(found, decisions).values()} == {"s0", "s1", "s2", None}
+    assert build_commit(found, decisions).sites == {
+        f"web{each:02}": f"s{each % 4}" for each in range(12) if each % 4 < 3
+    }
+    assert {about.site for about in describe_servers(found, decisions).values()} == {"s0", "s1", "s2", None}
     assert len(made) == 2
 
 
@@ -103,7 +105,7 @@ DECIDED = decide(FLEET).servers["web01"]
     [("20T11:59:59", []), ("20T12:00", ["a hold of flatcar", "the pin of web01"])],
 )
 def test_a_deadline_that_is_past_is_a_warning(instant: str, late: list[str]) -> None:
-    problems = list(overdue(FLEET, at(instant)))
+    problems = list(find_overdue_opt_outs(FLEET, at(instant)))
     assert sorted(problem.message.partition(" to ")[0] for problem in problems) == late
     for problem in problems:
         assert (problem.code, problem.severity) == ("GB2016", Severity.WARNING)
@@ -111,14 +113,14 @@ def test_a_deadline_that_is_past_is_a_warning(instant: str, late: list[str]) -> 
 
 
 def test_a_deadline_is_shown_where_it_is_written() -> None:
-    (problem, _) = sorted(overdue(FLEET, at("21T00:00")))
+    (problem, _) = sorted(find_overdue_opt_outs(FLEET, at("21T00:00")))
     assert problem.path == "001.yaml"
     text = server("web01", "role: web", f"pin: {{image: flatcar-0, reason: NET-412, {UNTIL}}}").splitlines()
     assert (problem.line, problem.column) == (4, text[3].index("2026-11-20T12") + 1)
 
 
 def test_every_pin_and_hold_is_listed_with_its_reason() -> None:
-    assert [(each.what, each.image, each.reason) for each in opt_outs(FLEET)] == [
+    assert [(each.what, each.image, each.reason) for each in list_opt_outs(FLEET)] == [
         ("the pin of web01", "flatcar-0", "NET-412"),
         ("the pin of web02", "flatcar-0", "for ever"),
         ("a hold of flatcar", "flatcar-0", "ZFS"),

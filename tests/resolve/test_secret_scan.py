@@ -20,7 +20,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.problems import Problem, Severity
 from gitboot.resolve import secret_scan
 from gitboot.resolve.betterleaks_patterns import TOKENS, TokenRule
-from gitboot.resolve.secret_scan import RULES, Secret, SecretSpan, secrets
+from gitboot.resolve.secret_scan import RULES, Secret, SecretSpan, find_secrets
 from tests.helpers.cases import AT_MOST, TIMES, examples, for_each, growth
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 
@@ -192,7 +192,7 @@ PLAIN = {
 def test_every_secret_is_found_with_all_of_its_lines(case: str) -> None:
     text = f"before\n{PLAIN[case]}"
     lines = text.split("\n")
-    found = secrets(text)
+    found = find_secrets(text)
     within = {number for secret in found for number in range(secret.first, secret.last + 1)}
     assert {number for number, line in enumerate(lines, 1) if "hunter2" in line} <= within, case
     assert 1 not in within
@@ -212,7 +212,7 @@ def test_t8_each_kind_of_secret_is_found_wherever_it_stands(kind: str, where: st
         + "".join(f"  {line}\n" for line in textwrap.wrap(encoded(secret * 2), 76)),
         "in JSON": json.dumps({"contents": {"source": f"data:;base64,{encoded(secret)}"}}),
     }[where]
-    found = secrets(f"#cloud-config\nhostname: web01\n{text}\nruncmd: [reboot]\n")
+    found = find_secrets(f"#cloud-config\nhostname: web01\n{text}\nruncmd: [reboot]\n")
     assert found, kind
     assert all(secret.first > 2 for secret in found)
     assert "hunter22" not in str(found) and made(24) not in str(found)
@@ -262,7 +262,7 @@ def test_t8_each_kind_of_secret_is_found_wherever_it_stands(kind: str, where: st
     ],
 )
 def test_t8_what_only_looks_alike_is_passed(text: str) -> None:
-    assert [secret.what for secret in secrets(f"#cloud-config\n{text}\n")] == []
+    assert [secret.kind for secret in find_secrets(f"#cloud-config\n{text}\n")] == []
 
 
 @pytest.mark.parametrize("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")
@@ -382,9 +382,9 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 def looked_at(text: str) -> list[Secret]:
-    secret_scan._line.cache_clear()
+    secret_scan._scan_line.cache_clear()
     secret_scan._rules_for.cache_clear()
-    return secrets(text)
+    return find_secrets(text)
 
 
 @for_each("case", HOSTILE)
@@ -411,9 +411,9 @@ DIGEST, MAC = sha256(b"web01").hexdigest(), "24-6e-96-00-0d-4e"
     ],
 )
 def test_what_is_a_servers_own_hides_no_secret(text: str) -> None:
-    alike = secret_scan._without_own(text, [(DIGEST, secret_scan._ANY_DIGEST), (MAC, secret_scan._ANY_MAC)])
+    alike = secret_scan._replace_own_values(text, [(DIGEST, secret_scan._ANY_DIGEST), (MAC, secret_scan._ANY_MAC)])
     assert alike != text
-    assert [each.what for each in secrets(alike)] == [each.what for each in secrets(text)]
+    assert [each.kind for each in find_secrets(alike)] == [each.kind for each in find_secrets(text)]
 
 
 @for_each("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")
@@ -425,7 +425,7 @@ def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: T
         return "\n".join(f"{word * size}{'a1' * size}\n{word}{'a1.-_' * size}{word * size}" for word in words)
 
     texts = {size: text(size) for size in (300, 300 * TIMES)}
-    assert growth(lambda size: looked_at(texts[size]), 300) < AT_MOST, rule.what
+    assert growth(lambda size: looked_at(texts[size]), 300) < AT_MOST, rule.kind
 
 
 @for_each("kind", KINDS)
@@ -439,11 +439,11 @@ def test_a_rule_of_lines_finds_in_each_by_itself_what_it_finds_in_all(kind: str)
             for line in text.split("\n"):
                 found += [SecretSpan(*(each + offset for each in span)) for span in rule.find(line)]
                 offset += len(line) + 1
-            assert found == list(rule.find(text)), (rule.what, text)
+            assert found == list(rule.find(text)), (rule.kind, text)
 
 
 def test_what_is_found_does_not_depend_on_what_was_looked_at_before() -> None:
     texts = [f"#cloud-config\n{one}\n{other}\n" for one in KINDS.values() for other in PLAIN.values()]
-    known = [secrets(text) for text in texts]
+    known = [find_secrets(text) for text in texts]
     assert known == [looked_at(text) for text in texts]
-    assert any(len({secret.what for secret in found}) > 1 for found in known)
+    assert any(len({secret.kind for secret in found}) > 1 for found in known)

@@ -20,9 +20,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gitboot.problems import Code
-from gitboot.quoting import command_line, grub_arguments, ipxe_arguments
+from gitboot.quoting import build_command_line, quote_grub_arguments, quote_ipxe_arguments
 from gitboot.resolve import templates
-from gitboot.resolve.templates import MAX_BYTES, MAX_STEPS, TemplateFault, decoded, names_in, render_template
+from gitboot.resolve.templates import MAX_BYTES, MAX_STEPS, TemplateFault, decode_template, find_names, render_template
 from tests.helpers.cases import for_each
 from tests.helpers.running_instance import peak_mib
 
@@ -282,7 +282,11 @@ def test_what_a_loader_cannot_carry_is_a_fault_of_its_own(loader: str) -> None:
 def test_quoting_filters_take_a_list_of_kernel_arguments() -> None:
     arguments = CONTEXT["kernel_arguments"]
     text = render("{{ kernel_arguments | ipxe }}\n{{ kernel_arguments | grub }}\n{{ kernel_arguments | kernel }}")
-    assert text.split("\n") == [ipxe_arguments(arguments), grub_arguments(arguments), command_line(arguments)]
+    assert text.split("\n") == [
+        quote_ipxe_arguments(arguments),
+        quote_grub_arguments(arguments),
+        build_command_line(arguments),
+    ]
 
 
 # Files
@@ -299,13 +303,13 @@ def test_quoting_filters_take_a_list_of_kernel_arguments() -> None:
 def test_a_fault_in_a_file_has_its_line_each_time(file: bytes, code: Code, line: int) -> None:
     for _ in range(2):  # the second time from what is remembered
         with pytest.raises(TemplateFault) as caught:
-            render_template(decoded(file), CONTEXT)
+            render_template(decode_template(file), CONTEXT)
         assert (caught.value.code, caught.value.line) == (code, line)
 
 
 def test_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline() -> None:
     for file, expected in ((b"#!ipxe\n# {{ server.name }}\n", "#!ipxe\n# web01\n"), (b"#!ipxe\n", "#!ipxe\n")):
-        assert render_template(decoded(b"\xef\xbb\xbf" + file), CONTEXT) == expected
+        assert render_template(decode_template(b"\xef\xbb\xbf" + file), CONTEXT) == expected
 
 
 @pytest.mark.parametrize(
@@ -321,12 +325,12 @@ def test_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline(
     ],
 )
 def test_names_are_what_a_template_takes_from_its_context(source: bytes, names: set[str]) -> None:
-    assert names_in(decoded(source)) == names
+    assert find_names(decode_template(source)) == names
 
 
 def test_names_of_a_broken_template_are_a_fault() -> None:
     with pytest.raises(TemplateFault) as caught:
-        names_in("\n{{ x")
+        find_names("\n{{ x")
     assert (caught.value.line, caught.value.code) == (2, Code.TEMPLATE_SYNTAX)
 
 

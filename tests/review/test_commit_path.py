@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.fleet.revision import Message
-from gitboot.jsonio import digest
-from gitboot.review.commit_path import MAX_STEPS, Leg, Way, introduced, way
-from gitboot.review.guards import Area, Extent, Guard, Limits, Verdict, judge, trailer
+from gitboot.jsonio import compute_digest
+from gitboot.review.commit_path import MAX_STEPS, CommitPath, PathCommit, find_commit_path, find_first_provisions
+from gitboot.review.guards import Area, Extent, Guard, Limits, Verdict, format_ack_line, judge
 from tests.helpers.cases import for_each
 
 SIZE = 100
@@ -32,7 +32,7 @@ def extent(old: State, new: State) -> Extent:
     raised = sum(before < after for _, before, after in changed)
     area = Area(label=None, size=SIZE, changed=len(changed), less=0, removed=0, added=0, reinstalled=raised)
     return Extent(
-        digest=digest(changed),
+        digest=compute_digest(changed),
         first=False,
         before=SIZE,
         after=SIZE,
@@ -49,10 +49,12 @@ def extent(old: State, new: State) -> Extent:
 
 
 def line(old: State, new: State) -> str:
-    return trailer(extent(old, new).digest, Guard.MAX_REINSTALLS)
+    return format_ack_line(extent(old, new).digest, Guard.MAX_REINSTALLS)
 
 
-def walked(*commits: Commit, limits: Limits | None = None, approved: tuple[tuple[State, State], ...] = ()) -> Way:
+def walked(
+    *commits: Commit, limits: Limits | None = None, approved: tuple[tuple[State, State], ...] = ()
+) -> CommitPath:
     states = [START, *(commit.state for commit in commits)]
 
     def judged(old: int, new: int) -> Verdict:
@@ -61,14 +63,14 @@ def walked(*commits: Commit, limits: Limits | None = None, approved: tuple[tuple
         return judge(extent(states[old], states[new]), limits or Limits())
 
     legs = [
-        Leg(
+        PathCommit(
             revision=f"c{number}",
             valid=commit.valid,
             messages=(Message(f"c{number}", "\n".join(["Bump", *(line(*each) for each in commit.acks)])),),
         )
         for number, commit in enumerate(commits, 1)
     ]
-    return way(legs, judged, {(extent(*each).digest, "maxReinstalls"): "op" for each in approved})
+    return find_commit_path(legs, judged, {(extent(*each).digest, "maxReinstalls"): "op" for each in approved})
 
 
 A: State = {1: 1}
@@ -112,23 +114,23 @@ B: State = {2: 1}
 def test_e19_each_merge_is_acknowledged_by_its_own_line(what: str, commits: list[Commit], reached: int) -> None:
     found = walked(*commits)
     assert found.reached == reached
-    assert (found.held is None) == (reached == len(commits))
+    assert (found.held_step is None) == (reached == len(commits))
 
 
 def test_e19_what_is_held_says_each_step_and_all_of_them_as_one() -> None:
     found = walked(Commit(A), Commit(AB), Commit(ABC))
-    assert [(hop.old, hop.new) for hop in found.steps] == [(0, 1), (1, 2), (2, 3)]
-    assert found.held is not None
-    assert found.held.verdict.digest == extent(START, ABC).digest
+    assert [(hop.old, hop.new) for hop in found.unacknowledged_steps] == [(0, 1), (1, 2), (2, 3)]
+    assert found.held_step is not None
+    assert found.held_step.verdict.digest == extent(START, ABC).digest
     by_steps = Commit(ABC, ((START, A), (A, AB), (AB, ABC)))
     for last in (by_steps, Commit(ABC, ((START, ABC),))):
-        assert walked(Commit(A), Commit(AB), Commit(ABC), last).held is None
+        assert walked(Commit(A), Commit(AB), Commit(ABC), last).held_step is None
 
 
 def test_an_approval_counts_as_a_line_does_and_once() -> None:
-    assert walked(Commit(A), Commit(AB, ((A, AB),)), approved=((START, A),)).held is None
+    assert walked(Commit(A), Commit(AB, ((A, AB),)), approved=((START, A),)).held_step is None
     again = (Commit(A), Commit(START), Commit(A))
-    assert walked(*again, approved=((START, A),)).held is None  # what comes of it is what was approved
+    assert walked(*again, approved=((START, A),)).held_step is None  # what comes of it is what was approved
     more = (Commit(A), Commit(START), Commit(B, ((START, B),)), Commit(AB))
     assert walked(*more, approved=((START, A),)).reached == 3
 
@@ -136,27 +138,27 @@ def test_an_approval_counts_as_a_line_does_and_once() -> None:
 def test_shares_are_judged_step_by_step() -> None:
     limits = Limits(max_reinstalls=SIZE)
     states = [dict.fromkeys(range(25 * number), 1) for number in (1, 2, 3)]
-    assert walked(*map(Commit, states), limits=limits).held is None
-    assert walked(Commit(states[2]), limits=limits).held is not None
-    assert walked(Commit(states[0], (), False), Commit(states[1]), limits=limits).held is not None
+    assert walked(*map(Commit, states), limits=limits).held_step is None
+    assert walked(Commit(states[2]), limits=limits).held_step is not None
+    assert walked(Commit(states[0], (), False), Commit(states[1]), limits=limits).held_step is not None
 
 
 def test_a_line_of_nothing_that_changes_is_told() -> None:
     found = walked(Commit(A, ((START, A), (START, ABC))))
-    assert found.held is None
-    (stale,) = found.unheeded
+    assert found.held_step is None
+    (stale,) = found.ignored_lines
     assert (stale.commit, stale.line) == ("c1", line(START, ABC))
     assert "other changes" in stale.why
 
 
 def test_beyond_200_commits_there_is_one_joint_step() -> None:
     many = [Commit(START)] * MAX_STEPS
-    assert walked(*many[:-1], Commit(A, ((START, A),))).held is None
+    assert walked(*many[:-1], Commit(A, ((START, A),))).held_step is None
     far = walked(Commit(A, ((START, AB),)), *[Commit(A)] * MAX_STEPS, Commit(AB))
-    assert [(hop.old, hop.new) for hop in far.hops] == [(0, MAX_STEPS + 2)]
+    assert [(hop.old, hop.new) for hop in far.accepted_steps] == [(0, MAX_STEPS + 2)]
     two = walked(Commit(A, ((START, A),)), *[Commit(A)] * MAX_STEPS, Commit(AB, ((A, AB),)))
-    assert two.held is not None
-    assert two.held.verdict.digest == extent(START, AB).digest
+    assert two.held_step is not None
+    assert two.held_step.verdict.digest == extent(START, AB).digest
 
 
 def test_a_commit_that_is_held_for_long_is_judged_once_for_each_that_follows() -> None:
@@ -166,17 +168,17 @@ def test_a_commit_that_is_held_for_long_is_judged_once_for_each_that_follows() -
         asked.append((old, new))
         return judge(extent(START, A), Limits())
 
-    way([Leg(revision=str(number), valid=True, messages=()) for number in range(MAX_STEPS)], judged)
+    find_commit_path([PathCommit(revision=str(number), valid=True, messages=()) for number in range(MAX_STEPS)], judged)
     assert len(asked) <= 2 * MAX_STEPS + 1
 
 
 def test_e22_what_acknowledges_a_rewind_is_bound_to_its_two_commits() -> None:
     nothing = extent(A, A)
-    rewinds = {nothing.taking_back(*pair).digest for pair in (("a", "b"), ("a", "c"), ("b", "a"))}
+    rewinds = {nothing.with_rewind(*pair).digest for pair in (("a", "b"), ("a", "c"), ("b", "a"))}
     assert len(rewinds | {nothing.digest}) == 4
-    back = nothing.taking_back("a", "b")
+    back = nothing.with_rewind("a", "b")
     assert judge(back, Limits(), {(back.digest, "allowRewind"): "op"}, rewound=True).held is False
-    other = nothing.taking_back("a", "c")
+    other = nothing.with_rewind("a", "c")
     assert judge(other, Limits(), {(back.digest, "allowRewind"): "op"}, rewound=True).held
 
 
@@ -197,16 +199,18 @@ def test_hops_follow_each_other_and_none_is_held(
         at, old, new = (each % size for each, size in ((at, len(commits)), (old, len(states)), (new, len(states))))
         commits[at] = commits[at]._replace(acks=(*commits[at].acks, (states[old], states[new])))
     found = walked(*commits)
-    assert [hop.old for hop in found.hops] == [0, *(hop.new for hop in found.hops)][: len(found.hops)]
+    assert [hop.old for hop in found.accepted_steps] == [0, *(hop.new for hop in found.accepted_steps)][
+        : len(found.accepted_steps)
+    ]
     lines = 0
-    for hop in found.hops:
+    for hop in found.accepted_steps:
         assert not hop.verdict.held
         lines += bool(hop.verdict.trips)
     assert lines <= sum(len(commit.acks) for commit in commits)
-    assert (found.held is None) == (found.reached == len(commits))
+    assert (found.held_step is None) == (found.reached == len(commits))
 
 
 def test_a_machine_is_introduced_with_the_number_that_it_first_had() -> None:
     commits = [[("old", 5), ("one", 1)], [("old", 6), ("one", 2), ("three", 3)], [("three", 1)]]
-    assert introduced(["old"], commits) == {"one": 1, "three": 3}
-    assert introduced([], [[("old", 7)]]) == {"old": 7}
+    assert find_first_provisions(["old"], commits) == {"one": 1, "three": 3}
+    assert find_first_provisions([], [[("old", 7)]]) == {"old": 7}

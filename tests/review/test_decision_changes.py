@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import load
-from gitboot.render.boot_files import server_files, shared_files, tombstones
+from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
 from gitboot.render.endpoint_files import state_path
 from gitboot.render.paths import File
-from gitboot.render.server_files import server_state
+from gitboot.render.server_files import build_server_state
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decisions, idle
-from gitboot.review.change_groups import Causes, groups
+from gitboot.resolve.server_decision import Decisions, list_idle_macs
+from gitboot.review.change_groups import CauseFinder, build_groups
 from gitboot.review.decision_changes import (
     Change,
     Changes,
     EffectKind,
     ServerChange,
     ServerEffect,
-    all_effects,
-    compare,
+    compare_decisions,
+    find_server_effects,
 )
-from gitboot.review.document_changes import Fate
+from gitboot.review.document_changes import ChangeKind
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk
 from tests.helpers import hypothesis_strategies
@@ -40,7 +40,9 @@ from tests.helpers.hypothesis_strategies import FILES, GeneratedFleet, Write, fl
 
 
 def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffect]:
-    return {effect.server: effect for effect in all_effects(decided(*old).servers, decided(*new).servers).values()}
+    return {
+        effect.server: effect for effect in find_server_effects(decided(*old).servers, decided(*new).servers).values()
+    }
 
 
 def changes(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, tuple[object, object]]:
@@ -128,12 +130,12 @@ def test_there_is_an_effect_exactly_where_a_digest_differs(one: GeneratedFleet, 
         hypothesis_strategies.decided(one.documents).servers,
         hypothesis_strategies.decided(other.documents).servers,
     )
-    found = all_effects(old, new)
+    found = find_server_effects(old, new)
     before = {decision.uuid: decision.digest for decision in old.values()}
     after = {decision.uuid: decision.digest for decision in new.values()}
     assert set(found) == {uuid for uuid in before | after if before.get(uuid) != after.get(uuid)}
     assert all(effect.changes for effect in found.values())
-    mirrored = all_effects(new, old)
+    mirrored = find_server_effects(new, old)
     assert set(mirrored) == set(found)
     for uuid, effect in found.items():
         assert [(each.field, each.new, each.old) for each in mirrored[uuid].changes] == [
@@ -160,7 +162,7 @@ class Commit:
 
 
 def all_between(old: Commit, new: Commit) -> Changes:
-    return compare(old.decisions, new.decisions, old.repository, new.repository)
+    return compare_decisions(old.decisions, new.decisions, old.repository, new.repository)
 
 
 @st.composite
@@ -188,30 +190,36 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
         files: dict[str, File] = {}
         for record in (fleet.records.get(name), None, Record()):
             for instant in fleet.instants(record):
-                planned = plan(decision, instant, record)
-                made = server_files(commit.decisions, decision, planned)
+                planned = make_plan(decision, instant, record)
+                made = render_server_files(commit.decisions, decision, planned)
                 files |= {f"{instant} {record is None} {path}": file for path, file in made.items()}
-        state = server_state(commit.decisions, decision, None, min(fleet.instants(None)))
+        state = build_server_state(commit.decisions, decision, None, min(fleet.instants(None)))
         found[name] = files | {state_path(name): state.files[state_path(name)]}  # which tells the whole decision
     unused = {
         path: file
         for name, host in commit.decisions.networks.items()
-        for path, file in tombstones(commit.decisions.outputs, commit.decisions.servers[name], idle(host)).items()
+        for path, file in render_idle_files(
+            commit.decisions.outputs, commit.decisions.servers[name], list_idle_macs(host)
+        ).items()
     }
-    return found, {**shared_files(commit.decisions), **unused}
+    return found, {**render_fleet_files(commit.decisions), **unused}
 
 
 @LAWS
 @given(fleet=fleets())
 def test_a_fleet_and_itself_differ_in_nothing(fleet: GeneratedFleet) -> None:
     changes = all_between(Commit.of(fleet), Commit.of(fleet, in_blocks))
-    assert changes.nothing
+    assert changes.is_empty
     assert (changes.servers, changes.images, dict(changes.documents), changes.bmcs) == ((), (), {}, ())
     assert changes.unchanged == changes.before == changes.after
     assert not judge(changes.extent, Limits()).held
 
 
-_MIRRORED = {Fate.ADDED: Fate.REMOVED, Fate.REMOVED: Fate.ADDED, Fate.EDITED: Fate.EDITED}
+_MIRRORED = {
+    ChangeKind.ADDED: ChangeKind.REMOVED,
+    ChangeKind.REMOVED: ChangeKind.ADDED,
+    ChangeKind.EDITED: ChangeKind.EDITED,
+}
 _ONE_WAY = {
     Risk.REINSTALL,
     Risk.WITHDRAWN,
@@ -219,7 +227,7 @@ _ONE_WAY = {
     Risk.INSTALL,
     Risk.POOL_MOVE,
     Risk.BOOT,
-    Risk.LESS,
+    Risk.HARMLESS,
     Risk.BECOMES_UNKNOWN,
     Risk.RESET,
 }
@@ -264,7 +272,7 @@ def test_what_a_comparison_names_and_only_that_changes_in_the_tree(
     assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == named
     differ = dict(shared_before) != dict(shared_after)
     assert not differ or changes.unknown is not None or changes.shared is not None
-    assert not changes.nothing or (before == after and not differ)
+    assert not changes.is_empty or (before == after and not differ)
 
 
 @LAWS
@@ -274,8 +282,8 @@ def test_every_server_that_changes_is_in_one_group_with_others_like_it(
 ) -> None:
     old, new = map(Commit.of, pair)
     changes = all_between(old, new)
-    causes = Causes(changes, old.repository, new.repository)
-    found = groups(changes, (old.decisions, old.repository), (new.decisions, new.repository), causes)
+    causes = CauseFinder(changes, old.repository, new.repository)
+    found = build_groups(changes, (old.decisions, old.repository), (new.decisions, new.repository), causes)
     names = [name for group in found for name in group.names]
     assert sorted(names) == sorted(change.name for change in changes.servers)
     for group in found:
@@ -290,5 +298,5 @@ def test_a_digest_says_which_decisions_change_and_into_what(pair: tuple[Generate
     old, new = map(Commit.of, pair)
     changes = all_between(old, new)
     assert changes.digest == all_between(old, new).digest
-    assert changes.nothing or changes.digest != all_between(new, old).digest
-    assert changes.nothing or changes.digest != all_between(old, old).digest
+    assert changes.is_empty or changes.digest != all_between(new, old).digest
+    assert changes.is_empty or changes.digest != all_between(old, old).digest

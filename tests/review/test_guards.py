@@ -11,8 +11,8 @@ from gitboot.jsonio import Digest
 from gitboot.model.fields import read
 from gitboot.model.fleet import Guards
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.review.decision_changes import compare
-from gitboot.review.guards import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
+from gitboot.review.decision_changes import compare_decisions
+from gitboot.review.guards import Acknowledgements, Guard, Limits, find_acknowledgements, format_ack_line, judge
 from tests.helpers.cases import AT_MOST, for_each, growth
 from tests.helpers.evaluations import FLEET, Files, compared, reviewed
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, repository, server, uuid_of
@@ -158,7 +158,7 @@ def test_a_rewound_branch_is_held_unless_it_is_allowed() -> None:
 
 def test_a_first_commit_is_judged_by_what_is_pending_alone() -> None:
     found = repository(files={path: str(text) for path, text in {**BARE, **web(60)}.items()})
-    changes = compare(None, decide(found), None, found)
+    changes = compare_decisions(None, decide(found), None, found)
     assert judge(changes.extent, Limits(), pending=50).trips == ()
     (trip,) = judge(changes.extent, Limits(), pending=51).trips
     assert (trip.guard, trip.number, trip.limit) == (Guard.MAX_INSTALLS, 51, 50)
@@ -169,13 +169,13 @@ def test_servers_that_come_back_to_be_installed_again_are_reinstalled() -> None:
     (trip,) = judge(compared({}).extent, Limits(), returning=2).trips
     assert (trip.guard, trip.number) == (Guard.MAX_REINSTALLS, 2)
     found = repository(*SEED)
-    first = compare(None, decide(found), None, found).extent
+    first = compare_decisions(None, decide(found), None, found).extent
     assert judge(first, Limits(), returning=1).holding == (Guard.MAX_REINSTALLS,)  # the one before cannot be read
 
 
 def test_e24_a_first_commit_without_a_server_is_not_held() -> None:
     found = repository(*SEED[:1], *SEED[2:])
-    assert judge(compare(None, decide(found), None, found).extent, Limits()).holding == ()
+    assert judge(compare_decisions(None, decide(found), None, found).extent, Limits()).holding == ()
 
 
 # Limits
@@ -183,9 +183,9 @@ def test_e24_a_first_commit_without_a_server_is_not_held() -> None:
 
 def test_a_fleet_tightens_limits_and_loosens_none() -> None:
     guards = read(Guards, {"maxUpdatePercent": "10", "maxDeletes": "99", "maxInstalls": "0"})
-    limits = Limits().tightened_by(guards)
+    limits = Limits().tighten(guards)
     assert (limits.max_update_percent, limits.max_deletes, limits.max_installs) == (10, 25, 0)
-    assert Limits(max_update_percent=5).tightened_by(guards).max_update_percent == 5
+    assert Limits(max_update_percent=5).tighten(guards).max_update_percent == 5
 
 
 def test_every_guard_of_a_fleet_is_a_limit() -> None:
@@ -219,7 +219,7 @@ LINE = f"Gitboot-Ack: {DIGEST} maxReinstalls"
     ],
 )
 def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None:
-    given, unheeded = acknowledgements([Message("c1", message)], DIGEST)
+    given, unheeded = find_acknowledgements([Message("c1", message)], DIGEST)
     assert (set(given), unheeded) == ({(DIGEST, "maxReinstalls")}, ())
 
 
@@ -240,21 +240,21 @@ def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None
     ],
 )
 def test_a_line_that_is_wrong_acknowledges_nothing_and_is_told(line: str, why: str) -> None:
-    given, (unheeded,) = acknowledgements([Message("c1", f"Bump\n\n{line}\n")], DIGEST)
+    given, (unheeded,) = find_acknowledgements([Message("c1", f"Bump\n\n{line}\n")], DIGEST)
     assert (given, unheeded.commit, unheeded.line) == ({}, "c1", line)
     assert why in unheeded.why
 
 
 def test_a_message_of_eight_times_as_many_empty_lines_takes_no_more_than_its_share() -> None:
     def read(size: int) -> None:
-        assert acknowledgements([Message("c1", LINE + "\n" * size)], DIGEST)[0]
+        assert find_acknowledgements([Message("c1", LINE + "\n" * size)], DIGEST)[0]
 
     assert growth(read, 10_000) < AT_MOST
 
 
 @for_each("message", ["", "Bump\n", f"> {LINE}\n", "Gitboot-Acked-by: Ada\n", f"see {LINE}\n"])
 def test_what_is_no_acknowledgement_is_none(message: str) -> None:
-    assert acknowledgements([Message("c1", message)], DIGEST) == ({}, ())
+    assert find_acknowledgements([Message("c1", message)], DIGEST) == ({}, ())
 
 
 def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
@@ -267,7 +267,7 @@ def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
         (changes.digest, guard.value): "Ada" for guard in (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
     }
     assert judge(changes.extent, Limits()).holding == (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
-    one: Acknowledged = {(changes.digest, "maxReinstalls"): "Ada"}
+    one: Acknowledgements = {(changes.digest, "maxReinstalls"): "Ada"}
     assert judge(changes.extent, Limits(), one).holding == (Guard.MAX_UNKNOWN_CHANGES,)
     assert not judge(changes.extent, Limits(), both).held
     assert [(trip.acknowledged, trip.by) for trip in judge(changes.extent, Limits(), both).trips] == 2 * [(True, "Ada")]
@@ -277,10 +277,10 @@ def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:
 def test_what_a_review_tells_to_copy_is_what_it_heeds() -> None:
     new = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
     held = reviewed(new)
-    lines = [line for _, line in held.acknowledging()]
-    assert lines == [trailer(held.verdict.digest, guard) for guard in held.verdict.holding]  # type: ignore[union-attr]
+    lines = [line for _, line in held.list_ack_lines()]
+    assert lines == [format_ack_line(held.verdict.digest, guard) for guard in held.verdict.holding]  # type: ignore[union-attr]
     assert reviewed(new, messages=(Message("c1", "Bump\n\n" + "\n".join(lines)),)).outcome == "fine"
     more = {**new, "policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}
     voided = reviewed(more, messages=(Message("c1", "\n".join(lines)),))
     assert voided.outcome == "held"
-    assert len(voided.unheeded) == len(lines)
+    assert len(voided.ignored_lines) == len(lines)

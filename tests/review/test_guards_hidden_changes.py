@@ -15,9 +15,9 @@ import pytest
 
 from gitboot.endpoint.age_encryption import encrypt, make_key
 from gitboot.model.fleet import FleetSpec, OneTimeBoots, Provisioning, Serving
-from gitboot.review.document_changes import access_changes
+from gitboot.review.document_changes import compare_access
 from gitboot.review.guards import Guard, Limits, judge
-from gitboot.review.reinstalls import Why
+from gitboot.review.reinstalls import ReinstallReason
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.review.risks import Risk
 from tests.helpers.cases import for_each
@@ -317,7 +317,7 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
             "an image that one server boots",
             FLEET,
             {**RESCUE, "profiles/repair.yaml": profile("repair", "rescue-1"), **window("repair")},
-            {Why.CLAIM},
+            {ReinstallReason.CLAIM},
         ),
         ("an image that was known", FLEET, window("repair"), set()),
         (
@@ -333,7 +333,7 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
             "an argument",
             FLEET,
             {"profiles/repair.yaml": profile("repair", "memtest-7", WIPE), **window("repair")},
-            {Why.CLAIM_OF_BOOT},
+            {ReinstallReason.CLAIM_OF_BOOT},
         ),
         (
             "where a boot with more than its image prints",
@@ -345,7 +345,7 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
             "an argument of the server",
             {**FLEET, "policies/web.yaml": LIVE},
             {"servers/fra1-web07.yaml": server("fra1-web07", "site: fra1, role: web", f"provision: 1, {WIPE}")},
-            {Why.CLAIM_OF_BOOT},
+            {ReinstallReason.CLAIM_OF_BOOT},
         ),
         ("an argument that was offered to another", OFFERED, window("rescue"), set()),
         (
@@ -356,13 +356,13 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
                 "profiles/repair.yaml": profile("repair", "memtest-7", "templates: {ipxe: own.ipxe}"),
                 **window("repair"),
             },
-            {Why.CLAIM_OF_BOOT},
+            {ReinstallReason.CLAIM_OF_BOOT},
         ),
         (
             "another host",
             {**FLEET, **window("repair")},
             {"fleet.yaml": fleet("baseURL: 'http://evil.test'")},
-            {Why.CLAIM_OF_BOOT},
+            {ReinstallReason.CLAIM_OF_BOOT},
         ),
         (
             "another name of the image",
@@ -379,7 +379,7 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
             "a claim that comes",
             FLEET,
             {"images/1.yaml": image("flatcar-1", f"userData: CloudInit, {CLAIM}")},
-            {Why.CLAIM},
+            {ReinstallReason.CLAIM},
         ),
         (
             "a boot that is never offered",
@@ -389,7 +389,9 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
         ),
     ],
 )
-def test_a_boot_that_claims_to_write_no_disk_counts_by(what: str, old: Files, new: Files, expected: set[Why]) -> None:
+def test_a_boot_that_claims_to_write_no_disk_counts_by(
+    what: str, old: Files, new: Files, expected: set[ReinstallReason]
+) -> None:
     changes = {change.name: change for change in compared(new, old).servers}
     asked = changes["fra1-web07"].reinstalls if "fra1-web07" in changes else ()
     assert {each.why for each in asked} == expected
@@ -472,13 +474,13 @@ def spec(
     ],
 )
 def test_finding_m2_more_clients_can_fetch_by(what: str, old: FleetSpec, new: FleetSpec, expected: list[bool]) -> None:
-    assert [each.widens for each in access_changes(old, new)] == expected
+    assert [each.widens for each in compare_access(old, new)] == expected
 
 
 def test_finding_m2_a_review_shows_the_risk_of_one_time_boots_in_copies() -> None:
     changed = {"fleet.yaml": fleet("baseURL: 'http://boot.test', serving: {oneTimeBoots: Copies}")}
     found = reviewed(changed, {**FLEET, "fleet.yaml": fleet(copies=False)})
-    (danger,) = [each for each in found.dangers() if each.risk is Risk.ACCESS]
+    (danger,) = [each for each in found.find_dangers() if each.risk is Risk.ACCESS]
     assert danger.names == ("every machine",)
     (reason,) = danger.reasons
     assert reason.startswith(
@@ -487,7 +489,7 @@ def test_finding_m2_a_review_shows_the_risk_of_one_time_boots_in_copies() -> Non
     assert reason.endswith(
         "a loader that sends neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
     )
-    assert Guard.MAX_ACCESS_CHANGES in [guard for guard, _ in found.acknowledging()]
+    assert Guard.MAX_ACCESS_CHANGES in [guard for guard, _ in found.list_ack_lines()]
 
 
 READERS: Final = "userData: {format: CloudInit, template: userdata/web.j2, secrets: {join: join.age}}"
@@ -538,5 +540,5 @@ def test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who
     before, after = ({path: sealed.get(text or "", text) for path, text in files.items()} for files in (old, new))
     review = reviewed(after, before)
     assert review.outcome in (ReviewOutcome.FINE, ReviewOutcome.HELD, ReviewOutcome.UNCHANGED)
-    found = [danger for danger in review.dangers() if danger.risk is Risk.ACCESS]
+    found = [danger for danger in review.find_dangers() if danger.risk is Risk.ACCESS]
     assert [len(danger.names) for danger in found] == ([servers] if servers else [])

@@ -26,7 +26,7 @@ from gitboot.model.boot_policy import (
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.boot_limits import FETCH_GRACE
-from gitboot.resolve.plan_at_time import carried, has_run, plan, wanted_release
+from gitboot.resolve.plan_at_time import extend_moved_runs, has_run, make_plan, release_key
 from gitboot.resolve.provisioning_record import (
     Record,
     Run,
@@ -42,8 +42,8 @@ from gitboot.resolve.server_decision import (
 )
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Guard, Limits, judge
-from gitboot.review.harmless_changes import is_less
-from gitboot.review.reinstalls import Reinstall, Why, reinstalls
+from gitboot.review.harmless_changes import is_harmless
+from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_reinstalls
 from gitboot.review.risks import Risk
 from tests.helpers.cases import examples, for_each
 from tests.helpers.evaluations import FLEET, SERVERS, Files, compared
@@ -228,7 +228,7 @@ def records(draw: st.DrawFn, old: Decision) -> Record | None:
     for name in draw(st.lists(st.sampled_from("mn"), unique=True)):
         runs[name] = Run(draw(st.integers(0, 2)), draw(HOURS), draw(st.none() | HOURS))
     released = draw(st.sampled_from([None, *(f"provision/{number}/0" for number in range(3))]))
-    return carried(replace(record, runs=runs, released=released), old)
+    return extend_moved_runs(replace(record, runs=runs, released=released), old)
 
 
 def times(old: Decision, new: Decision, record: Record | None) -> list[datetime]:
@@ -250,15 +250,15 @@ def _without_windows(old: Decision) -> Iterator[Decision]:
 
 
 def _by_policy(old: Decision, instant: datetime, record: Record | None) -> BootPlan | None:
-    return plan(replace(old, maintenances=()), instant, record)
+    return make_plan(replace(old, maintenances=()), instant, record)
 
 
 def _comes_to_it(old: Decision, instants: list[datetime]) -> bool:
     """Whether the policy's own boot is offered at one of these instants to a server that is pending."""
-    seen_off = wanted_release(old.policy, Record()) if old.policy is not None else None
+    seen_off = release_key(old.policy, Record()) if old.policy is not None else None
     return any(
         planned is not None and planned.maintenance is None and planned.boot is not None
-        for planned in (plan(old, instant, Record(released=seen_off)) for instant in instants)
+        for planned in (make_plan(old, instant, Record(released=seen_off)) for instant in instants)
     )
 
 
@@ -271,16 +271,16 @@ def test_what_is_less_offers_nothing_new_at_any_instant_for_any_record(
     data: st.DataObject, pair: tuple[Decision, Decision]
 ) -> None:
     old, new = pair
-    if not is_less(old, new):
+    if not is_harmless(old, new):
         return
     record = data.draw(records(old))
     instants = times(old, new, record)
     for number, instant in enumerate(instants):
-        planned = plan(new, instant, record)
+        planned = make_plan(new, instant, record)
         offered = planned.boot if planned is not None else None
-        here = [plan(each, instant, record) for each in _without_windows(old)]
+        here = [make_plan(each, instant, record) for each in _without_windows(old)]
         boots = [each.boot if each is not None else None for each in here]
-        assert boots[-1] == (was.boot if (was := plan(old, instant, record)) is not None else None)
+        assert boots[-1] == (was.boot if (was := make_plan(old, instant, record)) is not None else None)
         if offered is None:
             assert any(each is None or each.writes_disk for each in boots), instant
         elif not offered.writes_disk:
@@ -298,15 +298,15 @@ def test_what_is_less_offers_nothing_new_at_any_instant_for_any_record(
 @given(data=st.data(), pair=pairs())
 def test_no_disk_is_newly_written_that_is_not_counted(data: st.DataObject, pair: tuple[Decision, Decision]) -> None:
     old, new = pair
-    if reinstalls(old, new):
+    if find_reinstalls(old, new):
         return
     record = data.draw(records(old))
     instants = times(old, new, record)
     for number, instant in enumerate(instants):
-        planned = plan(new, instant, record)
+        planned = make_plan(new, instant, record)
         if planned is None or planned.boot is None or not planned.boot.writes_disk:
             continue
-        was = plan(old, instant, record)
+        was = make_plan(old, instant, record)
         if was is not None and was.boot is not None and was.boot.writes_disk and was.boot.image == planned.boot.image:
             continue
         assert planned.maintenance is None and planned.key is not None  # made once, for a provision key
@@ -319,12 +319,12 @@ def test_no_disk_is_newly_written_that_is_not_counted(data: st.DataObject, pair:
 @given(pair=pairs())
 def test_what_is_less_is_no_reinstallation(pair: tuple[Decision, Decision]) -> None:
     old, new = pair
-    assert not (is_less(old, new) and reinstalls(old, new))
+    assert not (is_harmless(old, new) and find_reinstalls(old, new))
 
 
 @given(decision=decisions())
 def test_a_decision_is_less_than_itself(decision: Decision) -> None:
-    assert is_less(decision, decision)
+    assert is_harmless(decision, decision)
 
 
 @for_each(
@@ -346,8 +346,8 @@ def test_a_decision_is_less_than_itself(decision: Decision) -> None:
     ids=str,
 )
 def test_whose_decision_it_is_and_where_files_lie_is_no_less(other: dict[str, Any]) -> None:
-    assert not is_less(AT_REST, replace(AT_REST, **other))
-    assert is_less(AT_REST, AT_REST)
+    assert not is_harmless(AT_REST, replace(AT_REST, **other))
+    assert is_harmless(AT_REST, AT_REST)
 
 
 @LAWS
@@ -357,7 +357,7 @@ def test_a_window_that_is_shortened_after_a_run_asks_for_no_second_one(
 ) -> None:
     old, new = pair
     record = data.draw(records(old))
-    if record is None or reinstalls(old, new):
+    if record is None or find_reinstalls(old, new):
         return
     before = {each.name: each for each in old.maintenances}
     for each in new.maintenances:
@@ -421,7 +421,7 @@ def test_e16_less_is_never_held(what: str, old: Files, new: Files) -> None:
     base = {**FLEET, **_at_places(old)}
     changes = compared(_at_places(new), base)
     assert changes.servers
-    assert {frozenset(each.risks & {Risk.LESS}) for each in changes.servers} == {frozenset({Risk.LESS})}
+    assert {frozenset(each.risks & {Risk.HARMLESS}) for each in changes.servers} == {frozenset({Risk.HARMLESS})}
     assert held(_at_places(new), base) == {}
 
 
@@ -456,7 +456,9 @@ def test_e17_a_run_in_a_later_window_counts_and_one_in_a_longer_window_does_too(
 def test_e21_what_a_window_uncovers_is_more() -> None:
     covered = {**FLEET, "m.yaml": maintenance("m", ALL), "policies/web.yaml": ALWAYS}
     changes = compared({"m.yaml": None}, covered)
-    assert {each.why for change in changes.of(Risk.REINSTALL) for each in change.reinstalls} == {Why.UNCOVERED}
+    assert {each.why for change in changes.with_risk(Risk.REINSTALL) for each in change.reinstalls} == {
+        ReinstallReason.UNCOVERED
+    }
     assert held({"m.yaml": None}, covered)["maxReinstalls"] == 18
 
 
@@ -478,18 +480,18 @@ def test_e23_a_pool_move_with_one_key_is_no_reinstallation() -> None:
     }
     changes = compared(moved)
     assert [each.name for each in changes.servers] == ["fra1-web01", "fra1-web02"]
-    assert not changes.of(Risk.REINSTALL)
+    assert not changes.with_risk(Risk.REINSTALL)
     assert held(moved, FLEET) == {}
 
 
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ("networkBoot: OnImageChange", Why.NETWORK_BOOT),
-        ("networkBoot: Always, reinstall: EveryBoot", Why.NETWORK_BOOT),
+        ("networkBoot: OnImageChange", ReinstallReason.NETWORK_BOOT),
+        ("networkBoot: Always, reinstall: EveryBoot", ReinstallReason.NETWORK_BOOT),
     ],
 )
-def test_e23_a_pool_move_that_changes_the_condition_is_one(spec: str, why: Why) -> None:
+def test_e23_a_pool_move_that_changes_the_condition_is_one(spec: str, why: ReinstallReason) -> None:
     other = document("BootPolicy", "other", f"select: {{servers: [fra1-web01]}}, priority: 9, profile: web, {spec}")
     (change,) = compared({"policies/other.yaml": other}).servers
     assert [each.why for each in change.reinstalls] == [why]
@@ -504,7 +506,7 @@ def test_e24_a_fleet_alone_is_not_held_and_one_that_lost_its_servers_is() -> Non
 def test_starting_again_is_held_and_names_every_server_that_would_boot() -> None:
     stopped = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
     changes = compared({"fleet.yaml": FLEET["fleet.yaml"]}, stopped)
-    assert {each.reinstalls for each in changes.servers} == {(Reinstall(Why.STOPPED, None, None),)}
+    assert {each.reinstalls for each in changes.servers} == {(Reinstall(ReinstallReason.STOPPED, None, None),)}
     assert judge(changes.extent, Limits()).holding == (
         Guard.MAX_REINSTALLS,
         Guard.MAX_UPDATE_PERCENT,
@@ -517,6 +519,6 @@ def test_what_stopping_changes_for_a_diskless_fleet_is_nothing() -> None:
     stop = {"fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
     for each in compared(stop, diskless).servers:
         assert each.new is not None
-        planned = plan(each.new, NOON, Record())
+        planned = make_plan(each.new, NOON, Record())
         assert planned is not None
         assert (planned.boot is not None) == ("web" in each.name)

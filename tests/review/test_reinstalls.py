@@ -10,14 +10,14 @@ import pytest
 
 from gitboot.fleet.validation import load
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
 from gitboot.resolve.server_decision import Decision, WithheldBoot
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from gitboot.review.decision_changes import Changes, compare
+from gitboot.review.decision_changes import Changes, compare_decisions
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Limits, judge
-from gitboot.review.reinstalls import withheld_boots
+from gitboot.review.reinstalls import find_withheld_boots
 from gitboot.review.risks import Risk
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, at, decision, fleet, image, maintenance, policy, profile, server, snapshot
@@ -39,7 +39,7 @@ def changed(old: tuple[str, ...] | None, new: tuple[str, ...], *, servers: int =
 
     after = made(new)
     before = made(old) if old is not None else (None, None)
-    return compare(before[0], after[0], before[1], after[1])
+    return compare_decisions(before[0], after[0], before[1], after[1])
 
 
 @for_each(
@@ -63,7 +63,7 @@ def changed(old: tuple[str, ...] | None, new: tuple[str, ...], *, servers: int =
 )
 def test_what_is_counted(case: str, old: tuple[str, ...], new: tuple[str, ...], counts: bool) -> None:
     changes = changed(old, new)
-    assert (changes.extent.resets == 1, bool(changes.of(Risk.RESET))) == (counts, counts), case
+    assert (changes.extent.resets == 1, bool(changes.with_risk(Risk.RESET))) == (counts, counts), case
 
 
 def test_a_raised_run_is_not_less_where_nothing_else_is_asked_for() -> None:
@@ -71,7 +71,7 @@ def test_a_raised_run_is_not_less_where_nothing_else_is_asked_for() -> None:
     rolling = maintenance("roll", WINDOW, "networkBoot: Always, power: Restart, run: 1", boots="restart")
     disk = "apiVersion: gitboot.dev/v1alpha1\nkind: BootProfile\nmetadata: {name: restart}\nspec: {method: Disk}\n"
     (change,) = changed((disk, rolling), (disk, rolling.replace("run: 1", "run: 2"))).servers
-    assert Risk.RESET in change.risks and Risk.LESS not in change.risks
+    assert Risk.RESET in change.risks and Risk.HARMLESS not in change.risks
 
 
 def test_too_many_are_held_and_the_review_says_of_which_maintenance() -> None:
@@ -100,11 +100,11 @@ def test_who_waits_no_longer_may_be_installed_while_it_runs() -> None:
 
     def between(old: tuple[str, ...], new: tuple[str, ...]) -> frozenset[Risk]:
         before, after = (load(snapshot(*documents)) for documents in (old, new))
-        (change,) = compare(decide(before), decide(after), before, after).servers
+        (change,) = compare_decisions(decide(before), decide(after), before, after).servers
         return change.risks
 
     assert Risk.REINSTALL in between(waits, does_not)
-    assert between(does_not, waits) == {Risk.BOOT, Risk.LESS}
+    assert between(does_not, waits) == {Risk.BOOT, Risk.HARMLESS}
 
 
 def test_other_changes_are_none() -> None:
@@ -114,7 +114,7 @@ def test_other_changes_are_none() -> None:
 
 def test_a_review_says_which_maintenance_resets_how_many_at_a_time() -> None:
     changes = changed((), (check(f"{RESTART}, maxUnavailable: 5%, maxUnavailablePer: rack"),))
-    lines = [line for change in changes.servers for line in phrases.switched(change)]
+    lines = [line for change in changes.servers for line in phrases.describe_resets(change)]
     assert lines == ["Maintenance/check: Restart, 5% at a time of each rack"]
 
 
@@ -140,7 +140,7 @@ def web01(image_name: str = "flatcar-1", *more: str, number: int = 2, arguments:
 
 
 def boots(accepted: Decision, newer: Decision | None, record: Record = PENDING, instant: str = "20T12:00") -> BootPlan:
-    found = plan(replace(accepted, withheld=withheld_boots(accepted, newer, "newer")), at(instant), record)
+    found = make_plan(replace(accepted, withheld=find_withheld_boots(accepted, newer, "newer")), at(instant), record)
     assert found is not None
     return found
 
@@ -158,7 +158,7 @@ def boots(accepted: Decision, newer: Decision | None, record: Record = PENDING, 
 def test_an_install_boot_that_a_newer_commit_does_not_offer_is_withheld(
     newer: Decision | None, takes_image_back: bool
 ) -> None:
-    (found,) = withheld_boots(web01(), newer, "newer")
+    (found,) = find_withheld_boots(web01(), newer, "newer")
     assert found == WithheldBoot(None, None, None, takes_image_back, "newer")
     planned = boots(web01(), newer)
     assert (planned.phase, planned.cause, planned.override) == (Phase.DISK, Cause.WITHHELD, None)
@@ -166,7 +166,7 @@ def test_an_install_boot_that_a_newer_commit_does_not_offer_is_withheld(
 
 def test_what_a_newer_commit_offers_too_is_not_withheld() -> None:
     """Also where that commit lets it be attempted more often."""
-    assert withheld_boots(web01(), web01(), "newer") == ()
+    assert find_withheld_boots(web01(), web01(), "newer") == ()
     assert boots(web01(), web01()).cause is Cause.PENDING
 
 
@@ -174,12 +174,12 @@ def test_a_boot_that_writes_no_disk_stays_whatever_a_newer_commit_takes_back() -
     live = decision(
         "web01", fleet(), server("web01"), image("live-1", "writesDisk: false"), profile("web", "live-1"), policy("web")
     )
-    assert withheld_boots(live, None, "newer") == ()
+    assert find_withheld_boots(live, None, "newer") == ()
 
 
 def test_a_boot_is_withheld_only_in_the_span_in_which_the_newer_commit_does_not_offer_it() -> None:
     newer = web01("flatcar-1", maintenance("night", "20T22:00 21T04:00"))
-    (found,) = withheld_boots(web01(), newer, "newer")
+    (found,) = find_withheld_boots(web01(), newer, "newer")
     assert (found.start, found.end) == (at("20T22:00"), at("21T04:00"))
     assert boots(web01(), newer).cause is Cause.PENDING
     assert boots(web01(), newer, instant="20T23:00").cause is Cause.WITHHELD
@@ -188,7 +188,7 @@ def test_a_boot_is_withheld_only_in_the_span_in_which_the_newer_commit_does_not_
 
 def test_a_maintenance_that_installs_is_withheld_by_its_name_and_the_policy_is_not() -> None:
     wipe = maintenance("wipe", "20T10:00 20T14:00", boots="wipe")
-    (found,) = withheld_boots(web01("flatcar-1", wipe), web01(), "newer")
+    (found,) = find_withheld_boots(web01("flatcar-1", wipe), web01(), "newer")
     assert (found.maintenance, found.start, found.end) == ("wipe", at("20T10:00"), at("20T14:00"))
     assert boots(web01("flatcar-1", wipe), web01()).cause is Cause.WITHHELD
     assert boots(web01("flatcar-1", wipe), web01(), instant="20T15:00").cause is Cause.PENDING
@@ -198,7 +198,7 @@ def test_a_maintenance_that_installs_is_withheld_by_its_name_and_the_policy_is_n
 def test_an_attempt_that_has_begun_gets_its_remaining_boots_unless_its_image_is_taken_back(
     newer: str, goes_on: bool
 ) -> None:
-    seen = Seen(NOON - timedelta(minutes=5), "boot/v1/boot/m/boot.ipxe", "10.0.0.7")
+    seen = StepEvidence(NOON - timedelta(minutes=5), "boot/v1/boot/m/boot.ipxe", "10.0.0.7")
     begun = replace(PENDING, attempts=(InstallAttempt(key="provision/2/flatcar-1", boots=(seen,)),))
     planned = boots(web01(boots=2), web01(newer, boots=2, arguments="quiet"), begun)
     assert planned.cause is (Cause.PENDING if goes_on else Cause.WITHHELD)
@@ -207,5 +207,5 @@ def test_an_attempt_that_has_begun_gets_its_remaining_boots_unless_its_image_is_
 
 def test_what_is_withheld_leaves_the_digest_of_a_decision() -> None:
     """What is recorded of a server names the decision of its commit."""
-    lessened = replace(web01(), withheld=withheld_boots(web01(), None, "newer"))
+    lessened = replace(web01(), withheld=find_withheld_boots(web01(), None, "newer"))
     assert lessened.digest == web01().digest and lessened != web01()

@@ -16,7 +16,7 @@ import click
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from gitboot.cli.commands.diff_and_comment import as_text
+from gitboot.cli.commands.diff_and_comment import format_review_text
 from gitboot.fleet.revision import Message
 from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import as_markdown
@@ -29,7 +29,7 @@ ROOT: Final = Path(__file__).parents[2]
 GOLDEN: Final = Path(__file__).parents[1] / "golden_review"
 SCHEMA: Final = Draft202012Validator(json.loads((ROOT / "schemas" / "diff.schema.json").read_text()))
 FORMATS: Final[Mapping[str, Callable[[Review], str]]] = {
-    "txt": lambda review: click.unstyle(as_text(review, "")) + "\n",
+    "txt": lambda review: click.unstyle(format_review_text(review, "")) + "\n",
     "md": as_markdown,
     "json": lambda review: as_json(review) + "\n",
 }
@@ -220,7 +220,7 @@ def test_text_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
         for number, name in enumerate(names)
     }
     review = reviewed(new, {**FLEET, **old})
-    shown = click.unstyle(as_text(review, ""))
+    shown = click.unstyle(format_review_text(review, ""))
     assert "\nand 70 more groups: -o json has them all\n" in shown
     assert "    and 115 more reasons\n" in shown
     assert "  not rendered: there are too many lines\n" not in shown

@@ -23,10 +23,10 @@ from gitboot.model.boot_policy import (
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.server_decision import Boot, BootFiles, Decision
-from gitboot.review.decision_changes import BecomesUnknown, ServerChange, Since, compare
-from gitboot.review.document_changes import Fate
-from gitboot.review.reinstalls import Why
-from gitboot.review.risks import Effect, Risk, When, risks
+from gitboot.review.decision_changes import ServerChange, UnknownCause, UnknownReason, compare_decisions
+from gitboot.review.document_changes import ChangeKind
+from gitboot.review.reinstalls import ReinstallReason
+from gitboot.review.risks import Effect, EffectTime, Risk, find_risks
 from tests.helpers.cases import for_each
 from tests.helpers.evaluations import FLEET, Files, compared
 from tests.helpers.fleets import (
@@ -102,13 +102,13 @@ NEVER = {**FLEET, **web("", "Never")}
             {Risk.POOL_MOVE, Risk.USER_DATA},
         ),
         ("a node label", web("nodeLabels: {a: b}"), {Risk.POOL_MOVE}),
-        ("the override", web("override: None"), {Risk.OVERRIDE_ONLY, Risk.LESS}),
+        ("the override", web("override: None"), {Risk.OVERRIDE_ONLY, Risk.HARMLESS}),
         ("the override and provision", {**own("provision: 2"), **web("override: None")}, {Risk.REINSTALL}),
         ("diskBoot", web("diskBoot: Hdd"), {Risk.OVERRIDE_ONLY}),
         ("override and an argument", web("override: None, kernelArguments: [a]"), {Risk.KERNEL_ARGUMENTS}),
-        ("parked", own("provision: 1, lifecycle: Parked"), {Risk.WITHDRAWN, Risk.BOOT, Risk.LESS}),
+        ("parked", own("provision: 1, lifecycle: Parked"), {Risk.WITHDRAWN, Risk.BOOT, Risk.HARMLESS}),
         ("removed", {PATH: None}, {Risk.WITHDRAWN}),
-        ("provision lowered", own("provision: 0"), {Risk.BOOT, Risk.LESS}),
+        ("provision lowered", own("provision: 0"), {Risk.BOOT, Risk.HARMLESS}),
         ("provision raised", own("provision: 2"), {Risk.REINSTALL}),
         ("a maintenance that writes no disk", window(boots="repair"), {Risk.MAINTENANCE}),
         (
@@ -116,7 +116,7 @@ NEVER = {**FLEET, **web("", "Never")}
             window(),
             {Risk.MAINTENANCE, Risk.REINSTALL, Risk.BECOMES_UNKNOWN},
         ),
-        ("networkBoot to Never", web("", "Never"), {Risk.BOOT, Risk.LESS}),
+        ("networkBoot to Never", web("", "Never"), {Risk.BOOT, Risk.HARMLESS}),
         (
             "restrict",
             {"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")},
@@ -213,8 +213,8 @@ def test_every_part_of_a_decision_is_seen_by_a_class() -> None:
     after += (replace(before, maintenances=(replace(m, boot=boot),)) for boot in (before.policy.boot, None))
     for each in after:
         assert each.digest != before.digest
-        assert risks(before, each, ()), each
-        assert risks(each, before, ()), each
+        assert find_risks(before, each, ()), each
+        assert find_risks(each, before, ()), each
 
 
 def test_the_parts_above_are_all_that_a_boot_has() -> None:
@@ -227,36 +227,41 @@ def test_the_parts_above_are_all_that_a_boot_has() -> None:
 @for_each(
     ("what", "old", "new", "expected"),
     [
-        ("provision raised under Once", FLEET, own("provision: 2"), {Why.PROVISION}),
-        ("provision raised under OnImageChange", ON_IMAGE_CHANGE, own("provision: 2"), {Why.PROVISION}),
+        ("provision raised under Once", FLEET, own("provision: 2"), {ReinstallReason.PROVISION}),
+        ("provision raised under OnImageChange", ON_IMAGE_CHANGE, own("provision: 2"), {ReinstallReason.PROVISION}),
         ("provision raised under Always", ALWAYS, own("provision: 2"), set()),
         ("provision raised under Never", NEVER, own("provision: 2"), set()),
         ("provision lowered", FLEET, own("provision: 0"), set()),
-        ("attempts raised", attempts(1), attempts(2), {Why.ATTEMPTS}),
+        ("attempts raised", attempts(1), attempts(2), {ReinstallReason.ATTEMPTS}),
         ("attempts lowered", attempts(2), attempts(1), set()),
         ("attempts raised under Always", {**attempts(1), **web("", "Always")}, attempts(2), set()),
-        ("boots of the image raised", FLEET, boots(2), {Why.BOOTS}),
+        ("boots of the image raised", FLEET, boots(2), {ReinstallReason.BOOTS}),
         ("boots of the image lowered", {**FLEET, **boots(2)}, boots(1), set()),
         ("another image under Once", FLEET, stream("current: flatcar-2"), set()),
-        ("by the stream", ON_IMAGE_CHANGE, stream("current: flatcar-2"), {Why.IMAGE}),
-        ("by a rollout", ON_IMAGE_CHANGE, stream("current: flatcar-1, rollout: {image: flatcar-2}"), {Why.IMAGE}),
+        ("by the stream", ON_IMAGE_CHANGE, stream("current: flatcar-2"), {ReinstallReason.IMAGE}),
+        (
+            "by a rollout",
+            ON_IMAGE_CHANGE,
+            stream("current: flatcar-1, rollout: {image: flatcar-2}"),
+            {ReinstallReason.IMAGE},
+        ),
         (
             "by a hold",
             ON_IMAGE_CHANGE,
             stream("current: flatcar-1, holds: [{select: All, image: flatcar-2, reason: a}]"),
-            {Why.IMAGE},
+            {ReinstallReason.IMAGE},
         ),
-        ("by a pin", ON_IMAGE_CHANGE, own("provision: 1, pin: {image: flatcar-2, reason: a}"), {Why.IMAGE}),
+        ("by a pin", ON_IMAGE_CHANGE, own("provision: 1, pin: {image: flatcar-2, reason: a}"), {ReinstallReason.IMAGE}),
         (
             "by the profile",
             ON_IMAGE_CHANGE,
             {"profiles/web.yaml": profile("web", "flatcar-2")},
-            {Why.IMAGE},
+            {ReinstallReason.IMAGE},
         ),
         ("another image that writes no disk", ON_IMAGE_CHANGE, web("", "OnImageChange", "repair"), set()),
-        ("another image under Always", ALWAYS, stream("current: flatcar-2"), {Why.IMAGE}),
-        ("networkBoot Once to Always", FLEET, web("", "Always"), {Why.NETWORK_BOOT}),
-        ("networkBoot Never to Once", NEVER, web(""), {Why.NETWORK_BOOT}),
+        ("another image under Always", ALWAYS, stream("current: flatcar-2"), {ReinstallReason.IMAGE}),
+        ("networkBoot Once to Always", FLEET, web("", "Always"), {ReinstallReason.NETWORK_BOOT}),
+        ("networkBoot Never to Once", NEVER, web(""), {ReinstallReason.NETWORK_BOOT}),
         ("networkBoot Once to Never", FLEET, web("", "Never"), set()),
         (
             "another policy",
@@ -264,41 +269,46 @@ def test_the_parts_above_are_all_that_a_boot_has() -> None:
             {"policies/a.yaml": policy("a", "{servers: [fra1-web01]}", "inherits: web")},
             set(),
         ),
-        ("a profile whose image writes disks", {**FLEET, **web("", "Once", "repair")}, web(""), {Why.WRITES_DISK}),
+        (
+            "a profile whose image writes disks",
+            {**FLEET, **web("", "Once", "repair")},
+            web(""),
+            {ReinstallReason.WRITES_DISK},
+        ),
         (
             "back from being parked",
             {**FLEET, **own("provision: 1, lifecycle: Parked")},
             own("provision: 1"),
-            {Why.POLICY},
+            {ReinstallReason.POLICY},
         ),
-        ("a maintenance", FLEET, window(), {Why.MAINTENANCE}),
+        ("a maintenance", FLEET, window(), {ReinstallReason.MAINTENANCE}),
         ("a maintenance that writes no disk", FLEET, window(boots="repair"), set()),
-        ("its image", {**FLEET, **window(boots="repair")}, window(), {Why.MAINTENANCE}),
+        ("its image", {**FLEET, **window(boots="repair")}, window(), {ReinstallReason.MAINTENANCE}),
         (
             "its run",
             {**FLEET, **window(spec="networkBoot: Once")},
             window(spec="networkBoot: Once, run: 2"),
-            {Why.MAINTENANCE},
+            {ReinstallReason.MAINTENANCE},
         ),
-        ("its window", {**FLEET, **window()}, window("20T22:00 21T05:00"), {Why.MAINTENANCE}),
+        ("its window", {**FLEET, **window()}, window("20T22:00 21T05:00"), {ReinstallReason.MAINTENANCE}),
         ("its reason", {**FLEET, **window()}, window(spec="reason: another"), set()),
         ("its end", {**FLEET, **window()}, {"m.yaml": None}, set()),
         (
             "what hid it",
             {**FLEET, **window(), "h.yaml": maintenance("h", "20T22:00 21T04:00", "priority: 1")},
             {"h.yaml": None},
-            {Why.UNCOVERED},
+            {ReinstallReason.UNCOVERED},
         ),
-        ("what hid the policy", {**FLEET, "h.yaml": maintenance("h")}, {"h.yaml": None}, {Why.UNCOVERED}),
-        ("an override after None", {**FLEET, **web("override: None")}, web(""), {Why.OVERRIDE}),
+        ("what hid the policy", {**FLEET, "h.yaml": maintenance("h")}, {"h.yaml": None}, {ReinstallReason.UNCOVERED}),
+        ("an override after None", {**FLEET, **web("override: None")}, web(""), {ReinstallReason.OVERRIDE}),
         ("an override after None under Never", {**NEVER, **web("override: None", "Never")}, web("", "Never"), set()),
         ("another override", ALWAYS, web("override: Once", "Always"), set()),
-        ("its override after None", {**FLEET, **window(spec="override: None")}, window(), {Why.OVERRIDE}),
+        ("its override after None", {**FLEET, **window(spec="override: None")}, window(), {ReinstallReason.OVERRIDE}),
         ("a kernel argument", FLEET, web("kernelArguments: [debug]"), set()),
     ],
 )
 def test_a_reinstall_is_a_disk_writing_boot_that_could_not_be_asked_for(
-    what: str, old: Files, new: Files, expected: set[Why]
+    what: str, old: Files, new: Files, expected: set[ReinstallReason]
 ) -> None:
     found = {change.name: change for change in compared(new, old).servers}
     asked = found[NAME].reinstalls if NAME in found else ()
@@ -338,7 +348,7 @@ MAC = "52:54:00:00:00:01"
 def test_it_is_the_same_server_by(what: str, old: Files, new: Files) -> None:
     changes = compared(new, {**FLEET, **old})
     (change,) = changes.servers
-    assert (change.fate, Risk.IDENTITY in change.risks, change.reinstalls) == (Fate.EDITED, True, ())
+    assert (change.fate, Risk.IDENTITY in change.risks, change.reinstalls) == (ChangeKind.EDITED, True, ())
     assert (changes.before, changes.after, changes.unchanged) == (23, 23, 22)
 
 
@@ -351,10 +361,13 @@ def test_a_name_that_another_machine_takes_says_less_than_a_uuid() -> None:
 @pytest.mark.parametrize("taker", ["b", "new"])
 @pytest.mark.parametrize(
     ("why", "mark", "other"),
-    [(Why.MAC, {"mac": MAC}, {"mac": "52:54:00:00:00:02"}), (Why.SERIAL, {"serial": "4J8VM72"}, {})],
+    [
+        (ReinstallReason.MAC, {"mac": MAC}, {"mac": "52:54:00:00:00:02"}),
+        (ReinstallReason.SERIAL, {"serial": "4J8VM72"}, {}),
+    ],
 )
 def test_a_machine_that_is_found_as_another_server_may_be_reinstalled(
-    taker: str, why: Why, mark: dict[str, str], other: dict[str, str]
+    taker: str, why: ReinstallReason, mark: dict[str, str], other: dict[str, str]
 ) -> None:
     old = {**FLEET, **machine("a", "1", **mark), **machine("b", "2")}
     left = machine("a", "1", **other)
@@ -373,12 +386,12 @@ def test_a_machine_that_is_found_as_another_server_may_be_reinstalled(
 
 def test_nothing_in_common_is_one_server_less_and_one_more() -> None:
     changes = compared({"servers/a.yaml": None, **machine("b", "2")}, {**FLEET, **machine("a", "1")})
-    assert [change.fate for change in changes.servers] == [Fate.REMOVED, Fate.ADDED]
+    assert [change.fate for change in changes.servers] == [ChangeKind.REMOVED, ChangeKind.ADDED]
 
 
 def test_a_bmc_that_is_another_is_told_though_no_decision_is() -> None:
     changes = compared(machine("a", "1", bmc="y"), {**FLEET, **machine("a", "1", bmc="x")})
-    assert changes.nothing
+    assert changes.is_empty
     assert changes.moved_bmcs == ("a",)
 
 
@@ -388,33 +401,33 @@ def test_a_bmc_that_is_another_is_told_though_no_decision_is() -> None:
 @for_each(
     ("what", "old", "new", "expected"),
     [
-        ("an image under Once", FLEET, stream("current: flatcar-2"), {When.NEXT_INSTALL}),
-        ("an image under OnImageChange", ON_IMAGE_CHANGE, stream("current: flatcar-2"), {When.NEXT_BOOT}),
-        ("an image under Always", ALWAYS, stream("current: flatcar-2"), {When.NEXT_BOOT}),
-        ("an image under Never", NEVER, stream("current: flatcar-2"), {When.DORMANT}),
-        ("an override", FLEET, web("override: None"), {When.NOW}),
-        ("parked", FLEET, own("provision: 1, lifecycle: Parked"), {When.NOW}),
-        ("removed", FLEET, {PATH: None}, {When.NOW}),
-        ("provision raised", FLEET, own("provision: 2"), {When.NEXT_BOOT}),
+        ("an image under Once", FLEET, stream("current: flatcar-2"), {EffectTime.NEXT_INSTALL}),
+        ("an image under OnImageChange", ON_IMAGE_CHANGE, stream("current: flatcar-2"), {EffectTime.NEXT_BOOT}),
+        ("an image under Always", ALWAYS, stream("current: flatcar-2"), {EffectTime.NEXT_BOOT}),
+        ("an image under Never", NEVER, stream("current: flatcar-2"), {EffectTime.DORMANT}),
+        ("an override", FLEET, web("override: None"), {EffectTime.NOW}),
+        ("parked", FLEET, own("provision: 1, lifecycle: Parked"), {EffectTime.NOW}),
+        ("removed", FLEET, {PATH: None}, {EffectTime.NOW}),
+        ("provision raised", FLEET, own("provision: 2"), {EffectTime.NEXT_BOOT}),
         (
             "a pool alone",
             FLEET,
             {"a.yaml": policy("a", "{servers: [fra1-web01]}", "inherits: web")},
-            {When.NEXT_INSTALL},
+            {EffectTime.NEXT_INSTALL},
         ),
-        ("networkBoot", FLEET, web("", "Never"), {When.NEXT_BOOT}),
-        ("a maintenance", FLEET, window(), {When.WINDOW}),
-        ("a maintenance that goes", {**FLEET, **window()}, {"m.yaml": None}, {When.WINDOW}),
-        ("the outputs", FLEET, {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}, {When.NOW}),
+        ("networkBoot", FLEET, web("", "Never"), {EffectTime.NEXT_BOOT}),
+        ("a maintenance", FLEET, window(), {EffectTime.WINDOW}),
+        ("a maintenance that goes", {**FLEET, **window()}, {"m.yaml": None}, {EffectTime.WINDOW}),
+        ("the outputs", FLEET, {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}, {EffectTime.NOW}),
     ],
 )
-def test_a_change_takes_effect(what: str, old: Files, new: Files, expected: set[When]) -> None:
+def test_a_change_takes_effect(what: str, old: Files, new: Files, expected: set[EffectTime]) -> None:
     assert {effect.when for effect in one(new, old).effects} == expected
 
 
 def test_a_window_is_told_as_it_will_be() -> None:
     (effect,) = one(window("20T22:00 21T05:00"), {**FLEET, **window()}).effects
-    assert effect == Effect(When.WINDOW, at("20T22:00"), at("21T05:00"), "m")
+    assert effect == Effect(EffectTime.WINDOW, at("20T22:00"), at("21T05:00"), "m")
 
 
 # The digest
@@ -466,14 +479,14 @@ def addressed(address: str, mac: str = MAC) -> Files:
 def test_what_proves_an_installation_and_who_makes_it_is_no_mere_presentation() -> None:
     for spec in ("monitors: [10.0.0.0/8]", f"ledger: {uuid_of('other')}"):
         found = compared({"fleet.yaml": fleet(f"baseURL: 'http://boot.test', provisioning: {{{spec}}}")})
-        assert (found.nothing, found.servers) == (False, ())
+        assert (found.is_empty, found.servers) == (False, ())
 
 
 def test_an_address_counts_where_dhcp_is_published() -> None:
     old = {**FLEET, **addressed("10.0.0.1/24")}
-    assert compared(addressed("10.0.0.2/24"), old).nothing
+    assert compared(addressed("10.0.0.2/24"), old).is_empty
     found = compared(addressed("10.0.0.2/24"), {**old, "fleet.yaml": fleet(DHCP)})
-    assert (found.nothing, found.servers) == (False, ())
+    assert (found.is_empty, found.servers) == (False, ())
     assert found.shared is not None
     assert list(found.shared.new["hosts"]) == ["a"]
 
@@ -481,20 +494,20 @@ def test_an_address_counts_where_dhcp_is_published() -> None:
 def test_a_site_counts_where_dhcp_is_published() -> None:
     site = "sites: [{{name: {name}, select: {{matchLabels: {{site: fra1}}}}, baseURL: 'http://fra1.test'}}]"
     one, other = ({"fleet.yaml": fleet(f"{DHCP}, {site.format(name=name)}")} for name in ("x", "y"))
-    assert not compared(other, {**FLEET, **one}).nothing
+    assert not compared(other, {**FLEET, **one}).is_empty
 
 
 @pytest.mark.parametrize(
     ("ledgers", "found"),
     [
-        ((1, 2), (BecomesUnknown(Since.MOVED, "fra1"),)),
+        ((1, 2), (UnknownReason(UnknownCause.MOVED, "fra1"),)),
         ((1, 1), ()),  # one instance acts for both
         ((None, None), ()),
         ((None, 2), ()),  # who acted for the first is not said
     ],
 )
 def test_who_comes_to_a_site_with_an_instance_of_its_own_is_unknown_there(
-    ledgers: tuple[int | None, int | None], found: tuple[BecomesUnknown, ...]
+    ledgers: tuple[int | None, int | None], found: tuple[UnknownReason, ...]
 ) -> None:
     named = [f", ledger: {uuid_of(str(each))}" if each is not None else "" for each in ledgers]
     sites = ", ".join(
@@ -528,7 +541,7 @@ def test_an_edited_image_counts_though_no_decision_follows_from_it() -> None:
     old = {**FLEET, "images/1.yaml": image("flatcar-1", "userData: Ignition/3.4")}
     old = {**old, "profiles/web.yaml": profile("web", "stream: stable")}
     one, other = compared(edited("Ignition/3.5"), old), compared(edited("Ignition/3.6"), old)
-    assert one.nothing
+    assert one.is_empty
     assert [found.mutated for found in one.images] == [True]
     assert len({one.digest, other.digest, compared({}, old).digest}) == 3
 
@@ -540,7 +553,7 @@ def test_the_way_back_is_another_digest() -> None:
 
 def test_a_commit_without_one_before_it_is_all_new() -> None:
     repository = load(snapshot(files={path: str(text) for path, text in FLEET.items()}))
-    changes = compare(None, decide(repository), None, repository)
+    changes = compare_decisions(None, decide(repository), None, repository)
     assert changes.first
-    assert {change.fate for change in changes.servers} == {Fate.ADDED}
+    assert {change.fate for change in changes.servers} == {ChangeKind.ADDED}
     assert len(changes.servers) == changes.after == 22

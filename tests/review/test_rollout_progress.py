@@ -13,22 +13,22 @@ from msgspec import structs
 
 from gitboot import jsonio
 from gitboot.fleet.revision import Revision
-from gitboot.jsonio import Digest, facts
+from gitboot.jsonio import Digest, to_json_value
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.install_attempts import adopted
-from gitboot.resolve.policy_selection import joins_at
-from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Seen
+from gitboot.resolve.install_attempts import make_adopted_record
+from gitboot.resolve.policy_selection import joining_percentage
+from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, StepEvidence
 from gitboot.review.rollout_progress import (
     AppliedRollout,
-    Headway,
-    Images,
-    Proof,
+    ImageReport,
+    InstanceReport,
+    RolloutProgress,
     StepOutcome,
     advance,
-    applied_in,
-    images,
+    find_applied_rollout,
+    report_images,
 )
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, repository, server, uuid_of
@@ -39,9 +39,11 @@ def identity(name: str) -> SystemUuid:
 
 
 NOON = at("20T12:00")
-NAMES = sorted((f"web{number:02}" for number in range(12)), key=lambda name: joins_at("stable", identity(name)))
+NAMES = sorted(
+    (f"web{number:02}" for number in range(12)), key=lambda name: joining_percentage("stable", identity(name))
+)
 FIRST = sorted(NAMES[:4])  # whom the present step reaches
-PERCENT = joins_at("stable", identity(NAMES[3]))
+PERCENT = joining_percentage("stable", identity(NAMES[3]))
 
 
 def decided_at(percent: int = PERCENT, new: str = "flatcar-2") -> tuple[Rollout, AppliedRollout]:
@@ -54,13 +56,13 @@ def decided_at(percent: int = PERCENT, new: str = "flatcar-2") -> tuple[Rollout,
         profile("web", "stream: stable"),
         policy("web", often="Once"),
     )
-    applied = applied_in("stable", found, decide(found))
+    applied = find_applied_rollout("stable", found, decide(found))
     assert applied.rollout is not None
     return applied.rollout, applied
 
 
 HERE, APPLIED = decided_at()
-GIVEN = Seen(NOON, "/v1/boot/x", "10.0.0.1")
+GIVEN = StepEvidence(NOON, "/v1/boot/x", "10.0.0.1")
 HAS_IT = Record(provision=1, image="flatcar-2", evidence="Reported")
 ATTEMPT = InstallAttempt(key="provision/1", number=1, boots=(GIVEN,))
 FAILED = Record(attempts=(structs.replace(ATTEMPT, failed=Failure(NOON, "10.0.0.1", "no disk")),))
@@ -75,10 +77,10 @@ def judged(
     here: Any = HERE,
     accept_fetched: bool = False,
     **of_proof: Any,
-) -> Headway:
+) -> RolloutProgress:
     known = dict.fromkeys(FIRST, HAS_IT) | records
     told = {identity(name): record for name, record in known.items() if record is not None}
-    proof = Proof(**{"commit": Revision("c" * 40), "at": NOON, "doubt": None, "records": told, **of_proof})
+    proof = InstanceReport(**{"commit": Revision("c" * 40), "at": NOON, "doubt": None, "records": told, **of_proof})
     steps = (1, 10, PERCENT, 60, 100)
     return advance("stable", here, APPLIED, proof, steps=steps, after=after, at=NOON, accept_fetched=accept_fetched)
 
@@ -118,7 +120,7 @@ def test_it_is_about_whom_the_step_reaches() -> None:
         ("too few have it", {FIRST[0]: Record(), FIRST[1]: Record()}, {}, "Waits", f"not yet {FIRST[0]}, {FIRST[1]}"),
         ("one is under way", {FIRST[0]: Record(attempts=(ATTEMPT,))}, {"after": 100}, "Waits", f"not yet {FIRST[0]}"),
         ("one has another image", {FIRST[0]: replace(HAS_IT, image="flatcar-1")}, {"after": 100}, "Waits", FIRST[0]),
-        ("one was adopted", {FIRST[0]: adopted(APPLIED.machines[0])}, {"after": 100}, "Waits", FIRST[0]),
+        ("one was adopted", {FIRST[0]: make_adopted_record(APPLIED.machines[0])}, {"after": 100}, "Waits", FIRST[0]),
         ("a person says so", {FIRST[0]: replace(HAS_IT, evidence="Operator")}, {"after": 100}, "Next", "4 of 4"),
         ("one is unknown", {FIRST[0]: None}, {}, "Waits", f"not known what is on the disks of {FIRST[0]}"),
         ("one was to have another", {FIRST[0]: OVERTAKEN}, {"after": 100}, "Waits", f"not yet {FIRST[0]}"),
@@ -148,7 +150,7 @@ def test_the_last_step_is_complete_once_it_is_proven() -> None:
     here, applied = decided_at(100)
     assert len(applied.machines) == len(NAMES)
     told = {identity(name): HAS_IT for name in NAMES[:-1]}
-    proof = Proof(commit=Revision("c"), at=NOON, doubt=None, records=told)
+    proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records=told)
     found = advance("stable", here, applied, proof, steps=(50, 100), after=90, at=NOON)
     assert found.outcome is StepOutcome.WAITS
     proof = structs.replace(proof, records={**told, identity(NAMES[-1]): HAS_IT})
@@ -159,7 +161,7 @@ def test_the_last_step_is_complete_once_it_is_proven() -> None:
 
 def test_a_step_that_reaches_nobody_waits_for_nobody() -> None:
     here, applied = decided_at(0)
-    proof = Proof(commit=Revision("c"), at=NOON, doubt=None, records={})
+    proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records={})
     found = advance("stable", here, applied, proof, steps=(1, 100), after=100, at=NOON)
     assert (found.outcome, found.next, found.reached) == (StepOutcome.NEXT, 1, 0)
     found = advance("stable", here, applied, proof, steps=(0,), after=100, at=NOON)
@@ -192,12 +194,12 @@ def fleet_with(stream: str, *more: str, pinned: str = "") -> tuple[str, ...]:
     )
 
 
-def found(*documents: str, records: dict[str, Record] | None = None, instant: datetime = NOON) -> Images:
+def found(*documents: str, records: dict[str, Record] | None = None, instant: datetime = NOON) -> ImageReport:
     loaded = repository(*documents)
-    return images(loaded, decide(loaded), records, instant)  # type: ignore[arg-type]
+    return report_images(loaded, decide(loaded), records, instant)  # type: ignore[arg-type]
 
 
-def decided(found: Images) -> dict[str, int]:
+def decided(found: ImageReport) -> dict[str, int]:
     return {each.name: each.decided for each in found.items}
 
 
@@ -303,7 +305,7 @@ def test_an_image_names_the_streams_that_have_it() -> None:
 
 
 def test_facts_are_versioned_json() -> None:
-    said = json.loads(jsonio.document(**facts(found(*fleet_with(stream(0), pinned="web05")))))
+    said = json.loads(jsonio.format_document(**to_json_value(found(*fleet_with(stream(0), pinned="web05")))))
     assert said["apiVersion"] == "gitboot.dev/v1alpha1"
     assert set(said) == {"apiVersion", "items", "streams", "behind", "tooOld"}
     assert said["behind"][0]["until"] == "2026-11-01T00:00:00Z"
@@ -311,5 +313,5 @@ def test_facts_are_versioned_json() -> None:
 
 
 def test_the_place_of_a_server_is_between_1_and_100() -> None:
-    places = {joins_at("flatcar", uuid_of(str(number))) for number in range(3000)}  # type: ignore[arg-type]
+    places = {joining_percentage("flatcar", uuid_of(str(number))) for number in range(3000)}  # type: ignore[arg-type]
     assert places == set(range(1, 101))

@@ -16,11 +16,11 @@ from pathlib import Path
 import httpx
 
 from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.served_files import ComparedClock, PublishedTree
-from gitboot.endpoint.server import EndpointServer, listen_at, url_of
+from gitboot.endpoint.served_files import CheckedClock, PublishedTree
+from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.ledger import instance_tables
-from gitboot.render.endpoint_files import Turn, parse, state_path, turn_of
-from gitboot.system_clock import Keeping
+from gitboot.render.endpoint_files import PathVersion, find_version, parse_state, state_path
+from gitboot.system_clock import ClockState
 from tests.helpers import http_peers
 from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -78,10 +78,10 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
 
     with in_process(tmp_path, repository.bare) as parts:
         reconciler = parts.reconciler
-        output, listening = tmp_path / "output", listen_at("127.0.0.1:0")
+        output, listening = tmp_path / "output", open_listening_socket("127.0.0.1:0")
         tree = PublishedTree(output, lambda: at)
         endpoint = Endpoint(output, tree, lambda: at)
-        url = url_of("127.0.0.1:0", listening)
+        url = build_url("127.0.0.1:0", listening)
         with EndpointServer(endpoint, listening), http_peers.Client(base_url=url, headers=LOADER) as client:
 
             def over_http(path: str) -> str | None:
@@ -154,11 +154,11 @@ class Clock:
 
 @contextmanager
 def served(folder: Path, clock: Clock) -> Iterator[str]:
-    output, listening = folder / "output", listen_at("127.0.0.1:0")
-    compared = ComparedClock(clock, keeping=lambda: Keeping.SYNCHRONISED)  # it is set forward, and is right
-    tree = PublishedTree(output, clock, compared=compared)
+    output, listening = folder / "output", open_listening_socket("127.0.0.1:0")
+    compared = CheckedClock(clock, keeping=lambda: ClockState.SYNCHRONISED)  # it is set forward, and is right
+    tree = PublishedTree(output, clock, checked_clock=compared)
     with EndpointServer(Endpoint(output, tree, clock), listening):
-        yield url_of("127.0.0.1:0", listening)
+        yield build_url("127.0.0.1:0", listening)
 
 
 @contextmanager
@@ -196,7 +196,7 @@ def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: 
         instance.reconcile(clock.now)
         for _ in range(5 * lives):
             clock.now = START - timedelta(days=2)  # it is set back, and a person says that it is right
-            instance_tables.give(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
+            instance_tables.add_request(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
             instance.reconcile(clock.now)
             with served(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
                 for now in instants():
@@ -220,16 +220,16 @@ def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> 
             assert found == expected(now)
 
 
-def states(folder: Path) -> dict[str, tuple[Turn, ...]]:
+def states(folder: Path) -> dict[str, tuple[PathVersion, ...]]:
     """The versions of all paths, as they are published."""
-    return dict(parse((folder / "output" / state_path("web01")).read_bytes()).paths)
+    return dict(parse_state((folder / "output" / state_path("web01")).read_bytes()).paths)
 
 
 def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None:
     with assembled(tmp_path, Clock(START)) as parts:
         instance = parts.reconciler
         instance.reconcile(START - timedelta(hours=1))
-        state = parse((tmp_path / "output" / state_path("web01")).read_bytes())
+        state = parse_state((tmp_path / "output" / state_path("web01")).read_bytes())
         versions = [version for each in state.paths.values() for version in each]
         assert {version.since for version in versions} == {None, START, END}
         held = {*state.contents, *(each.sha256 for each in state.files.values())}
@@ -245,6 +245,6 @@ def test_planning_at_the_transition_gives_what_was_announced(tmp_path: Path) -> 
         instance.reconcile(START)
         after = states(tmp_path)
     for path in {*before, *after}:
-        announced, now = (turn_of(found.get(path, ()), START)[0] for found in (before, after))
+        announced, now = (find_version(found.get(path, ()), START)[0] for found in (before, after))
         assert (announced and announced.content) == (now and now.content), path
         assert (announced and announced.digest) == (now and now.digest), path

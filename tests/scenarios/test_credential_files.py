@@ -19,8 +19,8 @@ from gitboot.bmc import credentials
 from gitboot.bmc.credentials import read_credentials
 from gitboot.bmc.override_session import Outcome
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
-from gitboot.controller.notifications import Rereading, read_receiver
-from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
+from gitboot.controller.notifications import RereadingSender, read_receiver
+from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import bucket_opener
@@ -193,17 +193,17 @@ def test_finding_p1_rotated_files_of_the_endpoints_count_at_the_next_request(
 def test_finding_p1_a_rotated_key_opens_secrets_and_the_key_before_opens_none(tmp_path: Path) -> None:
     file, other = tmp_path / "keys", tmp_path / "other"
     before, after = make_key(file), make_key(other)
-    keys = Keys(file)
-    assert keys.open(encrypt(b"one", [before])) == b"one"
+    keys = AgeKeys(file)
+    assert keys.decrypt(encrypt(b"one", [before])) == b"one"
     stat = file.stat()
     file.write_bytes(other.read_bytes())  # in place, of the same size, and at the same time
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert keys.open(encrypt(b"two", [after])) == b"two"
-    with pytest.raises(Unopened, match="none of the keys opens it"):
-        keys.open(encrypt(b"one", [before]))
+    assert keys.decrypt(encrypt(b"two", [after])) == b"two"
+    with pytest.raises(DecryptionError, match="none of the keys opens it"):
+        keys.decrypt(encrypt(b"one", [before]))
     file.unlink()
-    with pytest.raises(Unopened, match="the file of keys cannot be read: No such file"):
-        keys.open(encrypt(b"two", [after]))
+    with pytest.raises(DecryptionError, match="the file of keys cannot be read: No such file"):
+        keys.decrypt(encrypt(b"two", [after]))
 
 
 # Receivers, the forge, targets, BMCs, registries, PostgreSQL
@@ -212,7 +212,7 @@ def test_finding_p1_a_rotated_key_opens_secrets_and_the_key_before_opens_none(tm
 def test_finding_p1_a_rotated_url_and_secret_of_a_receiver_count_for_the_next_notice(tmp_path: Path) -> None:
     with hook() as first, hook() as second:
         file = notify_file(tmp_path, one=f'webhook = "{first.url}"')
-        send = Rereading(partial(read_receiver, file, "one"), None)
+        send = RereadingSender(partial(read_receiver, file, "one"), None)
         send(NOTICE, NOON)
         notify_file(tmp_path, one=f'webhook = "{second.url}"')
         send(NOTICE, NOON)
@@ -317,7 +317,7 @@ def test_finding_p1_rotated_keys_of_a_store_sign_the_next_request(tmp_path: Path
 def test_finding_p1_a_rotated_password_of_a_bmc_is_used_for_the_next_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials, "_READ_AGAIN_S", 0)
+    monkeypatch.setattr(credentials, "_CACHE_S", 0)
     with racks(tmp_path) as make_rack, (rack := make_rack()).fleet() as fleet:
         file, found = rack.folder / "rack" / "password", []
         for text in ("wrong", None, "", PASSWORD):
@@ -325,7 +325,7 @@ def test_finding_p1_a_rotated_password_of_a_bmc_is_used_for_the_next_job(
             if text is not None:
                 file.write_text(text)
             fleet.submit([job := rack.job()])
-            found.append(fleet.finished(wait_all=True)[job.uuid])
+            found.append(fleet.take_results(wait_all=True)[job.uuid])
     assert [each.outcome for each in found[-1:]] == [Outcome.APPLIED]
     assert "refuse" in found[0].message or found[0].outcome is Outcome.STALLED
     assert str(file.parent) in found[1].message and "password is empty" in found[2].message

@@ -21,7 +21,7 @@ from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.instance_state import Fetched
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.provisioning_record import shard_of
+from gitboot.resolve.provisioning_record import shard_name
 from tests.helpers.fleets import at, fleet, give_credentials, image, policy, profile, server, uuid_of
 from tests.helpers.instance_in_process import Bench, Parts, in_process
 from tests.helpers.running_instance import Repository
@@ -192,8 +192,8 @@ def steps_of_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
         )
         bench.reconcile()
         # A record is written with all others of its shard.
-        shards = Counter(shard_of(SystemUuid(uuid_of(f"web{number:03}"))) for number in range(MANY))
-        alone = [name for name in names if shards[shard_of(SystemUuid(uuid_of(name)))] == 1]
+        shards = Counter(shard_name(SystemUuid(uuid_of(f"web{number:03}"))) for number in range(MANY))
+        alone = [name for name in names if shards[shard_name(SystemUuid(uuid_of(name)))] == 1]
         for name in alone[:3]:  # the first make what the others find made
             bench.fetch(bench.servers[name].plan)
             yield f"a fetch of {name}", steps(lambda: bench.instance.reconciler.reconcile(bench.now))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.endpoint.boot_responses import Answers
+from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import SourceError
 from gitboot.fetchlog.log_entries import Observation, Outcome
@@ -252,7 +252,7 @@ class World:
         self.parts.reconciler.reconcile(self.now)
 
     def plan(self, name: str) -> BootPlan | None:
-        return self.parts.reconciler.standing.plans.servers[name].plan
+        return self.parts.reconciler.state.plans.servers[name].plan
 
     def install(self, *names: str) -> None:
         """Their machines fetch what they boot now, and two minutes pass."""
@@ -280,7 +280,7 @@ class World:
         return next(((each.status, each.reason) for each in found), None)
 
     def request(self, what: str, **given: object) -> None:
-        instance_tables.give(self.parts.ledger, self.now, "ada", what, given)
+        instance_tables.add_request(self.parts.ledger, self.now, "ada", what, given)
         self.turn()
 
     @contextmanager
@@ -334,7 +334,7 @@ def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path:
     world.repository.push({"more.yaml": servers("raised", "lowered", spec="provision: 2")})
     world.turn()
     assert world.held is not None  # the raise
-    assert {name for name in world.parts.reconciler.standing.plans.servers if name not in NAMES} == {
+    assert {name for name in world.parts.reconciler.state.plans.servers if name not in NAMES} == {
         "raised",
         "lowered",
     }
@@ -445,7 +445,7 @@ def test_e20_a_crash_after_the_ledger_has_a_commit_makes_its_servers_no_old_ones
 
     world.parts.source.accept = fail  # type: ignore[method-assign]
     commit = world.push(servers(), servers("new"), ONCE)
-    assert str(uuid_of("new")) in world.parts.reconciler.standing.knowledge.machines
+    assert str(uuid_of("new")) in world.parts.reconciler.state.knowledge.machines
     with world.restarted(tmp_path) as again:
         again.turn()
         assert (again.applied, again.held) == (commit, None)
@@ -511,7 +511,7 @@ def test_e15_a_typo_in_the_ledgers_name_is_held_and_obeyed_and_taking_it_back_ne
     assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
     wanting.turn(hours=6)
     assert shown(wanting.plan("web00")) == DISK  # its own windows end
-    assert wanting.parts.reconciler.standing.schedule.may_set is False
+    assert wanting.parts.reconciler.state.schedule.may_set is False
     wanting.repository.push(files("", window))
     wanting.turn()
     assert wanting.held is None
@@ -520,7 +520,7 @@ def test_e15_a_typo_in_the_ledgers_name_is_held_and_obeyed_and_taking_it_back_ne
 
 
 def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path, wanting: World) -> None:
-    ours = wanting.parts.reconciler.standing.knowledge.facts.identity
+    ours = wanting.parts.reconciler.state.knowledge.facts.identity
     wanting.repository.push(files(f", provisioning: {{ledger: {ours}}}"))
     wanting.turn()
     assert wanting.held is None
@@ -528,7 +528,7 @@ def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path
         other = World(parts, wanting.repository, wanting.now)
         other.turn()
         assert other.condition("LedgerNamed") == (False, "AnotherLedger")
-        theirs = parts.reconciler.standing.knowledge.facts.identity
+        theirs = parts.reconciler.state.knowledge.facts.identity
         wanting.repository.push(files(f", provisioning: {{ledger: {theirs}}}"))
         for each in (wanting, other):
             each.turn()
@@ -536,14 +536,14 @@ def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path
             assert each.held.guards == ("allowTakeover",)
         digest = held_digest(other)
         assert shown(wanting.plan("web00")) == DISK
-        assert other.parts.reconciler.standing.plans.servers == {}
+        assert other.parts.reconciler.state.plans.servers == {}
         wanting.repository.push({}, f"Hand over\n\nGitboot-Ack: {digest} allowTakeover")
         for each in (wanting, other):
             each.turn()
             assert each.held is None
         assert wanting.condition("LedgerNamed") == (False, "BecameStandby")
         assert (other.condition("LedgerNamed"), shown(wanting.plan("web00"))) == (None, DISK)
-        assert len(other.parts.reconciler.standing.plans.servers) == len(NAMES)
+        assert len(other.parts.reconciler.state.plans.servers) == len(NAMES)
 
 
 @pytest.mark.parametrize("how", ["accepted", "held", "invalid"])
@@ -633,11 +633,11 @@ def test_fetches_that_are_copied_into_the_spool_a_second_time_change_no_record(w
     fetches = b"".join(file.read_bytes() for file in sorted(wanting.parts.spool.glob("*.jsonl")))
     assert fetches.count(b"\n") == 3
     wanting.turn(minutes=2)
-    before, events = wanting.parts.reconciler.standing.knowledge.records, len(wanting.parts.events)
+    before, events = wanting.parts.reconciler.state.knowledge.records, len(wanting.parts.events)
     assert all(before[parse_uuid(uuid_of(name))].provision == 1 for name in NAMES[:3])
     (wanting.parts.spool / "1-0123456789abcdef.jsonl").write_bytes(fetches)
     wanting.turn(minutes=5)
-    assert wanting.parts.reconciler.standing.knowledge.records == before
+    assert wanting.parts.reconciler.state.knowledge.records == before
     assert {event.type for event in wanting.parts.events[events:]} <= {"Published"}
 
 
@@ -686,7 +686,7 @@ def answered(folder: Path, name: str, instant: datetime) -> str:
     status.write_text(json.dumps({**facts, "clock": None}))
     tree = PublishedTree(folder / "output", clock=lambda: instant)
     path = f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
-    answer = Answers(tree).find(path, lambda: "10.0.0.7", instant)
+    answer = BootResponses(tree).find(path, lambda: "10.0.0.7", instant)
     assert answer is not None
     text = bytes(answer.reply.body).decode()
     return next((each for each in ("memtest-7", "bios-2", "flatcar-1") if f"assets/{each}" in text), "disk")

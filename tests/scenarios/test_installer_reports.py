@@ -12,8 +12,8 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from gitboot.endpoint.connections import TOO_LARGE, Bodies
-from gitboot.render.server_files import RenderedState, server_state
+from gitboot.endpoint.connections import TOO_LARGE, RequestBodies
+from gitboot.render.server_files import RenderedState, build_server_state
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from tests.helpers import http_peers
@@ -40,7 +40,7 @@ def decisions(*documents: str, settings: str = REPORTED, web01: str = SERVER, of
 
 
 def state(found: Decisions, record: Record | None = PENDING) -> RenderedState:
-    return server_state(found, found.servers["web01"], record, BEFORE)
+    return build_server_state(found, found.servers["web01"], record, BEFORE)
 
 
 def reports(state: RenderedState) -> list[str]:
@@ -68,7 +68,7 @@ def test_the_system_that_is_installed_asks_for_its_user_data_where_nobody_else_d
     boot = planned.decision.policy
     assert boot and boot.boot and boot.boot.user_data
     assert planned.files[DATA].content.decode() == boot.boot.user_data.files["config.ign"]
-    assert planned.entries[DATA] == TOKEN
+    assert planned.evidence_digests[DATA] == TOKEN
 
 
 def test_what_is_booted_each_time_shares_its_user_data_with_others() -> None:
@@ -135,7 +135,7 @@ def test_there_is_none_where_nothing_is_to_be_reported(found: Decisions, record:
 def test_an_installer_is_heard_whatever_its_machine_boots_by_then(found: Decisions, record: Record | None) -> None:
     planned = state(found, record)
     assert reports(planned) == [PATH]
-    assert planned.entries[PATH] == TOKEN
+    assert planned.evidence_digests[PATH] == TOKEN
 
 
 def test_under_another_evidence_the_decision_is_the_same() -> None:
@@ -313,7 +313,7 @@ def test_a_log_is_too_large_in_however_many_pieces_it_comes(sizes: tuple[int, ..
     async def receive() -> Message:
         return pieces.pop(0)
 
-    assert asyncio.run(Bodies().read(receive, None, 1024 * 1024, lambda _: None)) is TOO_LARGE
+    assert asyncio.run(RequestBodies().read(receive, None, 1024 * 1024, lambda _: None)) is TOO_LARGE
 
 
 @pytest.mark.parametrize(

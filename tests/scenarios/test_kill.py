@@ -30,9 +30,9 @@ from gitboot.git.snapshots import open_snapshot
 from gitboot.ledger import server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.boot_files import server_files, shared_files
+from gitboot.render.boot_files import render_fleet_files, render_server_files
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record
 from tests.helpers.fleets import at, fleet, give_credentials, image, policy, profile, server, uuid_of
 from tests.helpers.instance_in_process import Bench, in_process
@@ -63,9 +63,9 @@ def documents(image_name: str) -> dict[str, str]:
 
 def boot_files(repository: Path, revision: str) -> dict[str, bytes]:
     decisions = decide(load(open_snapshot(repository, revision)))
-    files = shared_files(decisions)
+    files = render_fleet_files(decisions)
     for decision in decisions.servers.values():
-        files |= server_files(decisions, decision, plan(decision, datetime.now(UTC), None))
+        files |= render_server_files(decisions, decision, make_plan(decision, datetime.now(UTC), None))
     return {path.removeprefix("boot/"): file.content for path, file in files.items() if path.startswith("boot/")}
 
 
@@ -155,7 +155,7 @@ class Move:
             world.turn()
             if installs:
                 world.install("web01")
-            found = parts.reconciler.standing.plans.servers.get("web01")
+            found = parts.reconciler.state.plans.servers.get("web01")
             return shown(found.plan) if found is not None else None
 
     def hand_over(self, old: str, new: str) -> None:
@@ -217,7 +217,7 @@ def move(tmp_path: Path) -> Move:
     with ExitStack() as stack:
         for site in SITES:
             parts = stack.enter_context(in_process(tmp_path / site, repository.bare, initial="fresh", site=site))
-            ledgers[site] = parts.reconciler.standing.knowledge.facts.identity
+            ledgers[site] = parts.reconciler.state.knowledge.facts.identity
     return Move(tmp_path, repository, ledgers)
 
 

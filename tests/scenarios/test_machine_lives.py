@@ -260,7 +260,7 @@ class Lives(RuleBasedStateMachine):
         life = self.life
         if life.instance is None or not life.commit.here:
             return
-        before = life.instance.reconciler.standing.knowledge.recorded(SystemUuid(life.commit.uuid))
+        before = life.instance.reconciler.state.knowledge.stored_record(SystemUuid(life.commit.uuid))
         image = f"flatcar-{life.commit.image}"
         said = Record(provision=life.commit.provision, image=image, evidence="Operator") if provisioned else Record()
         facts = record_facts(said) | {"provisionedAt": record_facts(Record(provisioned_at=life.now))["provisionedAt"]}

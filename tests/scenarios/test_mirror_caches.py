@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gitboot.fetchlog.spool import take
-from gitboot.render.paths import File, content_type_of, delivery_of
+from gitboot.fetchlog.spool import read_new
+from gitboot.render.paths import File, find_content_type, find_delivery
 from tests.helpers import http_peers, mirrors
 from tests.helpers.endpoints import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned, site
 from tests.helpers.fleets import SEED, at, fleet, maintenance, policy, server
@@ -124,7 +124,7 @@ def test_finding_m9_each_kind_of_path_has_its_headers_and_kernels_are_resumed(ca
     for path in mirrors.EVERY_PATH:
         found = cached.get(path)
         headers = (found.status_code, *(found.headers.get(name) for name in ("content-type", "cache-control")))
-        assert headers == (200, content_type_of(f"boot{path}"), delivery_of(f"boot{path}").cache_control), path
+        assert headers == (200, find_content_type(f"boot{path}"), find_delivery(f"boot{path}").cache_control), path
     for start in (0, 1000):
         part = http_peers.get(f"{cached.url}{KERNEL}", headers={"range": f"bytes={start}-"})
         assert (part.status_code, part.content) == (206, EVERY.boot_files[KERNEL].content[start:])
@@ -287,4 +287,4 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(tmp_path:
 def evidence(log: list[str], spool: Path) -> list[str]:
     done = captured("read-access-logs", "-", "--spool", spool, given="".join(log))
     assert done.returncode == 0, done.stderr
-    return [each.path for each in take(spool, {}).observations]
+    return [each.path for each in read_new(spool, {}).observations]

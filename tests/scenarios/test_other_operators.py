@@ -27,19 +27,19 @@ from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskResult
-from gitboot.bmc.override_state import Observed, Override, OverrideRecord, State, Wanted
-from gitboot.bmc.override_steps import fit
-from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
+from gitboot.bmc.override_state import BmcObservation, Override, OverrideRecord, OverrideState, WantedOverride
+from gitboot.bmc.override_steps import adapt_override
+from gitboot.bmc.power_steps import PowerOperation, PowerRecord, WantedPowerChange
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.quirks import boot_patch
-from gitboot.bmc.redfish.resources import Resource, observe
+from gitboot.bmc.redfish.quirks import build_boot_patch
+from gitboot.bmc.redfish.resources import Resource, build_observation
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.commit_judgement import Advance
-from gitboot.controller.records.install_boots import offer_of
-from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.install_boots import build_offer
+from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge
 from gitboot.errors import BmcRejected, InvalidRepository
-from gitboot.evaluator.evaluation_result import Commit, commit_of
+from gitboot.evaluator.evaluation_result import Commit, build_commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import Revision
@@ -47,10 +47,10 @@ from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.problems import Code
-from gitboot.render.boot_files import server_files, shared_files
+from gitboot.render.boot_files import render_fleet_files, render_server_files
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record import Record, Run, exported, imported
+from gitboot.resolve.plan_at_time import make_plan
+from gitboot.resolve.provisioning_record import Record, Run, encode_records, parse_exported_records
 from gitboot.resolve.server_decision import Decision, Decisions, OverrideEnabled, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Phase
 from tests.helpers.cases import for_each
@@ -153,10 +153,10 @@ def _selected(given: Case) -> str:
             _check_nothing_is_served(given, documents)
         return " ".join(sorted({problem.code for problem in error.problems}))
     if not decisions.servers:
-        assert not _names_in(given, (file.content for file in shared_files(decisions).values()))
+        assert not _names_in(given, (file.content for file in render_fleet_files(decisions).values()))
         return LOCAL_DISK
     (found,) = decisions.servers.values()
-    planned = plan(found, NOON, None)
+    planned = make_plan(found, NOON, None)
     assert planned is not None
     assert planned.boot is not None
     served = boot_files(decisions, found, planned)
@@ -168,7 +168,7 @@ def _selected(given: Case) -> str:
 
 def boot_files(decisions: Decisions, found: Decision, planned: BootPlan | None) -> dict[str, bytes]:
     """What the machine itself can fetch, by path."""
-    files = server_files(decisions, found, planned)
+    files = render_server_files(decisions, found, planned)
     return {path: file.content for path, file in files.items() if path.startswith("boot/")}
 
 
@@ -190,7 +190,7 @@ def _check_nothing_is_served(given: Case, documents: list[str]) -> None:
     lenient = fleet("baseURL: 'http://boot.test', requirePolicy: false")
     decisions = decided(lenient, *documents[1:], files=TEMPLATE)
     for found in decisions.servers.values():
-        assert plan(found, NOON, None) is None
+        assert make_plan(found, NOON, None) is None
         assert not _names_in(given, boot_files(decisions, found, None).values())
 
 
@@ -280,20 +280,25 @@ def boot_method(case: Case) -> None:
     if configuration["purpose"] == "claim":
         found = decision("web01", *workload(boot_policy))
         assert (
-            method_of(plan(found, NOON, INSTALLED if is_provisioned(configuration) else PENDING)) == expected["method"]
+            method_of(make_plan(found, NOON, INSTALLED if is_provisioned(configuration) else PENDING))
+            == expected["method"]
         )
     else:  # a maintenance or a discovery: one boot of its own, whatever has become of the workload's
         once = maintenance("repair", OPEN, "networkBoot: Once")
         found = decision("web01", *workload(boot_policy, repairs=boot_policy["firstBoot"]), once)
         for known in (INSTALLED, PENDING):
-            during = plan(found, NOON, known)
+            during = make_plan(found, NOON, known)
             assert during is not None
             assert during.phase is Phase.MAINTENANCE
             assert method_of(during) == expected["method"]
-        assert method_of(plan(found, at("20T14:00"), Record(runs={"repair": Run(1, NOON)}))) == boot_policy["firstBoot"]
+        assert (
+            method_of(make_plan(found, at("20T14:00"), Record(runs={"repair": Run(1, NOON)})))
+            == boot_policy["firstBoot"]
+        )
     if "effectivePolicy" in expected:
         boots = {
-            when: method_of(plan(found, NOON, known)) for when, known in (("firstBoot", PENDING), ("boot", INSTALLED))
+            when: method_of(make_plan(found, NOON, known))
+            for when, known in (("firstBoot", PENDING), ("boot", INSTALLED))
         }
         assert boots == expected["effectivePolicy"]
 
@@ -324,10 +329,10 @@ class Lifetime:
         fleet = repository(*workload(provision=self.provision, repairs=self._repairs), *self.in_maintenance)
         self._commits += 1
         fleet = structs.replace(fleet, revision=Revision(f"{self._commits:040}"))
-        return commit_of(fleet, decide(fleet))
+        return build_commit(fleet, decide(fleet))
 
     def learn(self, batch: Batch) -> None:
-        self.knowledge = learn(self.knowledge, batch, self.now).knowledge
+        self.knowledge = apply_batch(self.knowledge, batch, self.now).knowledge
 
     @property
     def record(self) -> Record | None:
@@ -335,7 +340,7 @@ class Lifetime:
 
     def look(self) -> BootPlan:
         found = self.decision()
-        planned = plan(found, self.now, self.record)
+        planned = make_plan(found, self.now, self.record)
         assert planned is not None
         state = "Maintenance" if planned.maintenance else "Reserved"
         if state != self.states[-1]:
@@ -350,11 +355,11 @@ class Lifetime:
         """A completed fetch of the entry, which is the evidence of a first boot; and what comes long after it."""
         planned = self.look()
         assert planned.phase is Phase.NETWORK
-        offer = offer_of(self.decision(), planned, self.record)
+        offer = build_offer(self.decision(), planned, self.record)
         assert offer is not None
         observation = Observation(server="web01", path="", digest=offer.plan, client="10.0.0.7", at=self.now)
-        fetch = Fetch(observation=observation, offer=offer, noted=False)
-        self.learn(Batch(commit=self.commit(), changed=("web01",), fetched=(fetch,)))
+        fetch = Fetch(observation=observation, offer=offer, was_recorded=False)
+        self.learn(Batch(commit=self.commit(), changed=("web01",), fetches=(fetch,)))
         self.now += timedelta(hours=1)
 
     def start_maintenance(self) -> None:
@@ -377,7 +382,7 @@ def _nothing(lifetime: Lifetime) -> None:
 def _move(lifetime: Lifetime) -> None:
     """Records leave one ledger and enter another as they were."""
     known = lifetime.knowledge.records
-    assert imported(exported(known), "records.json") == known
+    assert parse_exported_records(encode_records(known), "records.json") == known
 
 
 EVENTS: Final[dict[str, Callable[[Lifetime], None]]] = {
@@ -448,7 +453,7 @@ def validation_gate(case: Case) -> None:
         return
     decisions = decided(*documents)
     found = decisions.servers["web01"]
-    planned = plan(found, NOON, None)
+    planned = make_plan(found, NOON, None)
     answer = json.loads(boot_files(decisions, found, planned)[f"boot/httpboot/{uuid_of('web01')}.json"])
     assert planned is not None
     assert planned.override is not None
@@ -458,11 +463,11 @@ def validation_gate(case: Case) -> None:
 # What a BMC is asked for
 
 
-def wanted_by(planned: BootPlan | None) -> Wanted | None:
+def wanted_by(planned: BootPlan | None) -> WantedOverride | None:
     if planned is None or planned.override is None:
         return None
     override = planned.override
-    return Wanted(
+    return WantedOverride(
         reason=override.reason,
         plan_digest=planned.digest,
         override=Override(
@@ -494,18 +499,18 @@ class Rack:
         self._bmc.close()
         self._server.__exit__(kind, error, trace)
 
-    def ask(self, wanted: Wanted | None, switching: Switching | None = None) -> TaskResult:
+    def ask(self, wanted: WantedOverride | None, switching: WantedPowerChange | None = None) -> TaskResult:
         job = BmcTask(
             server="web01",
             uuid=SystemUuid(uuid_of("web01")),
             bmc=BmcAccess(address=self._server.url, system=None, credentials="", verify=True, ca=None),
             wanted=wanted,
             records=tuple(self.records.values()),
-            switching=switching,
+            wanted_power=switching,
         )
         return OverrideSession(self._bmc, job, self._write, lambda: self.machine.now).run()
 
-    def _write(self, record: OverrideRecord | SwitchRecord) -> None:
+    def _write(self, record: OverrideRecord | PowerRecord) -> None:
         if isinstance(record, OverrideRecord):
             self.records[record.reason] = record
 
@@ -537,18 +542,18 @@ def override(case: Case) -> None:
     )
     for each in PROFILES.values():
         seen = observed(Machine(profile=each))
-        fitted = fit(wanted, seen)
+        fitted = adapt_override(wanted, seen)
         assert fitted is not None
-        assert ("HttpBootUri" not in boot_patch(fitted, seen)) == (case["expect"]["HttpBootUri"] == "absent")
+        assert ("HttpBootUri" not in build_boot_patch(fitted, seen)) == (case["expect"]["HttpBootUri"] == "absent")
 
 
-def observed(machine: Machine) -> Observed:
+def observed(machine: Machine) -> BmcObservation:
     """What is read of a machine, from the resource that takes its overrides."""
     system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
     settings = None
     if machine.settings_path and "BootSourceOverrideTarget" in machine.settings()["Boot"]:
         settings = Resource(url=f"http://bmc{machine.settings_path}", body=machine.settings())
-    return observe(system, settings)
+    return build_observation(system, settings)
 
 
 # power_on: what a machine boots whose firmware stops where nobody told it otherwise
@@ -564,7 +569,7 @@ def power_on(case: Case) -> None:
         order, told = given["biosOrder"], given["operatorOverride"]
         once = told and Override(enabled=OverrideEnabled(told["enabled"]), target=OverrideTarget(told["target"]))
         with Rack() as rack:
-            rack.ask(Wanted(reason="operator", plan_digest="", override=once) if once else None)
+            rack.ask(WantedOverride(reason="operator", plan_digest="", override=once) if once else None)
             assert [rack.boots(order), rack.boots(order)] == [expected["boots"], order[0]]
 
 
@@ -575,7 +580,7 @@ def _check_resting_order(order: list[str], safe_stop: str) -> None:
     parked.remove(reserved[1])
     with Rack() as rack:
         for documents, boots in ((parked, safe_stop), (reserved, "HDD"), (parked, safe_stop)):
-            rack.ask(wanted_by(plan(decision("web01", *documents), NOON, INSTALLED)))
+            rack.ask(wanted_by(make_plan(decision("web01", *documents), NOON, INSTALLED)))
             assert [rack.boots(order), rack.boots(order)] == [boots, boots]
 
 
@@ -583,7 +588,7 @@ def _check_reboots_in_maintenance(mode: str) -> None:
     """A maintenance's Once covers one reboot, its Always each one inside the window."""
     for often, expected in ((mode, ["Pxe", "disk"]), ("Always", ["Pxe", "Pxe"])):
         window = maintenance("repair", OPEN, f"networkBoot: {often}")
-        wanted = wanted_by(plan(decision("web01", *workload(), window), NOON, INSTALLED))
+        wanted = wanted_by(make_plan(decision("web01", *workload(), window), NOON, INSTALLED))
         with Rack() as rack:
             boots = []
             for _ in expected:
@@ -611,7 +616,7 @@ def reconcile(case: Case) -> None:
         if given["power"] == "Off":
             rack.machine.reset("ForceOff")
         try:
-            planned = plan(decision("web01", *documents), NOON, known)
+            planned = make_plan(decision("web01", *documents), NOON, known)
         except InvalidRepository:  # nothing is accepted; each later pass looks again
             planned = None
         rack.ask(wanted_by(planned))
@@ -624,13 +629,15 @@ def reconcile(case: Case) -> None:
 def _check_is_installed_once(rack: Rack, documents: tuple[str, ...]) -> None:
     """It is switched on where its policy says so, and installed once."""
     powered = decision("web01", *documents[:-1], policy("web", spec="power: On", often="Once"))
-    planned = plan(powered, NOON, PENDING)
+    planned = make_plan(powered, NOON, PENDING)
     assert planned is not None and planned.key is not None and planned.override is not None
-    on = Switching(reason=planned.key, manner=Manner.ON, override=planned.override.reason, now=True)
+    on = WantedPowerChange(
+        reason=planned.key, operation=PowerOperation.ON, override_reason=planned.override.reason, may_start_now=True
+    )
     rack.ask(wanted_by(planned), on)
     assert rack.machine.power == "On"
     assert rack.boots() == "Pxe"
-    rack.ask(wanted_by(plan(decision("web01", *documents), NOON, INSTALLED)))
+    rack.ask(wanted_by(make_plan(decision("web01", *documents), NOON, INSTALLED)))
     assert rack.boots() == "disk"
 
 
@@ -644,14 +651,14 @@ def override_payload(case: Case) -> None:
         machine = Machine(profile=_profile(vendor, given["reportedMode"]))
         machine.write(BootSourceOverrideMode=given["reportedMode"])
         seen = observed(machine)
-        fitted = fit(Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"), seen)
+        fitted = adapt_override(Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"), seen)
         if seen.mode_is_fixed and given["reportedMode"] == "Legacy":
             assert fitted is None, vendor  # HPE's mode is read-only, so a person is asked
             continue
         assert fitted is not None
-        patch = boot_patch(fitted, seen)
+        patch = build_boot_patch(fitted, seen)
         assert patch == case["expect"]["boot"], vendor
-        assert machine.patch(seen.settings, {"Boot": patch}, machine.system()["@odata.etag"]).status == 200, vendor
+        assert machine.patch(seen.settings_path, {"Boot": patch}, machine.system()["@odata.etag"]).status == 200, vendor
 
 
 def _profile(vendor: str, mode: str | None) -> Profile:
@@ -671,7 +678,7 @@ def list_systems(case: Case) -> None:
         target = system["overrideTarget"]  # metal-operator's library reads a property that is absent as ""
         body = {"Boot": {"BootSourceOverrideTarget": target} if target else {}}
         try:
-            observe(Resource(url=f"http://bmc{system['uri']}", body=body), None)
+            build_observation(Resource(url=f"http://bmc{system['uri']}", body=body), None)
         except BmcRejected:
             continue
         usable.append(system["uri"])
@@ -687,7 +694,7 @@ def boot_order_payload(case: Case) -> None:
     for each in PROFILES.values():
         with Rack(each) as rack:
             once = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
-            rack.ask(Wanted(reason="provision/1", plan_digest="", override=once))
+            rack.ask(WantedOverride(reason="provision/1", plan_digest="", override=once))
             rack.ask(None)
             assert rack.machine.writes
             for write in rack.machine.writes:
@@ -706,9 +713,9 @@ def _maintenance_reboots(case: Case) -> None:
         found = decision("web01", *workload(), *tool, maintenance("repair", OPEN, boots="tool"))
         with Rack() as rack:
             for _ in range(3):
-                rack.ask(wanted_by(plan(found, NOON, INSTALLED)))
+                rack.ask(wanted_by(make_plan(found, NOON, INSTALLED)))
                 assert rack.boots() == method
-            rack.ask(wanted_by(plan(found, at("20T14:00"), INSTALLED)))
+            rack.ask(wanted_by(make_plan(found, at("20T14:00"), INSTALLED)))
             assert rack.boots() == "HDD"
 
 
@@ -718,7 +725,7 @@ def _nothing_is_written_in_post(case: Case) -> None:
     with Rack(ILO6) as rack:
         rack.machine.reset()
         assert rack.machine.in_post
-        install = wanted_by(plan(decision("web01", *workload()), NOON, PENDING))
+        install = wanted_by(make_plan(decision("web01", *workload()), NOON, PENDING))
         assert rack.ask(install).message == "the machine is in POST"
         assert rack.machine.writes == []
         rack.machine.advance(rack.machine.post_s * 2)
@@ -730,7 +737,7 @@ def _cleared_as_the_vendor_takes_it(case: Case) -> None:
     assert "None" in case["expect"]["result"]
     for each in PROFILES.values():
         with Rack(each) as rack:
-            rack.ask(wanted_by(plan(decision("web01", *workload()), NOON, PENDING)))
+            rack.ask(wanted_by(make_plan(decision("web01", *workload()), NOON, PENDING)))
             assert rack.override is not None
             rack.ask(None)
             assert rack.override is None, each.name
@@ -740,19 +747,19 @@ def _cleared_as_the_vendor_takes_it(case: Case) -> None:
 
 def _consumed_only_by_a_boot(case: Case) -> None:
     """During POST the override still stands: it is neither cleared nor taken for consumed."""
-    install = wanted_by(plan(decision("web01", *workload()), NOON, PENDING))
+    install = wanted_by(make_plan(decision("web01", *workload()), NOON, PENDING))
     assert install is not None
     with Rack() as rack:
         rack.ask(install)
         rack.machine.reset()
         rack.machine.advance(rack.machine.post_s / 2)
         rack.ask(install)
-        assert rack.records[install.reason].state is State.CONFIRMED
+        assert rack.records[install.reason].state is OverrideState.CONFIRMED
         assert len(rack.machine.writes) == 1
         rack.machine.advance(rack.machine.post_s * 2)
         rack.ask(install)
         assert rack.machine.boots[-1].target == "Pxe"
-        assert rack.records[install.reason].state is State.CONSUMED
+        assert rack.records[install.reason].state is OverrideState.CONSUMED
         assert len(rack.machine.writes) == 1
 
 
@@ -796,10 +803,10 @@ def _check_is_left_alone(before: Decision, given: Case, expected: Case) -> None:
     """Parking withdraws gitboot's own override, once; then whatever is done to the machine stays as it is."""
     window = maintenance("repair", OPEN, boots="web")  # what could ask for a reset
     parked = decided(*_reserved("Parked"), window)
-    planned = plan(parked.servers["web01"], NOON, PENDING)
+    planned = make_plan(parked.servers["web01"], NOON, PENDING)
     assert (_state(parked), planned) == ("Parked", None)
     with Rack() as rack:
-        rack.ask(wanted_by(plan(before, NOON, PENDING)))
+        rack.ask(wanted_by(make_plan(before, NOON, PENDING)))
         rack.ask(wanted_by(planned))
         assert rack.override is None
         writes = len(rack.machine.writes)

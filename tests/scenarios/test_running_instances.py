@@ -11,9 +11,9 @@ from socket import gethostname
 
 import pytest
 
-from gitboot.cli.main import Exit, exit_of
+from gitboot.cli.main import Exit, find_exit_code
 from gitboot.errors import LockedByAnother
-from gitboot.fetchlog.spool import files
+from gitboot.fetchlog.spool import list_files
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_with_bmcs import BASE_URL, Rack, boots, condition, typed, until_condition
 from tests.helpers.postgresql import PostgresServer, postgresql
@@ -50,7 +50,7 @@ def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_ti
             eventually(lambda: first.status()["records"] == {"Pending": 1, "Provisioned": 1})
             places = ("--out", rack.folder / "other", "--state", rack.folder / "elsewhere")
             done = typed("run", rack.repository.bare, *places, *ledger, "--once")
-            assert done.code == exit_of(LockedByAnother(""))
+            assert done.code == find_exit_code(LockedByAnother(""))
             assert f"is in use by the instance {gethostname()}:{rack.state}" in done.err
 
 
@@ -64,14 +64,14 @@ def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]
             web.machine.run_through()
             is_given = "flatcar-1" in instance.get(web.entry).text
             assert is_given is not bool(ledger), "where hosts share a ledger, it is recorded there what is given"
-            assert bool([path for path in files(spool) if path.read_bytes()]) is is_given
+            assert bool([path for path in list_files(spool) if path.read_bytes()]) is is_given
             new = rack.add("web02", provision=1)
             rack.push("One more server")
             until_condition(instance, "LedgerWritable", status=False, reason="Failed")
             passes(instance)
             assert (web.times_set, new.times_set) == (1, 0), "no intent stands recorded"
             assert instance.status()["records"] == {"Pending": 1}
-            kept = [path for path in files(spool) if web.entry.encode() in path.read_bytes()]
+            kept = [path for path in list_files(spool) if web.entry.encode() in path.read_bytes()]
             assert bool(kept) is is_given, "nothing is forgotten"
             assert re.search(why, failures(instance)[-1])
         until_condition(instance, "LedgerWritable", status=True, reason="Writable")

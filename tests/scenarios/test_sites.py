@@ -19,16 +19,16 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.cli.commands.provisioning_records import read_hand_over, taken
+from gitboot.cli.commands.provisioning_records import build_taken_record, read_hand_over
 from gitboot.cli.main import Exit, cli
-from gitboot.controller.instance.assembly import looked_at
+from gitboot.controller.instance.assembly import open_offline
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.operator_requests import RECORDS
 from gitboot.errors import InvalidRepository, SourceError, UsageError
-from gitboot.evaluator.client import assembled
+from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.evaluator.process import report
+from gitboot.evaluator.process import build_report
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
@@ -106,10 +106,10 @@ class Country:
     @property
     def ledgers(self) -> dict[str, str]:
         instances = self.instances.items()
-        return {site: each.parts.reconciler.standing.knowledge.facts.identity for site, each in instances}
+        return {site: each.parts.reconciler.state.knowledge.facts.identity for site, each in instances}
 
     def planned(self, site: str) -> dict[str, tuple[Phase, Cause]]:
-        servers = self.instances[site].parts.reconciler.standing.plans.servers
+        servers = self.instances[site].parts.reconciler.state.plans.servers
         return {name: shown(each.plan) for name, each in servers.items()}
 
 
@@ -182,7 +182,7 @@ def test_a_server_that_was_elsewhere_before_its_site_looks_again_is_unknown_ther
     world.turn()
     assert country.planned("ams2")["web01"] == UNKNOWN
     assert [each.facts["servers"] for each in world.told("ServerUnknown")] == [["web01"]]
-    assert server_tables.standing(world.parts.ledger) == {uuid_of("web01")}
+    assert server_tables.read_current_machines(world.parts.ledger) == {uuid_of("web01")}
 
 
 def test_a_board_that_comes_with_what_another_site_had_is_not_new(country: Country) -> None:
@@ -239,7 +239,7 @@ def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_
             for each in (second, for_all):
                 each.turn()
                 assert each.condition("LedgerNamed") == (False, "AnotherLedger")
-                assert each.parts.reconciler.standing.plans.servers == {}
+                assert each.parts.reconciler.state.plans.servers == {}
     assert [each for each in country.instances.values() if each.held is not None] == [], "they take over from nobody"
     assert country.planned("ams2") == {"web01": INSTALLS}
 
@@ -363,12 +363,14 @@ def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
     for old, new in (SITES, SITES[::-1]):
         country.push(*placed(web01=new, web02="fra1"))
         file.write_text(said("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
-        with looked_at(tmp_path / new / "state", at("20T12:00")) as look:
-            record = taken(read_hand_over(file), look)
+        with open_offline(tmp_path / new / "state", at("20T12:00")) as look:
+            record = build_taken_record(read_hand_over(file), look)
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
         given = {"items": [item], "reason": "moved", "commit": look.commit.revision, "unknown": True}
         world = country.instances[new]
-        instance_tables.give(world.parts.ledger, world.now, "ada", RECORDS, given)  # and whoever gave it is killed
+        instance_tables.add_request(
+            world.parts.ledger, world.now, "ada", RECORDS, given
+        )  # and whoever gave it is killed
         copy = tmp_path / f"{new} again"
         for folder in ("state", "output"):
             shutil.copytree(tmp_path / new / folder, copy / folder, symlinks=True)
@@ -398,7 +400,7 @@ def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Coun
 
 def test_a_state_is_of_one_site_and_what_is_asked_of_it_says_of_which(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
-    with looked_at(tmp_path / "ams2/state", at("20T12:00")) as look:
+    with open_offline(tmp_path / "ams2/state", at("20T12:00")) as look:
         assert (look.commit.site, [*look.commit.decisions.servers]) == ("ams2", ["web01"])
         assert {each.name for each in look.commit.machines.values()} == {"web01"}
     shown = CliRunner().invoke(cli, ["records", "show", "--state", str(tmp_path / "ams2/state")])
@@ -443,7 +445,7 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
     assert goes.parts.reconciler.status.problems == ()
     assert (goes.applied, goes.condition("LedgerNamed")) == (before, (False, "BecameStandby"))
     assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
-    assert goes.parts.reconciler.standing.schedule.may_set is False
+    assert goes.parts.reconciler.state.schedule.may_set is False
     refused = str(said("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
     assert refused.endswith("let it accept the one by which it stands back first")
     country.repository.push({"bad.yaml": "kind: Nothing\n"}, "Break something else")
@@ -525,7 +527,7 @@ def test_an_instance_for_a_site_that_the_fleet_never_had_accepts_nothing(country
         world.turn()
         (problem,) = parts.reconciler.status.problems
         assert (problem.code, problem.line, problem.hint) == ("GB2023", 4, "did you mean fra1?")
-        assert parts.reconciler.standing.attempt.accepted is None
+        assert parts.reconciler.state.attempt.accepted is None
 
 
 @for_each(
@@ -579,13 +581,13 @@ def test_sites_together_are_the_fleet_however_each_was_come_to(
         assert isinstance(cold, CommitPair)
         before, tree = known.get(None), edited
         for site in (None, *SITES, "rest"):
-            now = assembled(known.get(site), revision, map(sent, report(found, site)))
-            alone = assembled(None, revision, map(sent, report(cold, site)))
+            now = assemble_commit(known.get(site), revision, map(sent, build_report(found, site)))
+            alone = assemble_commit(None, revision, map(sent, build_report(cold, site)))
             assert in_full(now.commit) == in_full(alone.commit)
             assert on_page(now.commit) == on_page(alone.commit)
             if before is not None:
                 elsewhere = before.machines.keys() - known[site].machines.keys()
-                assert not {each.uuid for each in now.come} & elsewhere, "what was at another site is not new"
+                assert not {each.uuid for each in now.new_servers} & elsewhere, "what was at another site is not new"
                 anywhere = {each.uuid for each in found.head.decided.repository.servers.values()}
                 assert {*now.moves.arrived} == elsewhere & now.commit.machines.keys()
                 if site is not None:
@@ -661,7 +663,7 @@ def test_a_site_sets_its_own_bmcs_alone_and_withdraws_at_a_windows_end_what_it_s
                 site="ams2",
             )
         )
-        ledger = parts.reconciler.standing.knowledge.facts.identity
+        ledger = parts.reconciler.state.knowledge.facts.identity
         described = (
             server(
                 name,
@@ -693,11 +695,11 @@ def test_a_site_sets_its_own_bmcs_alone_and_withdraws_at_a_windows_end_what_it_s
             parts.source.fetch()
         gone = Fetched(reason="SourceError", message="no route to host", failed=True)
         turn(gone, hours=1)
-        standing = parts.reconciler.standing
+        standing = parts.reconciler.state
         assert (standing.publication.applied, boot_of(machines["web01"]) != "Disabled") == (commit, True)
         turn(gone, hours=2)
         turn(gone, minutes=1)
-        standing = parts.reconciler.standing
+        standing = parts.reconciler.state
         assert boot_of(machines["web01"]) == "Disabled" and standing.publication.applied == commit
         plan = standing.plans.servers["web01"].plan
         assert plan is not None and plan.phase is Phase.DISK
@@ -722,7 +724,7 @@ def test_what_the_instance_of_a_site_that_is_gone_has_set_is_withdrawn_before_an
                 site="ams2",
             )
         )
-        ledgers = {"ams2": parts.reconciler.standing.knowledge.facts.identity, "fra1": uuid_of("fra1")}
+        ledgers = {"ams2": parts.reconciler.state.knowledge.facts.identity, "fra1": uuid_of("fra1")}
         access = f"bmc: {{address: '{bmc.url}', system: {machine.path}, credentials: rack}}"
 
         def turn(documents: tuple[str, ...], message: str = "Change") -> None:
@@ -743,7 +745,7 @@ def test_what_the_instance_of_a_site_that_is_gone_has_set_is_withdrawn_before_an
         assert boot_of(machine) == "Disabled"
         writes = len(machine.writes)
         given = {"server": "web01", "consumed": False, "key": None, "bmc": None, "reason": "looked"}
-        instance_tables.give(parts.ledger, now[0], "ada", "resolve", {"uuid": uuid_of("web01"), **given})
+        instance_tables.add_request(parts.ledger, now[0], "ada", "resolve", {"uuid": uuid_of("web01"), **given})
         for _ in range(2):
             turn((fleet_of(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
         assert (boot_of(machine), len(machine.writes)) == ("Disabled", writes)

@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 from msgspec import structs
 
-from gitboot.bmc.override_state import Medium, MediumState, State
+from gitboot.bmc.override_state import Medium, MediumState, OverrideState
 from gitboot.controller import checkpoint
 from gitboot.controller import loop as instance_loop
 from gitboot.controller.instance import assembly
@@ -26,8 +26,8 @@ from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish import tree_reader
-from gitboot.resolve.boot_limits import Stoppage
-from gitboot.status.work_progress import Laps, Stage
+from gitboot.resolve.boot_limits import StopOrder
+from gitboot.status.work_progress import Stage, StageTimes
 from tests.controller.records.test_provisioning_installations import Maintained as InMaintenance
 from tests.controller.test_checkpoint import Patient
 from tests.helpers.disks_and_terminals import fill, small_disk
@@ -75,7 +75,7 @@ def clears_from(rack: Rack, blade: Blade) -> datetime | None:
     """From when on the ledger lets gitboot clear the override of a blade without a write."""
     with Store.open(rack.state / "ledger.sqlite") as ledger:
         found = server_tables.read_overrides(ledger).get(SystemUuid(blade.uuid), {})
-    return next((each.clears_from for each in found.values() if each.state is State.CONFIRMED), None)
+    return next((each.clears_from for each in found.values() if each.state is OverrideState.CONFIRMED), None)
 
 
 def ends_its_window(
@@ -322,7 +322,7 @@ class Restarting:
     def noted(self, parts: Parts, name: str) -> Digest | None:
         """Return the plan that the ledger has for the file of a server as it is dated now."""
         modified = int((self.folder / "output" / self._entry(name)).stat().st_mtime)
-        found = server_tables.version(parts.ledger, self._entry(name), modified)
+        found = server_tables.find_version(parts.ledger, self._entry(name), modified)
         return found[0] if found is not None else None
 
     def _entry(self, name: str) -> str:
@@ -418,9 +418,9 @@ def test_a_restart_without_the_ledger_withholds_a_boot_that_does_not_stand(resta
 @pytest.fixture
 def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarting:
     """As `restarting`, but each instance goes on from where the one before stood: as with hundreds of servers."""
-    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
-    monkeypatch.setattr(assembly, "Patrol", Patient)
+    monkeypatch.setattr(assembly, "DamageSearch", Patient)
     made = Restarting(tmp_path)
     made.begin()
     assert (tmp_path / "state" / CACHE).exists()
@@ -437,11 +437,11 @@ def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_a
     with ExitStack() as process, ExitStack() as failure:
         failure.enter_context(restarting.locked())
         parts = process.enter_context(restarting.running())
-        assert parts.reconciler.standing.publication.complete is resumes
-        tree_reader.say(output, Stoppage("ada", "wrong image", everything=False), restarting.now)
+        assert parts.reconciler.state.publication.complete is resumes
+        tree_reader.write_stop(output, StopOrder("ada", "wrong image", everything=False), restarting.now)
         restarting.reconcile(parts)
         assert "flatcar-1" not in restarting.boots("web01")
-        tree_reader.take_back(output)
+        tree_reader.remove_stop(output)
         restarting.reconcile(parts)
         failure.close()
         restarting.reconcile(parts)
@@ -497,7 +497,7 @@ def test_a_stop_that_the_ledger_cannot_take_applies_to_the_files(bench: Bench, t
     bench.reconcile()
     assert "flatcar-1" in given(bench)
     with locked(bench, tmp_path):
-        tree_reader.say(tmp_path / "spool", Stoppage("ada", "wrong image", everything=False), bench.now)
+        tree_reader.write_stop(tmp_path / "spool", StopOrder("ada", "wrong image", everything=False), bench.now)
         bench.reconcile()
         assert "flatcar-1" not in given(bench)
     bench.reconcile()
@@ -520,7 +520,7 @@ class Maintained:
         self.bench.now = self.machine.now
         self.decide(IN_WINDOW)
         self.bench.reconcile()
-        assert self.shown == "Once" and self.state is State.CONFIRMED
+        assert self.shown == "Once" and self.state is OverrideState.CONFIRMED
 
     def _make_bench(self, initial: str | None) -> Bench:
         return self._stack.enter_context(Bench(self.folder, initial=initial, credentials=self.folder))
@@ -545,8 +545,8 @@ class Maintained:
         return str(self.machine.system()["Boot"]["BootSourceOverrideEnabled"])
 
     @property
-    def state(self) -> State | None:
-        kept = self.bench.knowledge.overrides_of(WEB01)
+    def state(self) -> OverrideState | None:
+        kept = self.bench.knowledge.list_overrides(WEB01)
         return next((each.state for each in kept if each.reason == "maintenance/repair/1"), None)
 
     @property
@@ -566,16 +566,18 @@ def test_an_override_is_withdrawn_at_the_end_of_its_window_without_the_ledger(ma
         maintained.bench.reconcile()
         assert (maintained.shown, maintained.notes.exists()) == ("Disabled", True)
     maintained.bench.reconcile()
-    assert (maintained.state, maintained.notes.exists()) == (State.WITHDRAWN, False)
+    assert (maintained.state, maintained.notes.exists()) == (OverrideState.CLEARED, False)
     assert maintained.bench.told().count("OverrideWithdrawn") == 1
 
 
 def test_a_withdrawal_is_noted_while_a_reconcile_writes_to_the_ledger(maintained: Maintained) -> None:
     """A reconcile holds what jobs write down until its own write has ended, which may take all of a lease."""
     maintained.wait(hours=1)
-    inbox, (record,) = maintained.bench.instance.inbox, maintained.bench.knowledge.overrides_of(WEB01)
-    with inbox.held():
-        job = Thread(target=inbox.record, args=(WEB01, structs.replace(record, state=State.WITHDRAWING)), daemon=True)
+    inbox, (record,) = maintained.bench.instance.inbox, maintained.bench.knowledge.list_overrides(WEB01)
+    with inbox.hold():
+        job = Thread(
+            target=inbox.record, args=(WEB01, structs.replace(record, state=OverrideState.CLEARING)), daemon=True
+        )
         job.start()
         job.join(60)
         assert not job.is_alive()
@@ -585,7 +587,9 @@ def test_a_withdrawal_is_noted_while_a_reconcile_writes_to_the_ledger(maintained
 def test_before_the_end_of_its_window_nothing_is_withdrawn_without_the_ledger(maintained: Maintained) -> None:
     """What a stop takes back needs the ledger: a reset until then has consumed the override."""
     with locked(maintained.bench, maintained.folder):
-        tree_reader.say(maintained.folder / "spool", Stoppage("ada", "wait", everything=True), maintained.bench.now)
+        tree_reader.write_stop(
+            maintained.folder / "spool", StopOrder("ada", "wait", everything=True), maintained.bench.now
+        )
         maintained.wait(minutes=1)
         maintained.bench.reconcile()
         assert (maintained.shown, maintained.notes.exists()) == ("Once", False)
@@ -597,7 +601,7 @@ def test_a_withdrawal_without_the_ledger_is_known_after_a_restart(maintained: Ma
         maintained.bench.reconcile()
     maintained.restart()
     maintained.bench.reconcile()
-    assert (maintained.state, maintained.notes.exists()) == (State.WITHDRAWN, False)
+    assert (maintained.state, maintained.notes.exists()) == (OverrideState.CLEARED, False)
     assert maintained.bench.told().count("OverrideWithdrawn") == 1
 
 
@@ -611,22 +615,22 @@ def test_an_override_that_is_gone_without_a_note_is_unknown_and_never_set_again(
     maintained.notes.rmdir()
     maintained.restart()
     maintained.bench.reconcile()
-    assert maintained.state is State.LOST
+    assert maintained.state is OverrideState.LOST
     patches = len(maintained.machine.writes)
     maintained.decide("20T11:00 20T16:00")
     for _ in range(3):
         maintained.wait(minutes=1)
         maintained.bench.reconcile()
-    assert (maintained.state, len(maintained.machine.writes)) == (State.LOST, patches)
+    assert (maintained.state, len(maintained.machine.writes)) == (OverrideState.LOST, patches)
 
 
 def test_a_medium_that_is_ejected_after_its_override_was_withdrawn_is_noted(maintained: Maintained) -> None:
-    (set_,) = maintained.bench.knowledge.overrides_of(WEB01)
+    (set_,) = maintained.bench.knowledge.list_overrides(WEB01)
     medium = Medium(url="http://b/1.iso", state=MediumState.EJECTING, at=set_.at)
-    withdrawn = structs.replace(set_, state=State.WITHDRAWN, medium=medium)
-    ejected = withdrawn.having(structs.replace(medium, state=MediumState.EJECTED))
+    withdrawn = structs.replace(set_, state=OverrideState.CLEARED, medium=medium)
+    ejected = withdrawn.with_medium(structs.replace(medium, state=MediumState.EJECTED))
     assert withdrawn.is_ended_by(ejected)
-    assert not withdrawn.is_ended_by(structs.replace(set_, state=State.WITHDRAWING))
+    assert not withdrawn.is_ended_by(structs.replace(set_, state=OverrideState.CLEARING))
     assert not ejected.is_ended_by(withdrawn)
 
 
@@ -639,11 +643,11 @@ def test_a_note_of_an_older_setting_changes_nothing(maintained: Maintained) -> N
     maintained.bench.reconcile()
     maintained.decide("20T11:00 20T16:00")
     maintained.bench.reconcile()
-    assert maintained.state is State.CONFIRMED
+    assert maintained.state is OverrideState.CONFIRMED
     maintained.notes.write_bytes(note)
     maintained.restart()
     maintained.bench.reconcile()
-    assert (maintained.state, maintained.shown, maintained.notes.exists()) == (State.CONFIRMED, "Once", False)
+    assert (maintained.state, maintained.shown, maintained.notes.exists()) == (OverrideState.CONFIRMED, "Once", False)
 
 
 def test_a_window_that_is_prolonged_moves_the_time_from_which_its_override_may_be_cleared(
@@ -651,13 +655,13 @@ def test_a_window_that_is_prolonged_moves_the_time_from_which_its_override_may_b
 ) -> None:
     maintained.decide("20T11:00 20T16:00")
     maintained.bench.reconcile()
-    (record,) = maintained.bench.knowledge.overrides_of(WEB01)
+    (record,) = maintained.bench.knowledge.list_overrides(WEB01)
     assert record.clears_from is not None and record.clears_from.hour == 16
     maintained.wait(hours=2)
     maintained.machine.run_through()
     maintained.bench.now = maintained.machine.now
     maintained.bench.reconcile()
-    assert maintained.state is State.CONSUMED
+    assert maintained.state is OverrideState.CONSUMED
 
 
 # A stage that hangs
@@ -665,23 +669,23 @@ def test_a_window_that_is_prolonged_moves_the_time_from_which_its_override_may_b
 
 def test_a_stage_stalls_if_it_makes_no_progress_and_not_while_it_does() -> None:
     now_s = [0.0]
-    laps = Laps(lambda: now_s[0])
-    assert laps.stalled(120) is None
+    laps = StageTimes(lambda: now_s[0])
+    assert laps.find_stalled_stage(120) is None
     lap = laps.start(Stage.TAKE_IN)
     laps.start()  # the fetch, beside it
     now_s[0] = 119
-    assert laps.stalled(120) is None
+    assert laps.find_stalled_stage(120) is None
     now_s[0] = 120
-    assert laps.stalled(120) is Stage.TAKE_IN
+    assert laps.find_stalled_stage(120) is Stage.TAKE_IN
     lap(Stage.TAKE_IN)
-    assert laps.stalled(120) is None
+    assert laps.find_stalled_stage(120) is None
     now_s[0] = 240
-    assert laps.stalled(120) is Stage.ACCEPT
+    assert laps.find_stalled_stage(120) is Stage.ACCEPT
     laps.note_progress()
-    assert laps.stalled(120) is None
+    assert laps.find_stalled_stage(120) is None
     lap.end(Stage.RECONCILE)
     now_s[0] = 1000
-    assert laps.stalled(120) is None
+    assert laps.find_stalled_stage(120) is None
 
 
 def test_finding_c2_a_loop_that_hangs_shows_a_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

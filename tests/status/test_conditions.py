@@ -19,7 +19,16 @@ from gitboot.cli.main import cli
 from gitboot.cli.options import Setting
 from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN
 from gitboot.errors import GitbootError
-from gitboot.status.conditions import ANY, BMC, CONDITIONS, STATUS_CURRENT, Event, folded, remedy, with_state
+from gitboot.status.conditions import (
+    ANY,
+    BMC,
+    CONDITIONS,
+    STATUS_CURRENT,
+    Event,
+    fill_state,
+    find_remedy,
+    merge_events_by_server,
+)
 from tests.helpers.cases import for_each
 
 ROOT = Path(__file__).parents[2]
@@ -125,20 +134,20 @@ def test_each_line_can_be_typed(line: str) -> None:
 
 def test_words_in_capitals_are_filled_in() -> None:
     given = {"DIGEST": "d1", "GUARDS": ["--guard", "maxDeletes"]}
-    line = remedy("CommitAccepted", "GuardTripped", given)
+    line = find_remedy("CommitAccepted", "GuardTripped", given)
     assert line == "gitboot approve d1 --guard maxDeletes --state STATE --reason '…'"
-    assert with_state(line, "/var/lib/git boot") == (
+    assert fill_state(line, "/var/lib/git boot") == (
         "gitboot approve d1 --guard maxDeletes --state '/var/lib/git boot' --reason '…'"
     )
-    line = remedy("Bmc/web01", "ForeignOverride")
+    line = find_remedy("Bmc/web01", "ForeignOverride")
     assert line == "gitboot bmc resolve web01 --replace --state STATE --reason '…'"
 
 
 def test_an_error_without_a_line_of_its_own_has_that_of_any() -> None:
-    assert remedy("Published", "PublishError") == REMEDIES["Published", ANY]
-    assert remedy("Published", "ForeignTree") == REMEDIES["Published", "ForeignTree"]
-    assert remedy("Published", "Published") == REMEDIES["Published", ANY]
-    assert remedy("Nothing", "Known") is None
+    assert find_remedy("Published", "PublishError") == REMEDIES["Published", ANY]
+    assert find_remedy("Published", "ForeignTree") == REMEDIES["Published", "ForeignTree"]
+    assert find_remedy("Published", "Published") == REMEDIES["Published", ANY]
+    assert find_remedy("Nothing", "Known") is None
 
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
@@ -153,7 +162,7 @@ def stalled(server: str, message: str = LACKS, *, at: datetime = NOON, **facts: 
 def test_what_differs_by_the_server_alone_is_one_event_with_all_of_them() -> None:
     published = Event(at=NOON, type="Published", message="3 written")
     names = [f"w{number:02}" for number in range(11)]
-    (first, one) = folded([*map(stalled, reversed(names)), published])
+    (first, one) = merge_events_by_server([*map(stalled, reversed(names)), published])
     assert first.message == f"11 servers (w00, w01, w02 and 8 more): {LACKS}"
     assert (first.facts, first.type, first.warning, one) == ({"servers": names}, "OverrideStalled", True, published)
 
@@ -168,4 +177,4 @@ def test_what_says_anything_else_stays_by_itself_and_in_its_order() -> None:
         Event(at=NOON, type="OverrideStalled", message="two of a kind", facts={"server": "web06"}),
         Event(at=NOON, type="OverrideStalled", message="two of a kind", facts={"server": "web07"}),
     )
-    assert folded(events) == events
+    assert merge_events_by_server(events) == events

@@ -13,19 +13,29 @@ from typing import Final, cast
 import pytest
 from click.testing import CliRunner
 
-from gitboot.child_processes import Buffer, Child, encode
-from gitboot.cli.commands.status import command, newest
-from gitboot.controller.instance.state_directory import LeftStatus, locked, read_status
+from gitboot.child_processes import Child, FrameBuffer, encode
+from gitboot.cli.commands.status import command, read_newest_status
+from gitboot.controller.instance.state_directory import StatusFile, lock, read_status
 from gitboot.errors import InvalidRepository
-from gitboot.evaluator.cache import SpooledResults
+from gitboot.evaluator.cache import ResultsFile
 from gitboot.evaluator.client import _Conversation
-from gitboot.evaluator.process import _Answering
-from gitboot.evaluator.protocol import Allowance, Begun, Counted, Question, answer
+from gitboot.evaluator.process import _AnswerStream
+from gitboot.evaluator.protocol import EvaluationBegun, EvaluationLimits, FilesRead, Question, decode_answer
 from gitboot.fleet.revision import BlobId
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.render.paths import File
 from gitboot.status.conditions import Event
-from gitboot.status.work_progress import BOUNDS_S, EVERY_S, FIRST_S, Laps, Stage, Underway, Work, WorkListener, counted
+from gitboot.status.work_progress import (
+    BOUNDS_S,
+    EVERY_S,
+    FIRST_S,
+    Stage,
+    StageTimes,
+    Work,
+    WorkListener,
+    WorkProgress,
+    iterate_with_progress,
+)
 from tests.helpers import endpoints, http_peers
 from tests.helpers.disks_and_terminals import shown
 from tests.helpers.endpoints import site as new_site
@@ -44,14 +54,14 @@ class Clock:
 
 def test_each_item_is_counted_before_it_and_all_at_the_end() -> None:
     told: list[tuple[int, int]] = []
-    found = [(each, len(told)) for each in counted("abc", lambda *how: told.append(how))]
+    found = [(each, len(told)) for each in iterate_with_progress("abc", lambda *how: told.append(how))]
     assert (found, told) == ([("a", 1), ("b", 2), ("c", 3)], [(0, 3), (1, 3), (2, 3), (3, 3)])
 
 
 def test_what_is_short_is_not_worth_a_word_and_what_is_long_is_told_now_and_then() -> None:
-    told: list[Underway | None] = []
+    told: list[WorkProgress | None] = []
     clock = Clock()
-    note = WorkListener(told.append, clock_s=clock).of(Work.PLAN)
+    note = WorkListener(told.append, clock_s=clock).make_reporter(Work.PLAN)
     note(0, 100)
     clock.now_s = FIRST_S - 0.1
     note(10, 100)
@@ -66,14 +76,14 @@ def test_what_is_short_is_not_worth_a_word_and_what_is_long_is_told_now_and_then
     said = [each for each in told if each is not None]
     assert len(said) == 1 + int((99 - FIRST_S) // EVERY_S)
     first = said[0]
-    assert (first.done, first.total, first.left_s, said[1].done) == (5, 100, 95, first.done + EVERY_S)
+    assert (first.done, first.total, first.remaining_s, said[1].done) == (5, 100, 95, first.done + EVERY_S)
 
 
 def test_of_two_at_once_each_has_its_own_pace() -> None:
-    told: list[Underway | None] = []
+    told: list[WorkProgress | None] = []
     clock = Clock()
     listener = WorkListener(told.append, clock_s=clock)
-    reads, plans = listener.of(Work.READ), listener.of(Work.PLAN)
+    reads, plans = listener.make_reporter(Work.READ), listener.make_reporter(Work.PLAN)
     reads(0, 10)
     clock.now_s = 4
     plans(0, 10)
@@ -86,15 +96,15 @@ def test_of_two_at_once_each_has_its_own_pace() -> None:
 @pytest.mark.parametrize(
     ("underway", "message"),
     [
-        (Underway(work=Work.READ, done=0, total=1, left_s=None), "reading: 0 of 1 file (1 of 3)"),
+        (WorkProgress(work=Work.READ, done=0, total=1, remaining_s=None), "reading: 0 of 1 file (1 of 3)"),
         (
-            Underway(work=Work.PLAN, done=40_000, total=100_000, left_s=90),
+            WorkProgress(work=Work.PLAN, done=40_000, total=100_000, remaining_s=90),
             "planning: 40,000 of 100,000 servers, about 90 s left (2 of 3)",
         ),
     ],
     ids=["nothing yet", "planning"],
 )
-def test_it_is_said_in_words(underway: Underway, message: str) -> None:
+def test_it_is_said_in_words(underway: WorkProgress, message: str) -> None:
     assert underway.message == message == underway.facts()["message"]
 
 
@@ -104,16 +114,16 @@ ACCEPTED: Final = {"acknowledged": [], "commit": "c0ffee", "changed": []}
 def test_the_status_that_was_left_stands_and_has_how_far_it_is(tmp_path: Path) -> None:
     instants = iter([AT.replace(minute=minute) for minute in range(4)])
     (tmp_path / "status.json").write_text(json.dumps({"attempted": {}, "changes": 7, "clock": "old"}))
-    left = LeftStatus(tmp_path, lambda: next(instants))
-    left.note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
+    left = StatusFile(tmp_path, lambda: next(instants))
+    left.note_progress(WorkProgress(work=Work.PLAN, done=1, total=2, remaining_s=3))
     found = read_status(tmp_path)
     assert found["changes"] == 7  # by which an older copy of the ledger is noticed
     assert found["clock"] == "2026-11-20T12:00:00Z"  # which endpoints compare with theirs
     assert found["progress"]["done"] == 1
     assert left.write({"attempted": {}, "accepted": ACCEPTED, "changes": 8})["clock"] == "2026-11-20T12:01:00Z"
     assert read_status(tmp_path)["progress"] is None
-    left.note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
-    left.note(None)
+    left.note_progress(WorkProgress(work=Work.PLAN, done=1, total=2, remaining_s=3))
+    left.note_progress(None)
     assert (read_status(tmp_path)["progress"], read_status(tmp_path)["changes"]) == (None, 8)
 
 
@@ -126,13 +136,13 @@ def test_what_the_tree_says_is_shown_where_state_takes_no_more_writes(tmp_path: 
         ({"clock": "2026-11-20T12:01:00Z", "ledger": "theirs"}, False),
     ):
         (tmp_path / "ops" / "status.json").write_text(json.dumps({**left, "plannedAt": "now", **more}))
-        assert newest(left, tmp_path)["plannedAt"] == ("now" if is_shown else "then")
+        assert read_newest_status(left, tmp_path)["plannedAt"] == ("now" if is_shown else "then")
     (tmp_path / "ops" / "status.json").write_text("{")
-    assert newest(left, tmp_path) == left
+    assert read_newest_status(left, tmp_path) == left
 
 
 def test_a_first_start_has_a_status_before_anything_is_published(tmp_path: Path) -> None:
-    LeftStatus(tmp_path, lambda: AT).note(Underway(work=Work.READ, done=1, total=2, left_s=3))
+    StatusFile(tmp_path, lambda: AT).note_progress(WorkProgress(work=Work.READ, done=1, total=2, remaining_s=3))
     found = read_status(tmp_path)
     assert endpoints.openapi_problems("InstanceStatus", {**found, "conditions": []}) == []
     assert (found["progress"]["work"], found["progress"]["leftSeconds"]) == ("Reading", 3)
@@ -141,7 +151,7 @@ def test_a_first_start_has_a_status_before_anything_is_published(tmp_path: Path)
 def test_a_publication_counts_up_to_its_end(tmp_path: Path) -> None:
     """By servers where no tree stands, and else by files: each of theirs is staged, and then placed."""
     told: list[tuple[int, int]] = []
-    with Directory.open(tmp_path, ledger="ours", told=lambda *how: told.append(how)) as directory:
+    with OutputDirectory.open(tmp_path, ledger="ours", report_progress=lambda *how: told.append(how)) as directory:
         for text, least in ((b"1", 50), (b"2", 4 * 50)):
             servers = {f"s{n}": server_files(f"s{n}", {f"boot/ipxe/{n}": File(text + b"%d" % n)}) for n in range(50)}
             directory.publish(servers, {}, complete=True, commit="1", at=AT)
@@ -154,7 +164,9 @@ def test_a_publication_counts_up_to_its_end(tmp_path: Path) -> None:
 def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
     with new_site(None) as site:
         state, clock = site.root.parent, Clock()
-        note = WorkListener(LeftStatus(state, lambda: site.now).note, clock_s=clock).of(Work.PUBLISH)
+        note = WorkListener(StatusFile(state, lambda: site.now).note_progress, clock_s=clock).make_reporter(
+            Work.PUBLISH
+        )
         said: list[tuple[int, str]] = []
 
         def step(done: int, total: int) -> None:
@@ -166,7 +178,7 @@ def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
         servers = {f"s{n}": server_files(f"s{n}", {f"boot/ipxe/{n}": File(b"%d" % n)}) for n in range(9)}
         with (
             site.serve(records=False, status=state / "status.json") as url,
-            Directory.open(site.root, ledger="test", told=step) as directory,
+            OutputDirectory.open(site.root, ledger="test", report_progress=step) as directory,
         ):
             directory.publish(servers, {}, complete=True, commit="1", at=AT)
             after = http_peers.get(f"{url}/readyz")
@@ -180,10 +192,10 @@ def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
 
 def test_an_evaluator_says_how_many_files_it_has_read() -> None:
     pipe = BytesIO()
-    read = _Answering(pipe).counting(lambda blob: blob.encode())
+    read = _AnswerStream(pipe).count_reads(lambda blob: blob.encode())
     assert {read(BlobId("content")) for _ in range(2500)} == {b"content"}
-    frames = [*Buffer().add(pipe.getvalue())]
-    assert [answer(frame) for frame in frames] == [Counted(1000), Counted(2000)]
+    frames = [*FrameBuffer().add(pipe.getvalue())]
+    assert [decode_answer(frame) for frame in frames] == [FilesRead(1000), FilesRead(2000)]
 
 
 class Evaluating:
@@ -200,28 +212,28 @@ class Evaluating:
         yield from map(
             encode,
             (
-                Begun(0),
-                Counted(5),
-                Begun(1500),
-                Counted(1000),
-                Counted(2000),
+                EvaluationBegun(0),
+                FilesRead(5),
+                EvaluationBegun(1500),
+                FilesRead(1000),
+                FilesRead(2000),
             ),
         )
 
 
 def test_what_was_read_of_a_commit_is_still_to_be_decided(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    process, question = cast(Child, Evaluating()), Question("f" * 40, None, Allowance())
-    conversation = _Conversation(process, question, lambda *how: told.append(how), None, SpooledResults(tmp_path))
+    process, question = cast(Child, Evaluating()), Question("f" * 40, None, EvaluationLimits())
+    conversation = _Conversation(process, question, lambda *how: told.append(how), None, ResultsFile(tmp_path))
     with pytest.raises(InvalidRepository):
-        conversation.evaluated(None)
+        conversation.evaluate(None)
     assert told == [(0, 1), (0, 1501), (1000, 1501), (1500, 1501), (1, 1)]
 
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_status_says_how_far_it_is_while_somebody_works(tmp_path: Path, runs: bool) -> None:
-    LeftStatus(tmp_path, lambda: AT).note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
-    with locked(tmp_path) if runs else nullcontext():
+    StatusFile(tmp_path, lambda: AT).note_progress(WorkProgress(work=Work.PLAN, done=1, total=2, remaining_s=3))
+    with lock(tmp_path) if runs else nullcontext():
         found = CliRunner().invoke(command, ["--state", str(tmp_path)])
     assert found.exit_code == 0, found.output
     assert ("underway   planning: 1 of 2 servers, about 3 s left (2 of 3)" in found.output) is runs
@@ -236,7 +248,7 @@ def test_on_a_terminal_the_next_line_takes_its_place() -> None:
 
 def test_a_lap_is_what_has_passed_since_the_one_before() -> None:
     now_s = [0.0]
-    laps = Laps(lambda: now_s[0])
+    laps = StageTimes(lambda: now_s[0])
     lap = laps.start()
     for stage, at_s in ((Stage.ACCEPT, 2), (Stage.PLAN, 3)):
         now_s[0] = at_s
@@ -251,7 +263,7 @@ def test_a_lap_is_what_has_passed_since_the_one_before() -> None:
 
 
 def test_each_duration_is_counted_once_in_the_first_bucket_that_it_does_not_exceed() -> None:
-    laps = Laps()
+    laps = StageTimes()
     for seconds in (0, *BOUNDS_S, 300.001, 1e9):
         laps.add(Stage.FETCH, seconds)
     (found,) = laps.facts().values()

@@ -20,20 +20,27 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import EJECTION, MediaSlot, Observed, Override, insertion
+from gitboot.bmc.override_state import EJECT_REQUEST, BmcObservation, MediaSlot, Override, build_insert_request
 from gitboot.bmc.override_steps import has_changed
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.quirks import NOT_NOW, TARGET, boot_patch, row_of
-from gitboot.bmc.redfish.resources import Resource, observe, read_clock, reset_types, slot_of, starts_only_signed
+from gitboot.bmc.redfish.quirks import TARGET, TEMPORARY_REFUSALS, build_boot_patch, get_quirks
+from gitboot.bmc.redfish.resources import (
+    Resource,
+    add_clock,
+    build_observation,
+    parse_reset_types,
+    parse_secure_boot,
+    parse_slot,
+)
 from gitboot.bmc.redfish.transport import (
     ANY,
     MAX_REDIRECTS,
     BmcAdapter,
+    ConnectionPolicy,
     Login,
-    Reach,
-    RequestGivenUp,
+    RequestAborted,
     if_match_values,
-    origin_of,
+    parse_origin,
     read_etags,
 )
 from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, OperatorError, TryAgain
@@ -49,7 +56,7 @@ logging.getLogger("sushy").addHandler(logging.NullHandler())
 
 
 # What each error of sushy means. An HTTPError is judged by its status besides.
-MEANING: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] = {
+ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] = {
     exceptions.SushyError: BmcUnreachable,
     exceptions.ConnectionError: BmcUnreachable,
     exceptions.HTTPError: BmcRejected,
@@ -71,8 +78,8 @@ MEANING: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] =
 }
 _BUSY = frozenset({409, 423, 429, 503})
 # 428: what some BMCs answer to an If-Match that they cannot read (community.general pull request 6434).
-_PRECONDITION = frozenset({HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED})
-_NEVER = frozenset({501, 505})
+_PRECONDITION_FAILURES = frozenset({HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED})
+_NOT_SUPPORTED = frozenset({501, 505})
 
 
 class BmcConnection:
@@ -89,7 +96,7 @@ class BmcConnection:
         *,
         system: str | None = None,  # the path of the ComputerSystem; None: the only one
         tls: ssl.SSLContext | None = None,  # shared between BMCs; None: what this machine trusts
-        reach: Reach | None = None,  # None: wherever the address leads
+        reach: ConnectionPolicy | None = None,  # None: wherever the address leads
         connect_timeout_s: float = 3,
         read_timeout_s: float = 10,  # until the answer is whole
     ) -> None:
@@ -102,20 +109,20 @@ class BmcConnection:
         self._connector = Connector(
             self._address,
             verify=tls.verify_mode is not ssl.CERT_NONE,
-            response_callback=self._note_headers,
+            response_callback=self._store_headers,
             server_side_retries=1,  # one try; a GET that got a 5xx has a second one. 0 would mean 3
             default_request_timeout=read_timeout_s,
             connect_timeout=connect_timeout_s,
         )
-        self.login = Login(self._connector, credentials, self._door)
-        self.media = RedfishDrives(self)
+        self.login = Login(self._connector, credentials, self._translate_errors)
+        self.media = RedfishMedia(self)
         self.firmware = RedfishFirmware(self)
         session = self._connector._session
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
         session.max_redirects = MAX_REDIRECTS
         session.headers["Connection"] = "keep-alive"
-        self.reach = reach or Reach()
-        adapter = BmcAdapter(tls, self.reach)
+        self.policy = reach or ConnectionPolicy()
+        adapter = BmcAdapter(tls, self.policy)
         session.mount("http://", adapter)
         session.mount("https://", adapter)
 
@@ -131,7 +138,7 @@ class BmcConnection:
             self.login.log_out()
         self._connector.close()
 
-    def observe(self) -> Observed:
+    def observe(self) -> BmcObservation:
         """Read the system, in one request once its path and the whereabouts of its override are known."""
         if self._system is None:
             paths = self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
@@ -143,74 +150,74 @@ class BmcConnection:
         # iDRAC 10, AMI and BlueField have overrides in the Settings resource.
         path = system.link("@Redfish.Settings", "SettingsObject")
         if path is None or path == self._settings_without_override:
-            return observe(system, None)
+            return build_observation(system, None)
         settings = self.read(path)
         if TARGET in settings.boot:
-            return observe(system, settings)
+            return build_observation(system, settings)
         self._settings_without_override = path
-        return observe(system, None)
+        return build_observation(system, None)
 
-    def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed:
+    def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
         """Read the Manager's clock, too, in one more request; a BMC that shows none is as it was seen."""
-        if seen.manager is None or seen.marks.bmc_time is not None:
-            return seen
+        if observed.manager_path is None or observed.marks.bmc_time is not None:
+            return observed
         try:
-            manager = self.read(seen.manager)
+            manager = self.read(observed.manager_path)
         except BmcRejected:  # a role that may not see the Manager, a path that leads nowhere
-            return seen
-        return structs.replace(seen, marks=read_clock(seen.marks, manager, clock()))
+            return observed
+        return structs.replace(observed, marks=add_clock(observed.marks, manager, clock()))
 
-    def set_override(self, wanted: Override, seen: Observed) -> None:
+    def set_override(self, override: Override, observed: BmcObservation) -> None:
         """Write what differs from ``seen``, unless the BMC has changed since: then `BmcChanged`.
 
         ``wanted`` has to fit the BMC. The BMC may accept it, and still not keep it.
         """
-        boot = boot_patch(wanted, seen)
+        boot = build_boot_patch(override, observed)
         if not boot:
             return
 
         def is_changed() -> bool:
             now = self.observe()
-            return now.etags != seen.etags or has_changed(seen, now)
+            return now.etags != observed.etags or has_changed(observed, now)
 
-        self.patch(seen.settings, {"Boot": boot}, seen.etags, is_changed)
+        self.patch(observed.settings_path, {"Boot": boot}, observed.etags, is_changed)
 
-    def with_reset_types(self, seen: Observed) -> Observed:
+    def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
         """Read the reset types in the ActionInfo, in one more request, if the system itself has none."""
-        if seen.reset_types or seen.reset_info is None:
-            return seen
+        if observed.reset_types or observed.action_info_path is None:
+            return observed
         try:
-            return structs.replace(seen, reset_types=reset_types(self.read(seen.reset_info)))
+            return structs.replace(observed, reset_types=parse_reset_types(self.read(observed.action_info_path)))
         except BmcRejected:  # a path that leads nowhere
-            return seen
+            return observed
 
-    def reset(self, type: ResetType, seen: Observed) -> None:
+    def reset(self, type: ResetType, observed: BmcObservation) -> None:
         """Ask for ComputerSystem.Reset, once. That the BMC accepted it does not say that the machine obeys."""
-        path = seen.reset_action
+        path = observed.reset_action
         if path is None:
-            raise BmcRejected(f"{self._address}{seen.system} shows no action ComputerSystem.Reset")
+            raise BmcRejected(f"{self._address}{observed.system} shows no action ComputerSystem.Reset")
         self.post(path, {"ResetType": type})
 
     def is_redfish(self) -> bool:
         """Return whether a Redfish service answers. Asks without credentials, as every service allows."""
         url, connector = f"{self._address}{_ROOT}", self._connector
-        asked = connector._session.prepare_request(Request("GET", url, auth=lambda request: request))
+        request = connector._session.prepare_request(Request("GET", url, auth=lambda asked: asked))
         timeouts = connector._connect_timeout, connector._default_request_timeout
         try:
-            return "RedfishVersion" in _resource(connector._session.send(asked, timeout=timeouts)).body
+            return "RedfishVersion" in _parse_resource(connector._session.send(request, timeout=timeouts)).body
         except RequestException as error:
             failed = exceptions.ConnectionError(url=url, error=error)
             failed.__cause__ = error
-            raise _meaning(failed, f"GET {url}") from error
+            raise _translate_error(failed, f"GET {url}") from error
 
     def read(self, path: str) -> Resource:
-        with self._door("GET", path) as own:
-            response = self.login.ask(own, lambda: self._connector.get(own))
-            return _resource(response)
+        with self._translate_errors("GET", path) as own:
+            response = self.login.request(own, lambda: self._connector.get(own))
+            return _parse_resource(response)
 
     def post(self, path: str, body: Mapping[str, Any]) -> None:
-        with self._door("POST", path) as own:
-            self.login.ask(own, lambda: self._connector.post(own, data=body))
+        with self._translate_errors("POST", path) as own:
+            self.login.request(own, lambda: self._connector.post(own, data=body))
 
     def patch(
         self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
@@ -221,39 +228,41 @@ class BmcConnection:
         after the first refusal, and right before each request that the BMC would accept after any change.
         Raises `BmcChanged` if the resource has changed, or if the BMC refuses every form.
         """
-        refused: list[str] = []
+        refused_forms: list[str] = []
         answer = ""
-        with self._door("PATCH", path) as own:
+        with self._translate_errors("PATCH", path) as own:
             for if_match in if_match_values(etags):
-                if (len(refused) == 1 or if_match in (ANY, None)) and has_changed():
-                    raise self._changed(own, answer, "the BMC has changed since it was read", refused)
+                if (len(refused_forms) == 1 or if_match in (ANY, None)) and has_changed():
+                    raise self._build_changed_error(own, answer, "the BMC has changed since it was read", refused_forms)
                 headers = {"If-Match": if_match} if if_match is not None else None
                 send = partial(self._connector.patch, own, data=body, headers=headers)
                 try:
-                    self.login.ask(own, send)
+                    self.login.request(own, send)
                 except exceptions.HTTPError as error:
-                    if error.status_code not in _PRECONDITION:
+                    if error.status_code not in _PRECONDITION_FAILURES:
                         raise
-                    refused.append(f"If-Match {if_match}" if if_match is not None else "no If-Match")
-                    answer = f"{error.status_code} {_reason(error)}"
+                    refused_forms.append(f"If-Match {if_match}" if if_match is not None else "no If-Match")
+                    answer = f"{error.status_code} {_format_reason(error)}"
                 else:
                     return
-            raise self._changed(own, answer, "the BMC has not changed, and refuses each form of its ETag", refused)
+            raise self._build_changed_error(
+                own, answer, "the BMC has not changed, and refuses each form of its ETag", refused_forms
+            )
 
-    def _changed(self, path: str, answer: str, what: str, refused: Sequence[str]) -> BmcChanged:
-        said = f"{answer}; " if answer else ""
-        sent = f" (refused: {', '.join(refused)})" if refused else ""
-        retry_after_s = _seconds(self._retry_after) if refused else None
-        return BmcChanged(f"PATCH {self._address}{path}: {said}{what}{sent}", retry_after_s=retry_after_s)
+    def _build_changed_error(self, path: str, answer: str, problem: str, refused_forms: Sequence[str]) -> BmcChanged:
+        prefix = f"{answer}; " if answer else ""
+        sent = f" (refused: {', '.join(refused_forms)})" if refused_forms else ""
+        retry_after_s = _parse_retry_after(self._retry_after) if refused_forms else None
+        return BmcChanged(f"PATCH {self._address}{path}: {prefix}{problem}{sent}", retry_after_s=retry_after_s)
 
-    def _note_headers(self, response: Response) -> None:
+    def _store_headers(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")
         self.login.challenge = response.headers.get("WWW-Authenticate", "")
 
     @contextmanager
-    def _door(self, method: str, link: str) -> Iterator[str]:
+    def _translate_errors(self, method: str, link: str) -> Iterator[str]:
         """Yield the path to which a link leads at this BMC, and raise what requests come to as errors of gitboot."""
-        path = self._own_path(link)
+        path = self._get_own_path(link)
         if path is None:
             raise BmcRejected(f"{method} {self._address}{link}: not a path on this BMC")
         request = f"{method} {self._address}{path}"
@@ -261,54 +270,54 @@ class BmcConnection:
             yield path
         except exceptions.SushyError as error:
             if isinstance(error, exceptions.HTTPError):
-                raise self._answered(error, request) from error
-            raise _meaning(error, request) from error
+                raise self._translate_http_error(error, request) from error
+            raise _translate_error(error, request) from error
         except (AttributeError, TypeError, RecursionError) as error:
             # sushy takes for granted that the body of an error is shaped as Redfish says.
             raise BmcUnreachable(f"{request}: an error that is not Redfish's") from error
 
-    def _own_path(self, link: str) -> str | None:
+    def _get_own_path(self, link: str) -> str | None:
         """Return the path of a link to this BMC, which may be a whole URL; None for a link to another place."""
         if link.startswith("/") and not link.startswith("//"):
             return link
         try:
             target = urlsplit(urljoin(f"{self._address}/", link))
-            is_own = "//" in link and origin_of(target.geturl()) == origin_of(self._address)
+            is_own = "//" in link and parse_origin(target.geturl()) == parse_origin(self._address)
         except ValueError:
             return None
         return target._replace(scheme="", netloc="").geturl() if is_own and target.path else None
 
-    def _answered(self, error: exceptions.HTTPError, request: str) -> TryAgain | OperatorError:
+    def _translate_http_error(self, error: exceptions.HTTPError, request: str) -> TryAgain | OperatorError:
         status = error.status_code
         if status == HTTPStatus.UNAUTHORIZED:
             name = f' "{self._credentials}"' if self._credentials else ""
-            what = f"the BMC refuses the user name or password of credentials{name}"
-            if (why := self.login.no_session) is not None:
-                what += f" by basic authentication, and opens no session: {why}"
-            return BmcRejected(f"{request}: {status}: {what}")
-        said = json.dumps(error.body) if error.body else ""
-        message = f"{request}: {status} {_reason(error)}"
+            problem = f"the BMC refuses the user name or password of credentials{name}"
+            if (why := self.login.session_failure) is not None:
+                problem += f" by basic authentication, and opens no session: {why}"
+            return BmcRejected(f"{request}: {status}: {problem}")
+        body = json.dumps(error.body) if error.body else ""
+        message = f"{request}: {status} {_format_reason(error)}"
         if status == HTTPStatus.PRECONDITION_FAILED:
-            return BmcChanged(message, retry_after_s=_seconds(self._retry_after))
-        if status in _BUSY or any(f'{reason}"' in said for reason in NOT_NOW):
-            return BmcBusy(message, retry_after_s=_seconds(self._retry_after))
-        return BmcRejected(message) if status in _NEVER else MEANING[type(error)](message)
+            return BmcChanged(message, retry_after_s=_parse_retry_after(self._retry_after))
+        if status in _BUSY or any(f'{reason}"' in body for reason in TEMPORARY_REFUSALS):
+            return BmcBusy(message, retry_after_s=_parse_retry_after(self._retry_after))
+        return BmcRejected(message) if status in _NOT_SUPPORTED else ERROR_TYPES[type(error)](message)
 
 
-def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
+def _translate_error(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BmcRejected(f"{request}: certificate refused: {cause.verify_message}")
-        if isinstance(cause, RequestGivenUp):
-            return cause.meaning(f"{request}: {cause}")
+        if isinstance(cause, RequestAborted):
+            return cause.error_type(f"{request}: {cause}")
         if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
-            return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")
+            return ERROR_TYPES[type(error)](f"{request}: {_shorten(cause.strerror)}")
         cause = cause.__cause__ or cause.__context__
-    return MEANING[type(error)](f"{request}: {_detail(str(error))}")
+    return ERROR_TYPES[type(error)](f"{request}: {_shorten(str(error))}")
 
 
-def _resource(response: Response) -> Resource:
+def _parse_resource(response: Response) -> Resource:
     try:
         body = json.loads(response.content)
     except (ValueError, RecursionError) as error:
@@ -320,16 +329,16 @@ def _resource(response: Response) -> Resource:
     )
 
 
-def _reason(error: exceptions.HTTPError) -> str:
-    return _detail(error.detail or (json.dumps(error.body) if error.body else "without a reason"))
+def _format_reason(error: exceptions.HTTPError) -> str:
+    return _shorten(error.detail or (json.dumps(error.body) if error.body else "without a reason"))
 
 
-def _detail(text: str) -> str:
+def _shorten(text: str) -> str:
     """Return text from outside on one line, cut to a line or two."""
     return " ".join(text.split())[:_LONGEST_DETAIL]
 
 
-def _seconds(retry_after: str | None) -> int | None:
+def _parse_retry_after(retry_after: str | None) -> int | None:
     """Return Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
     if retry_after is None or not retry_after.isdecimal():
         return None
@@ -346,51 +355,51 @@ class RedfishFirmware:
         self._bmc = bmc
         self._uri: tuple[tuple[str | None, ...], str | None] | None = None  # as it was read, and at which marks
 
-    def with_secure_boot(self, seen: Observed) -> Observed:
+    def with_secure_boot(self, observed: BmcObservation) -> BmcObservation:
         """Read it in one more request; a BMC that shows none, or not to this role, is as it was seen."""
-        if seen.secure_boot_path is None:
-            return seen
+        if observed.secure_boot_path is None:
+            return observed
         try:
-            resource = self._bmc.read(seen.secure_boot_path)
+            resource = self._bmc.read(observed.secure_boot_path)
         except BmcRejected:
-            return seen
-        return structs.replace(seen, secure_boot=starts_only_signed(resource))
+            return observed
+        return structs.replace(observed, secure_boot=parse_secure_boot(resource))
 
-    def with_uri(self, seen: Observed) -> Observed:
+    def with_uri(self, observed: BmcObservation) -> BmcObservation:
         """Read what firmware boots by HTTP, in one more request; not again before the machine's marks move.
 
         A setting takes effect at a reset. A BMC that shows none, or not to this role, is as it was seen.
         """
-        setting, marks = row_of(seen).firmware_uri, seen.marks
-        since = seen.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
-        if setting is None or seen.bios is None:
-            return seen
+        setting, marks = get_quirks(observed).firmware_uri, observed.marks
+        since = observed.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
+        if setting is None or observed.bios_path is None:
+            return observed
         if self._uri is None or self._uri[0] != since or not any(since[1:]):
             try:
-                self._uri = since, setting.read(self._bmc.read(seen.bios).attributes)
+                self._uri = since, setting.read(self._bmc.read(observed.bios_path).attributes)
             except BmcRejected:
                 self._uri = since, None
-        return structs.replace(seen, firmware_uri=self._uri[1])
+        return structs.replace(observed, firmware_uri=self._uri[1])
 
-    def keep_uri(self, uri: str, seen: Observed) -> bool:
+    def store_uri(self, uri: str, observed: BmcObservation) -> bool:
         """Have firmware keep a URI from the next reset on, in place of what was seen; False: it is to already.
 
         That the BMC has taken it says nothing of what the reset makes of it.
         """
-        setting = row_of(seen).firmware_uri
-        if setting is None or seen.bios is None:
+        setting = get_quirks(observed).firmware_uri
+        if setting is None or observed.bios_path is None:
             return False
-        bios = self._bmc.read(seen.bios)
+        bios = self._bmc.read(observed.bios_path)
         path = bios.link("@Redfish.Settings", "SettingsObject")
-        if path is None or bios.attributes.get(setting.attribute) not in ("", uri, seen.firmware_uri):
+        if path is None or bios.attributes.get(setting.attribute) not in ("", uri, observed.firmware_uri):
             return False  # what does not count now is somebody's all the same
         pending = self._bmc.read(path)
         # Only what this firmware has: one that it does not know would be refused with the rest.
-        beside = {name: value for name, value in setting.beside.items() if name in bios.attributes}
-        attributes = beside | {setting.attribute: uri}
+        related = {name: value for name, value in setting.related_attributes.items() if name in bios.attributes}
+        attributes = related | {setting.attribute: uri}
         if all(pending.attributes.get(name) == value for name, value in attributes.items()):
             return False
-        body = (_AT_RESET if bios.settings_at_reset else {}) | {"Attributes": attributes}
+        body = (_AT_RESET if bios.can_apply_at_reset else {}) | {"Attributes": attributes}
 
         def has_changed() -> bool:
             now = self._bmc.read(path)
@@ -400,29 +409,29 @@ class RedfishFirmware:
         return True
 
 
-class RedfishDrives:
+class RedfishMedia:
     """What `BmcConnection` reads and sends of virtual media; it raises as that does."""
 
     def __init__(self, bmc: BmcConnection) -> None:
         self._bmc = bmc
 
-    def with_slots(self, seen: Observed) -> Observed:
+    def with_slots(self, observed: BmcObservation) -> BmcObservation:
         """Read the slots of the system; if it has none, those of its Manager, as before Redfish 2020.4."""
-        paths = self._bmc.read(seen.virtual_media).members if seen.virtual_media is not None else ()
-        if not paths and seen.manager is not None:
-            collection = self._bmc.read(seen.manager).link("VirtualMedia")
+        paths = self._bmc.read(observed.virtual_media_path).members if observed.virtual_media_path is not None else ()
+        if not paths and observed.manager_path is not None:
+            collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
             paths = self._bmc.read(collection).members if collection is not None else ()
-        return structs.replace(seen, slots=tuple(slot_of(self._bmc.read(path)) for path in paths))
+        return structs.replace(observed, slots=tuple(parse_slot(self._bmc.read(path)) for path in paths))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
         """Insert an image, which the BMC fetches by itself."""
-        self._change(slot, slot.insert, insertion(slot, url))
+        self._send_change(slot, slot.insert_target, build_insert_request(slot, url))
 
     def eject(self, slot: MediaSlot) -> None:
-        self._change(slot, slot.eject, EJECTION if slot.eject is None else {})
+        self._send_change(slot, slot.eject_target, EJECT_REQUEST if slot.eject_target is None else {})
 
-    def _change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:
+    def _send_change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:
         if action is None:
-            self._bmc.patch(slot.path, body, slot.etags, lambda: slot_of(self._bmc.read(slot.path)) != slot)
+            self._bmc.patch(slot.path, body, slot.etags, lambda: parse_slot(self._bmc.read(slot.path)) != slot)
         else:
             self._bmc.post(action, body)

@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from gitboot.bmc.override_state import Observed, Override
-from gitboot.bmc.override_steps import is_allowed
+from gitboot.bmc.override_state import BmcObservation, Override
+from gitboot.bmc.override_steps import allows_enabled
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 ENABLED = "BootSourceOverrideEnabled"
@@ -22,7 +22,7 @@ MODE = "BootSourceOverrideMode"
 HTTP_BOOT_URI = "HttpBootUri"
 
 
-class Mode(Enum):
+class ModePolicy(Enum):
     """When ``BootSourceOverrideMode`` is sent."""
 
     DIFFERENT = "when it differs"
@@ -34,15 +34,18 @@ class FirmwareUri(Struct, frozen=True, kw_only=True):
     """A BIOS attribute with what firmware boots by HTTP, whatever DHCP says; it changes at a reset, and stays."""
 
     attribute: str
-    beside: Mapping[str, str]  # what is written with it
-    switch: str | None = None  # that of them without whose value it counts for nothing
+    related_attributes: Mapping[str, str]  # what is written with it
+    enabling_attribute: str | None = None  # that of them without whose value it counts for nothing
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
         """Return what firmware would boot, "" for nothing; None: it has no such setting."""
         uri = attributes.get(self.attribute)
         if not isinstance(uri, str):
             return None
-        is_off = self.switch is not None and attributes.get(self.switch) != self.beside[self.switch]
+        is_off = (
+            self.enabling_attribute is not None
+            and attributes.get(self.enabling_attribute) != self.related_attributes[self.enabling_attribute]
+        )
         return "" if is_off else uri
 
 
@@ -53,7 +56,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
     source: str
     manufacturers: tuple[str, ...] = ()  # how ComputerSystem.Manufacturer may begin, in lower case
     systems: tuple[str, ...] = ()  # or the path of the ComputerSystem
-    mode: Mode = Mode.DIFFERENT
+    mode: ModePolicy = ModePolicy.DIFFERENT
     always: frozenset[str] = frozenset()  # sent with every change, whether they differ or not
     off_target: OverrideTarget | None = None  # the target that is sent with Disabled; None: left as it is
     takes_http_boot_uri: bool = True  # if it shows one
@@ -93,12 +96,12 @@ QUIRKS = (
         manufacturers=("dell",),
         firmware_uri=FirmwareUri(
             attribute="HttpDev1Uri",
-            beside={
+            related_attributes={
                 "HttpDev1EnDis": "Enabled",  # what is below it can be written with it, not before
                 "HttpDev1DhcpEnDis": "Enabled",
                 "HttpDev1TlsMode": "None",  # or it refuses http
             },
-            switch="HttpDev1EnDis",
+            enabling_attribute="HttpDev1EnDis",
         ),
         continuous_http=False,  # it puts the HTTP device first in the boot order, for good
     ),
@@ -108,8 +111,8 @@ QUIRKS = (
         " ironcore-dev/metal-operator pull request 998; HpeComputerSystemExt;"
         " dsx-ai-factory/libredfish pull request 76; openstack/proliantutils, set_http_boot_url",
         manufacturers=("hpe", "hewlett packard enterprise"),
-        mode=Mode.NEVER,
-        firmware_uri=FirmwareUri(attribute="UrlBootFile", beside={"PreBootNetwork": "Auto"}),
+        mode=ModePolicy.NEVER,
+        firmware_uri=FirmwareUri(attribute="UrlBootFile", related_attributes={"PreBootNetwork": "Auto"}),
         off_target=OverrideTarget.PXE,  # it refuses None
         takes_http_boot_uri=False,  # iLO 6 shows it and answers PropertyNotWritableOrUnknown
         reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
@@ -119,7 +122,7 @@ QUIRKS = (
         # X10 and older show no mode and refuse the whole PATCH for one: so only where it shows one.
         source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System",
         manufacturers=("supermicro", "super micro"),
-        mode=Mode.ALWAYS,
+        mode=ModePolicy.ALWAYS,
         always=frozenset({ENABLED}),
         boots_cd_as=OverrideTarget.USB_CD,  # X11 and later list Cd too, which boots nothing
     ),
@@ -129,7 +132,7 @@ QUIRKS = (
         " DMTF/Redfish-Tacklebox issues 111 and 144; NVIDIA/libredfish, mockup nvidia_viking",
         manufacturers=("ami", "asrock", "giga"),
         systems=("/redfish/v1/Systems/Self", "/redfish/v1/Systems/DGX"),
-        mode=Mode.ALWAYS,
+        mode=ModePolicy.ALWAYS,
         always=frozenset({ENABLED, TARGET}),
         off_target=OverrideTarget.NONE,
     ),
@@ -146,7 +149,7 @@ QUIRKS = (
 )
 
 # Message ids of refusals that pass by themselves, as they end.
-NOT_NOW = (
+TEMPORARY_REFUSALS = (
     "UnableToModifyDuringSystemPOST",  # HPE iLO message registry
     "InvalidOperationForSystemState",  # HPE iLO message registry
     "SYS518",  # Dell: the iDRAC is not ready after the operation before
@@ -155,7 +158,7 @@ NOT_NOW = (
 )
 
 
-def quirks_of(path: str, system: Mapping[str, Any]) -> Quirks:
+def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
     """Return the first row that fits a ComputerSystem, whether its path ends in a slash or not."""
     path = path.rstrip("/")
     manufacturer = str(system.get("Manufacturer") or "").lower()
@@ -165,42 +168,42 @@ def quirks_of(path: str, system: Mapping[str, Any]) -> Quirks:
     return STANDARD
 
 
-def row_of(seen: Observed) -> Quirks:
+def get_quirks(observed: BmcObservation) -> Quirks:
     """Return the row that applies to what was seen."""
-    return next((row for row in QUIRKS if row.name == seen.bmc), STANDARD)
+    return next((row for row in QUIRKS if row.name == observed.quirks_name), STANDARD)
 
 
-def boot_patch(wanted: Override, seen: Observed) -> dict[str, str | None]:
+def build_boot_patch(override: Override, observed: BmcObservation) -> dict[str, str | None]:
     """Return the ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
 
     What differs, and beside it what this BMC wants to be sent anyway.
     """
-    quirks = row_of(seen)
-    if wanted.enabled is not OverrideEnabled.DISABLED:
-        complete = _properties(wanted) | {MODE: wanted.mode or seen.override.mode}
-        if seen.override.mode is None or quirks.mode is Mode.NEVER:
+    quirks = get_quirks(observed)
+    if override.enabled is not OverrideEnabled.DISABLED:
+        complete = _build_properties(override) | {MODE: override.mode or observed.override.mode}
+        if observed.override.mode is None or quirks.mode is ModePolicy.NEVER:
             del complete[MODE]
-        if wanted.target != OverrideTarget.UEFI_HTTP or not seen.supports_http_boot_uri:
+        if override.target != OverrideTarget.UEFI_HTTP or not observed.supports_http_boot_uri:
             del complete[HTTP_BOOT_URI]
-    elif seen.override.enabled is OverrideEnabled.DISABLED:
+    elif observed.override.enabled is OverrideEnabled.DISABLED:
         return {}
-    elif not is_allowed(OverrideEnabled.DISABLED, seen):
+    elif not allows_enabled(OverrideEnabled.DISABLED, observed):
         complete = {TARGET: OverrideTarget.NONE}
     else:
         complete = {ENABLED: OverrideEnabled.DISABLED}
         if quirks.off_target is not None:
             complete[TARGET] = quirks.off_target
-        if quirks.mode is Mode.ALWAYS and seen.override.mode is not None:
-            complete[MODE] = seen.override.mode
-    shown = _properties(seen.override)
+        if quirks.mode is ModePolicy.ALWAYS and observed.override.mode is not None:
+            complete[MODE] = observed.override.mode
+    shown = _build_properties(observed.override)
     different = {name for name, value in complete.items() if value != shown[name]}
     if not different:
         return {}
-    told_anyway = quirks.always | ({MODE} if quirks.mode is Mode.ALWAYS else frozenset())
-    return {name: value for name, value in complete.items() if name in different | told_anyway}
+    always_sent = quirks.always | ({MODE} if quirks.mode is ModePolicy.ALWAYS else frozenset())
+    return {name: value for name, value in complete.items() if name in different | always_sent}
 
 
-def _properties(override: Override) -> dict[str, str | None]:
+def _build_properties(override: Override) -> dict[str, str | None]:
     return {
         ENABLED: override.enabled,
         TARGET: override.target,

@@ -24,43 +24,43 @@ from sushy.connector import Connector
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.response import HTTPResponse as Urllib3Response
 
-from gitboot.bmc.credentials import Credentials, Sign
+from gitboot.bmc.credentials import Credentials, ResponseSample
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, GitbootError
 from gitboot.http_client import (
     MAX_ANSWER_BYTES,
     LimitedConnection,
     LimitedTlsConnection,
     RequestLimits,
-    limited,
-    limits_of_request,
-    look_up,
+    apply_limits,
+    current_limits,
+    resolve_host,
 )
 
-JOB_S: Final = 300.0  # for all requests of a job: 30 requests of 10 s each
+TASK_TIMEOUT_S: Final = 300.0  # for all requests of a job: 30 requests of 10 s each
 _CHUNK_BYTES = 64 * 1024
 
 
-class RequestGivenUp(RequestException):
+class RequestAborted(RequestException):
     """A request that gitboot itself gave up. ``meaning`` is the error of gitboot for it."""
 
     def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
-        self.meaning = meaning
+        self.error_type = meaning
         super().__init__(message)
 
 
-class Reach(Struct):
+class ConnectionPolicy(Struct):
     """Which addresses a connection may be made to, and which certificate it has to meet there."""
 
-    allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
-    named: tuple[str, ...] = ()  # fingerprints that it has to have, each of them, whoever has signed it
-    is_vouched_for: bool = False  # the instance itself names one, and that is enough
+    is_address_allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
+    required_fingerprints: tuple[str, ...] = ()  # fingerprints that it has to have, each of them, whoever has signed it
+    has_trusted_certificate: bool = False  # the instance itself names one, and that is enough
     fence: Callable[[], None] = lambda: None  # raises, right before it is asked for, where nothing may be changed
     ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
-    certificate: str | None = None  # the fingerprint that is pinned; None: none is
-    seen: str | None = None  # that of the first connection, where no authority verifies it
-    waited_s: float | None = None  # until the last answer began; None: the last request had none
-    total_s: float = JOB_S  # for all requests of a job, which `watched` begins
-    ends_s: float | None = None  # when that time is over, by the monotonic clock
+    pinned_fingerprint: str | None = None  # the fingerprint that is pinned; None: none is
+    shown_fingerprint: str | None = None  # that of the first connection, where no authority verifies it
+    latency_s: float | None = None  # until the last answer began; None: the last request had none
+    total_s: float = TASK_TIMEOUT_S  # for all requests of a job, which `watched` begins
+    deadline_s: float | None = None  # when that time is over, by the monotonic clock
     is_ending: bool = False  # whether what is asked for now only ends something
 
     def check_fence(self, *, changes_nothing: bool = False) -> None:
@@ -69,7 +69,7 @@ class Reach(Struct):
         (lenient or self.fence)()
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
+    def mark_as_ending(self) -> Iterator[None]:
         """A block in which requests only end something: they need no answer from the ledger's database."""
         self.is_ending = True
         try:
@@ -77,50 +77,52 @@ class Reach(Struct):
         finally:
             self.is_ending = False
 
-    def addresses(self, host: str, port: int, limits: RequestLimits) -> list[str]:
+    def resolve_allowed(self, host: str, port: int, limits: RequestLimits) -> list[str]:
         """The addresses of a host, as they are now; raises `RequestGivenUp` where none is allowed, and OSError."""
-        found = look_up(host, port, limits)
-        allowed = [each for each in found if self.allowed(ip_address(each))]
+        found = resolve_host(host, port, limits)
+        allowed = [each for each in found if self.is_address_allowed(ip_address(each))]
         if not allowed:
             where = f" is at {', '.join(found)}, which" if [host] != found else ""
             message = f"{host}{where} is no address at which these credentials may be used (access.toml)"
-            raise RequestGivenUp(BmcNotTrusted, message)
+            raise RequestAborted(BmcNotTrusted, message)
         return allowed
 
     @contextmanager
-    def watched(self) -> Iterator[Callable[[], Sign]]:
+    def measure_requests(self) -> Iterator[Callable[[], ResponseSample]]:
         """A block of requests, with a deadline for all of them; what they tell of the way there, once it has ended.
 
         A BMC may answer each request just in time, and name any number of resources to read.
         """
-        before, self.waited_s = self.waited_s, None
-        self.ends_s = time.monotonic() + self.total_s
+        before, self.latency_s = self.latency_s, None
+        self.deadline_s = time.monotonic() + self.total_s
         try:
-            yield lambda: Sign(waited_s=self.waited_s, is_lost=self.waited_s is None and before is not None)
+            yield lambda: ResponseSample(
+                latency_s=self.latency_s, is_lost=self.latency_s is None and before is not None
+            )
         finally:
-            self.ends_s = None
+            self.deadline_s = None
 
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Return how many seconds the next request may take. Raises `RequestGivenUp` if the time of the job is over."""
-        left_s = math.inf if self.ends_s is None else self.ends_s - time.monotonic()
+        left_s = math.inf if self.deadline_s is None else self.deadline_s - time.monotonic()
         if left_s <= 0:
-            raise RequestGivenUp(BmcUnreachable, f"its answers to a job took more than {self.total_s:g} s in all")
+            raise RequestAborted(BmcUnreachable, f"its answers to a job took more than {self.total_s:g} s in all")
         return left_s
 
     def check_certificate(self, certificate: bytes, *, is_verified: bool) -> None:
         """Raise `RequestGivenUp` where it is none that is named, or, where nobody has verified it, another."""
-        shown, known = hashlib.sha256(certificate).hexdigest(), self.certificate or self.seen
-        for name in self.named:
+        shown, expected = hashlib.sha256(certificate).hexdigest(), self.pinned_fingerprint or self.shown_fingerprint
+        for name in self.required_fingerprints:
             if name != shown:
-                raise RequestGivenUp(BmcRejected, f"the certificate has to be {name}, and is {shown}")
-        if is_verified or self.is_vouched_for:
+                raise RequestAborted(BmcRejected, f"the certificate has to be {name}, and is {shown}")
+        if is_verified or self.has_trusted_certificate:
             return
-        if known not in (None, shown):
-            raise RequestGivenUp(BmcRejected, f"the certificate changed: it was {known}, and is {shown}")
-        self.seen = shown
+        if expected not in (None, shown):
+            raise RequestAborted(BmcRejected, f"the certificate changed: it was {expected}, and is {shown}")
+        self.shown_fingerprint = shown
 
 
-_ONLY_READ: Final = ("GET", "HEAD")
+_READ_METHODS: Final = ("GET", "HEAD")
 _SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: what answers a write is to be read there
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
 # DSP0266 13.3.4.2: without a slash at its end, and open to all. It has who is logged in, and nothing of the machine.
@@ -131,8 +133,8 @@ MAX_REDIRECTS: Final = 3  # within the BMC: a missing slash, a version
 class BmcAdapter(HTTPAdapter):
     """Requests' adapter for one BMC: every answer whole, within its time and size, and from that BMC."""
 
-    def __init__(self, tls: ssl.SSLContext, reach: Reach) -> None:
-        self._tls, self._reach = tls, reach
+    def __init__(self, tls: ssl.SSLContext, reach: ConnectionPolicy) -> None:
+        self._tls, self._policy = tls, reach
         self._redirected: tuple[str, RequestLimits] | None = None  # where the last answer led, and its limits
         super().__init__(pool_connections=1, pool_maxsize=1)
 
@@ -140,8 +142,8 @@ class BmcAdapter(HTTPAdapter):
         super().init_poolmanager(*args, **kwargs)
         # urllib3 calls these, and asks nothing else of them that a class has.
         pools: dict[str, Any] = {
-            "http": partial(_pool, HTTPConnectionPool, _Connection, self._reach),
-            "https": partial(_pool, HTTPSConnectionPool, _TlsConnection, self._reach),
+            "http": partial(_build_pool, HTTPConnectionPool, _Connection, self._policy),
+            "https": partial(_build_pool, HTTPSConnectionPool, _TlsConnection, self._policy),
         }
         self.poolmanager.pool_classes_by_scheme = pools
 
@@ -159,13 +161,13 @@ class BmcAdapter(HTTPAdapter):
 
         A write that the BMC redirects to another of its own paths is repeated there, with its method and body.
         """
-        limits = self._limits(request, *kwargs["timeout"])
+        limits = self._get_limits(request, *kwargs["timeout"])
         for _ in range(MAX_REDIRECTS + 1):
             response = self._send_once(request, limits, *args, **kwargs)
             if not response.is_redirect:
                 return response
-            target = _target(request, response)
-            if request.method in _ONLY_READ:  # requests follows this one
+            target = _get_redirect_target(request, response)
+            if request.method in _READ_METHODS:  # requests follows this one
                 self._redirected = target, limits
                 return response
             request = request.copy()
@@ -173,14 +175,14 @@ class BmcAdapter(HTTPAdapter):
         raise TooManyRedirects(f"Exceeded {MAX_REDIRECTS} redirects.", request=request, response=response)
 
     def _send_once(self, request: PreparedRequest, limits: RequestLimits, *args: Any, **kwargs: Any) -> Response:
-        if request.method not in _ONLY_READ:
-            self._reach.check_fence(changes_nothing=SESSIONS in (request.url or ""))
-        with limited(limits):
+        if request.method not in _READ_METHODS:
+            self._policy.check_fence(changes_nothing=SESSIONS in (request.url or ""))
+        with apply_limits(limits):
             limits.begin_answer()
             try:
                 response = super().send(request, *args, **kwargs)
             except RequestException:
-                self._reach.left_s()  # says so if the time of the job is why
+                self._policy.remaining_s()  # says so if the time of the job is why
                 raise
             try:
                 _refuse_redirect(request, response)
@@ -189,7 +191,7 @@ class BmcAdapter(HTTPAdapter):
                 for chunk in response.iter_content(_CHUNK_BYTES):
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
-                        raise RequestGivenUp(BmcUnreachable, f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+                        raise RequestAborted(BmcUnreachable, f"an answer of more than {MAX_ANSWER_BYTES} bytes")
                 # Where requests itself keeps a body that it has read.
                 response._content = b"" if _is_strange_error(response.status_code, bytes(body)) else bytes(body)
                 response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds
@@ -198,12 +200,12 @@ class BmcAdapter(HTTPAdapter):
                 raise
         return response
 
-    def _limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
+    def _get_limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
         """Return the limits of a request; those of the request before if a redirect led to this one."""
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
-        return RequestLimits(deadline_s=min(connect_s + answer_s, self._reach.left_s()), connect_s=connect_s)
+        return RequestLimits(deadline_s=min(connect_s + answer_s, self._policy.remaining_s()), connect_s=connect_s)
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
@@ -211,22 +213,22 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
     if not response.is_redirect:
         return
     try:
-        is_own = origin_of(_target(request, response)) == origin_of(request.url or "")
+        is_own = parse_origin(_get_redirect_target(request, response)) == parse_origin(request.url or "")
     except ValueError:
         is_own = False
-    if not is_own or (request.method not in _ONLY_READ and response.status_code == _SEE_OTHER):
+    if not is_own or (request.method not in _READ_METHODS and response.status_code == _SEE_OTHER):
         location = response.headers["Location"][:200]
         message = f"{response.status_code}: redirected to {location}, where gitboot does not follow"
-        raise RequestGivenUp(BmcRejected, message)
+        raise RequestAborted(BmcRejected, message)
 
 
-def _target(request: PreparedRequest, response: Response) -> str:
+def _get_redirect_target(request: PreparedRequest, response: Response) -> str:
     """Return the URL of a redirect, as requests reads it. Raises ValueError."""
     location = response.headers["Location"].encode("latin-1").decode()  # requests lets the error out
     return urljoin(request.url or "", location)
 
 
-def origin_of(url: str) -> tuple[str, str | None, int | None]:
+def parse_origin(url: str) -> tuple[str, str | None, int | None]:
     """Return scheme, host and port of a URL (RFC 6454, 4). Raises ValueError."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
@@ -252,17 +254,17 @@ def _is_strange_error(status: int, body: bytes) -> bool:
 class _Connection(LimitedConnection):
     """A connection to an address that was looked at: the name is not resolved again after that."""
 
-    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
-        self._reach = reach
+    def __init__(self, *args: Any, reach: ConnectionPolicy, **kwargs: Any) -> None:
+        self._policy = reach
         super().__init__(*args, **kwargs)
 
     def addresses(self, host: str) -> list[str]:
-        return self._reach.addresses(host, self.port, limits_of_request())
+        return self._policy.resolve_allowed(host, self.port, current_limits())
 
     def getresponse(self) -> Urllib3Response:  # type: ignore[override]  # as urllib3 does
         began_s = time.monotonic()
         response = super().getresponse()
-        self._reach.waited_s = time.monotonic() - began_s
+        self._policy.latency_s = time.monotonic() - began_s
         return response
 
 
@@ -273,10 +275,12 @@ class _TlsConnection(_Connection, LimitedTlsConnection):
         super().connect()
         if isinstance(self.sock, ssl.SSLSocket):
             is_verified = self.sock.context.verify_mode is not ssl.CERT_NONE
-            self._reach.check_certificate(self.sock.getpeercert(binary_form=True) or b"", is_verified=is_verified)
+            self._policy.check_certificate(self.sock.getpeercert(binary_form=True) or b"", is_verified=is_verified)
 
 
-def _pool(kind: Callable[..., Any], connection: Callable[..., Any], reach: Reach, *args: Any, **kwargs: Any) -> Any:
+def _build_pool(
+    kind: Callable[..., Any], connection: Callable[..., Any], reach: ConnectionPolicy, *args: Any, **kwargs: Any
+) -> Any:
     pool = kind(*args, **kwargs)
     pool.ConnectionCls = partial(connection, reach=reach)
     return pool
@@ -285,7 +289,7 @@ def _pool(kind: Callable[..., Any], connection: Callable[..., Any], reach: Reach
 ANY: Final = "*"  # any state of the resource, RFC 9110, 13.1.1
 
 
-def _opaque(etag: str) -> str:
+def _strip_quotes(etag: str) -> str:
     """Return what an ETag has between its quotes, however many there are."""
     return etag.removeprefix("W/").strip("\"'\\ ")
 
@@ -298,9 +302,9 @@ _ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
     str,
     # Strong, in one pair of quotes. If-Match is compared strongly, so some BMCs refuse the weak ETags that they send
     # themselves: openstack/sushy, Connector._etag_handler; ansible-collections/community.general pull request 6434.
-    lambda etag: f'"{_opaque(etag)}"',
+    lambda etag: f'"{_strip_quotes(etag)}"',
     # Without quotes: stmcginnis/gofish pull request 275; ansible-collections/community.general pull request 3296.
-    _opaque,
+    _strip_quotes,
 )
 
 
@@ -310,7 +314,7 @@ def read_etags(header: object, body: object) -> tuple[str, ...]:
     A value with other characters than printable ASCII is no ETag: no header could have it.
     """
     texts = (str(each).strip() for each in (header, body) if isinstance(each, str | int) and not isinstance(each, bool))
-    return tuple(dict.fromkeys(each for each in texts if _opaque(each) and each.isascii() and each.isprintable()))
+    return tuple(dict.fromkeys(each for each in texts if _strip_quotes(each) and each.isascii() and each.isprintable()))
 
 
 def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
@@ -326,12 +330,12 @@ def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
 
 
 _TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
-_NOT_AGAIN_FOR_S: Final = 3600  # after a session could not be opened, or its token was not accepted
+_SESSION_RETRY_S: Final = 3600  # after a session could not be opened, or its token was not accepted
 _LOGOUT_S: Final = 2
 # Every client may read these, so an answer proves nothing about the password (DSP0266, 13.3.1).
 _PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
-Door: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
-_NoSession: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
+ErrorTranslator: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
+_SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
 
 
 class _Session(Struct):
@@ -342,46 +346,53 @@ class _Session(Struct):
 class Login:
     """Authentication of one connection; for one thread at a time."""
 
-    def __init__(self, connector: Connector, credentials: Credentials, door: Door) -> None:
+    def __init__(self, connector: Connector, credentials: Credentials, translate_errors: ErrorTranslator) -> None:
         """``door`` takes a method and a path, and raises what a request in its block came to as an error of gitboot."""
-        self._connector, self._credentials, self._door = connector, credentials, door
+        self._connector, self._credentials, self._translate_errors = connector, credentials, translate_errors
         self._session: _Session | None = None
-        self._is_let_in = False  # whether the BMC has accepted the last login, as far as an answer can prove that
+        self._is_authenticated = (
+            False  # whether the BMC has accepted the last login, as far as an answer can prove that
+        )
         self._refusal: exceptions.AccessError | None = None  # the 401 of the last request by basic authentication
-        self._has_tried_a_session = False  # after such a 401, in vain
-        self.no_session: str | None = None  # why, beside a 401; None: for the same reason
+        self._has_tried_session = False  # after such a 401, in vain
+        self.session_failure: str | None = None  # why, beside a 401; None: for the same reason
         self.challenge = ""  # WWW-Authenticate of the last answer
         self._not_before_s = 0.0  # no session is opened before; by the monotonic clock
-        self.keeps = False  # whether the connection is used often enough for a session
-        self._by_password()
+        self.keeps_session = False  # whether the connection is used often enough for a session
+        self._use_password()
 
-    def ask(self, path: str, send: Callable[[], Response]) -> Response:
+    def request(self, path: str, send: Callable[[], Response]) -> Response:
         """Send a request; after a 401, log in by the other way, and send it again.
 
         Raises what ``send`` raises, and `BmcBusy` or `BmcUnreachable` if basic authentication is off, and the BMC
         opens no session now.
         """
-        if self.keeps and self._session is None and self._is_let_in and time.monotonic() >= self._not_before_s:
-            self._open()
-        elif self._session is None and self._refusal is not None and not self._has_tried_a_session:
-            self._open_instead(self._refusal)
+        if (
+            self.keeps_session
+            and self._session is None
+            and self._is_authenticated
+            and time.monotonic() >= self._not_before_s
+        ):
+            self._open_session()
+        elif self._session is None and self._refusal is not None and not self._has_tried_session:
+            self._replace_password_by_session(self._refusal)
         while True:
             try:
                 response = send()
             except exceptions.AccessError as error:
-                if error.status_code != HTTPStatus.UNAUTHORIZED or not self._logs_in_otherwise(error):
+                if error.status_code != HTTPStatus.UNAUTHORIZED or not self._switch_login(error):
                     raise
             else:
                 break
         if path.rstrip("/") not in _PUBLIC:
-            self._is_let_in, self._has_tried_a_session, self.no_session = True, False, None
+            self._is_authenticated, self._has_tried_session, self.session_failure = True, False, None
             if self._session is not None:
                 self._session.was_used = True
             else:
                 self._refusal = None
         return response
 
-    def _logs_in_otherwise(self, refusal: exceptions.AccessError) -> bool:
+    def _switch_login(self, refusal: exceptions.AccessError) -> bool:
         """After a 401, return whether there is another way to log in, which the next request uses.
 
         The ways are: the password, if the BMC ended a session; a session, if basic authentication may be off. gitboot
@@ -390,59 +401,59 @@ class Login:
         """
         if self._session is not None:
             was_used = self._session.was_used
-            self._by_password()
+            self._use_password()
             if self._refusal is not None:
                 if was_used:
-                    return self._opens()
-                self._has_tried_a_session = True
-                self.no_session = "the BMC refuses the token of the session that it opened"
+                    return self._open_required_session()
+                self._has_tried_session = True
+                self.session_failure = "the BMC refuses the token of the session that it opened"
                 return False
             if not was_used:
-                self._put_off()
+                self._delay_next_session()
             return True
-        self._refusal, self._is_let_in = refusal, False
-        return not self._has_tried_a_session and "basic" not in self.challenge.lower() and self._opens()
+        self._refusal, self._is_authenticated = refusal, False
+        return not self._has_tried_session and "basic" not in self.challenge.lower() and self._open_required_session()
 
-    def _opens(self) -> bool:
+    def _open_required_session(self) -> bool:
         """Open a session, without which there is no way in. Raise the reason if that may be over soon."""
-        failure = self._open()
+        failure = self._open_session()
         if isinstance(failure, BmcBusy | BmcUnreachable):
             raise failure
-        self._has_tried_a_session = failure is not None
-        self.no_session = None if failure is None or _is_401(failure) else str(failure)
+        self._has_tried_session = failure is not None
+        self.session_failure = None if failure is None or _is_401(failure) else str(failure)
         return failure is None
 
-    def _open_instead(self, refusal: exceptions.AccessError) -> None:
+    def _replace_password_by_session(self, refusal: exceptions.AccessError) -> None:
         """Open a session instead of sending the password that the BMC refused before; else raise ``refusal``.
 
         Some BMCs name basic authentication in their challenge also if it is off. This login takes the place of the
         request by password, so that a wrong password still counts once.
         """
         self._refusal = None  # if there is no session now, the next request sends the password again
-        if not self._opens():
+        if not self._open_required_session():
             raise refusal
         self._refusal = refusal
 
     def log_out(self) -> None:
         """End the session at the BMC. A session that cannot be ended times out there."""
         if self._session is not None:
-            with suppress(GitbootError), self._door("DELETE", self._session.path):
+            with suppress(GitbootError), self._translate_errors("DELETE", self._session.path):
                 self._connector.delete(self._session.path, timeout=_LOGOUT_S)
-            self._by_password()
+            self._use_password()
 
-    def _open(self) -> _NoSession | None:
+    def _open_session(self) -> _SessionFailure | None:
         """Open a session; return why there is none, after which gitboot goes on sending the password."""
-        asked = {"UserName": self._credentials.username, "Password": self._credentials.password}
+        body = {"UserName": self._credentials.username, "Password": self._credentials.password}
         self._connector._session.auth = None
         try:
-            with self._door("POST", SESSIONS):
-                answer = self._connector.post(SESSIONS, data=asked)
-            token, path = answer.headers.get(_TOKEN), _session_path(answer)
+            with self._translate_errors("POST", SESSIONS):
+                answer = self._connector.post(SESSIONS, data=body)
+            token, path = answer.headers.get(_TOKEN), _parse_session_path(answer)
             if token and path:  # otherwise it could not be used, or not be ended
                 self._connector._session.headers[_TOKEN] = token
                 self._session = _Session(path)
                 return None
-            failure: _NoSession = BmcRejected(
+            failure: _SessionFailure = BmcRejected(
                 f"POST {answer.url}: {answer.status_code} without "
                 f"{'a place of the session' if token else f'the header {_TOKEN}'}"
             )
@@ -450,14 +461,14 @@ class Login:
             failure = error
         finally:
             if self._session is None:
-                self._by_password()
-        self._put_off()
+                self._use_password()
+        self._delay_next_session()
         return failure
 
-    def _put_off(self) -> None:
-        self._not_before_s = time.monotonic() + _NOT_AGAIN_FOR_S
+    def _delay_next_session(self) -> None:
+        self._not_before_s = time.monotonic() + _SESSION_RETRY_S
 
-    def _by_password(self) -> None:
+    def _use_password(self) -> None:
         self._session = None
         self._connector._session.headers.pop(_TOKEN, None)
         # As bytes: requests would take text for Latin-1, and fail if it has other characters.
@@ -469,7 +480,7 @@ def _is_401(failure: BmcRejected) -> bool:
     return isinstance(cause, exceptions.AccessError) and cause.status_code == HTTPStatus.UNAUTHORIZED
 
 
-def _session_path(answer: Response) -> str | None:
+def _parse_session_path(answer: Response) -> str | None:
     """Return the path of a session that was opened, at this BMC; None if the answer does not show it.
 
     DSP0266 13.3.4.2 requires Location, as a path or a URL. Some BMCs send it without the beginning of its path
@@ -481,15 +492,15 @@ def _session_path(answer: Response) -> str | None:
         body = json.loads(answer.content)
     except (ValueError, RecursionError):
         body = None
-    shown = body.get("@odata.id") if isinstance(body, dict) else None
-    for path in (_path_of(location), _path_of(shown if isinstance(shown, str) else "")):
+    body_path = body.get("@odata.id") if isinstance(body, dict) else None
+    for path in (_parse_path(location), _parse_path(body_path if isinstance(body_path, str) else "")):
         if path.startswith("/redfish/"):
             return path
-    name = _path_of(location).rstrip("/").rpartition("/")[2]
+    name = _parse_path(location).rstrip("/").rpartition("/")[2]
     return f"{SESSIONS}/{name}" if name else None
 
 
-def _path_of(link: str) -> str:
+def _parse_path(link: str) -> str:
     """Return the path of a URL or of a path; "" if it is neither."""
     try:
         return urlsplit(link).path

@@ -16,44 +16,44 @@ import click
 
 from gitboot.artifacts.availability import (
     Fetcher,
-    NamedArtifact,
+    NeededArtifact,
     ReadResults,
     Sighting,
-    at_sources,
-    look_at_all,
-    named_artifacts,
-    unbootable_by_firmware,
+    check_artifacts,
+    find_firmware_obstacle,
+    group_by_source,
+    list_artifacts,
 )
-from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
+from gitboot.artifacts.fetchers import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
-from gitboot.cli.evaluator_child import evaluator_command, results_cache
+from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
+    current_time,
     fleet_argument,
     fleet_options,
-    now,
-    opened_registries,
+    format_path_prefix,
+    open_registries,
     output_option,
-    prefix_of,
     registry_options,
     write_outputs,
 )
-from gitboot.cli.problem_formats import FORMATS, counted
-from gitboot.cli.terminal import progress, table, wrapped
+from gitboot.cli.problem_formats import FORMATS, count_problems
+from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import AssetError, InvalidRepository, UsageError
 from gitboot.fleet.resources import Id
-from gitboot.jsonio import Digest, document, facts
+from gitboot.jsonio import Digest, format_document, to_json_value
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.model.server import Architecture
 from gitboot.problems import Code, Problem, Severity
-from gitboot.resolve.fleet_decisions import sites_of
+from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.standard_streams import style
-from gitboot.text import count, did_you_mean
+from gitboot.text import did_you_mean, format_count
 
 if TYPE_CHECKING:
     from gitboot.artifacts.local_copies import MirroredArtifact
@@ -113,28 +113,28 @@ def download(
     where this is ended, it goes on from there the next time, and doing it twice fetches nothing. Files below assets/
     are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
     """
-    from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirrored_path, prune
+    from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirror_path, prune
 
-    decisions, found = named_in(path, rev, sites)
+    decisions, found = load_artifacts(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:
         raise UsageError("the Fleet's outputs do not have mirror: machines fetch each artifact where it is")
-    files = {mirrored_path(each.file): each.file for each in found if each.file.source is not None}
-    fetchers = fetchers_of(
+    files = {mirror_path(each.file): each.file for each in found if each.file.source is not None}
+    fetchers = build_fetchers(
         decisions.base_url,
         None,
-        opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
+        open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
     )
     refused = {}
     if image_keys is not None:
         new = {file.sha256 for path, file in files.items() if not (out / path).is_file()}
-        refused = not_vouched_for(path, rev, image_keys, fetchers, new)
+        refused = find_unsigned_files(path, rev, image_keys, fetchers, new)
     done = [
         MirroredArtifact(path=at, source=file.source or "", outcome=Mirroring.FAILED, message=refused[file.sha256])
         for at, file in files.items()
         if file.sha256 in refused
     ]
     signed = [file for file in files.values() if file.sha256 not in refused]
-    with progress("artifacts", len(signed)) as advance:
+    with show_progress("artifacts", len(signed)) as advance:
 
         def note(each: MirroredArtifact) -> None:
             done.append(each)
@@ -144,7 +144,7 @@ def download(
     done.sort(key=lambda each: each.path)
     pruned = []
     if not sites:  # else it is not known what the others need
-        before = (now() - timedelta(days=keep_days)).timestamp()
+        before = (current_time() - timedelta(days=keep_days)).timestamp()
         try:
             pruned = prune(out, set(files), before)
         except OSError as error:
@@ -153,14 +153,14 @@ def download(
     rows += [("pruned", path, "-", "-") for path in pruned]
     write_outputs(
         outputs,
-        json=partial(document, items=done, pruned=pruned),
-        text=partial(table, ("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else str,
+        json=partial(format_document, items=done, pruned=pruned),
+        text=partial(format_table, ("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else str,
     )
     if any(each.outcome is Mirroring.FAILED for each in done):
         context.exit(Exit.PARTIAL)
 
 
-def not_vouched_for(
+def find_unsigned_files(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
     """Of the files with these digests, those that no listed key has signed in any image, and why."""
@@ -178,25 +178,25 @@ def not_vouched_for(
     return {digest: faults.get(digest, "it has no signature") for digest in digests if digest not in found}
 
 
-def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NamedArtifact, ...]]:
+def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
     """The fleet at PATH, and its artifacts; raises `InvalidRepository`, and `UsageError` for an unknown site."""
-    decided = evaluate_fleet(path, rev, now()).decided
+    decided = evaluate_fleet(path, rev, current_time()).decided
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:
             hint = "the Fleet names those that there are"
             raise UsageError(f"there is no site {site!r}; {did_you_mean(site, decisions.sites, hint)}")
-    named = named_artifacts(decisions, {name: site.name for name, site in sites_of(repository).items()})
+    named = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
 
 
-def fetchers_of(base_url: str, assets: Path | None, registries: Registries) -> Fetchers:
+def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -> PrefixFetcher:
     """Whoever fetches from web servers, from a directory that is served below the base URL, and from registries."""
     web, base = WebFetcher(), f"{base_url}/assets/"
     by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, "oci://": RegistryFetcher(registries)}
     if assets is not None:
         by_prefix[base] = FolderFetcher(assets, base)
-    return Fetchers(by_prefix)
+    return PrefixFetcher(by_prefix)
 
 
 @command.command()
@@ -248,10 +248,10 @@ def signatures(
             before = dict(load_fleet(path, since).images)
     images = [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]
     base_url = fleet.fleet.spec.base_url
-    fetchers = fetchers_of(
+    fetchers = build_fetchers(
         base_url,
         assets,
-        opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
+        open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
     )
     problems: list[Problem] = []
     with TemporaryDirectory(prefix="gitboot-") as scratch:
@@ -263,11 +263,15 @@ def signatures(
             severity = Severity.ERROR if required or each.fault is not None else Severity.WARNING
             found = f"is {each.fault}" if each.fault is not None else "has no signature"
             message, hint = f"{'.'.join(map(str, each.at[2:]))} of {name} {found}", Code.NOT_VOUCHED_FOR.hint
-            problems.append(fleet.problem(Code.NOT_VOUCHED_FOR, message, name, *each.at, hint=hint, severity=severity))
+            problems.append(
+                fleet.build_problem(Code.NOT_VOUCHED_FOR, message, name, *each.at, hint=hint, severity=severity)
+            )
     problems.sort()
-    write_outputs(outputs, **{name: partial(write, problems, prefix_of(path)) for name, write in FORMATS.items()})
+    write_outputs(
+        outputs, **{name: partial(write, problems, format_path_prefix(path)) for name, write in FORMATS.items()}
+    )
     if any(output.format == "text" for output in outputs):
-        click.echo(f"{path}: {count(len(images), 'image')}, {counted(problems)}", err=True)
+        click.echo(f"{path}: {format_count(len(images), 'image')}, {count_problems(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
         sys.exit(Exit.INVALID)
 
@@ -324,12 +328,12 @@ def loaders(
     except Malformed as error:
         raise UsageError(f"--base-url {base_url}: {error.message}; {error.hint}") from None
 
-    def report(placed: Placed) -> None:
+    def print_loader(placed: Placed) -> None:
         colour = {Placement.PLACED: "green", Placement.MISSING: "yellow"}.get(placed.outcome)
         outcome = style(f"{placed.outcome:<9}", fg=colour)
         click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
 
-    placed = place(out, tftp, url, report, systems=systems)
+    placed = place(out, tftp, url, print_loader, systems=systems)
     if all(each.outcome is Placement.MISSING for each in placed):
         context.exit(Exit.PARTIAL)
 
@@ -371,14 +375,14 @@ def resolve_image(
 
     found = resolve(
         OciReference.parse(image),
-        opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
+        open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
         cname=cname,
         architecture=Architecture(architecture) if architecture is not None else None,
     )
     text = f"# {found.image}\n{yaml.safe_dump({'architectures': found.architectures}, sort_keys=False, width=1000)}"
     write_outputs(
         outputs,
-        json=partial(document, image=str(found.image), architectures=found.architectures),
+        json=partial(format_document, image=str(found.image), architectures=found.architectures),
         yaml=partial(str, text),
     )
 
@@ -425,29 +429,29 @@ def verify(
     content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code
     is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
     """
-    decisions, found = named_in(path, rev, sites)
-    found = at_sources(found) if sources else found
-    asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
-    fetchers, results = fetchers_of(decisions.base_url, assets, asked), ReadResults(results_cache())
-    seen = looked_at(fetchers, found, results, read=not head, parallel=parallel)
+    decisions, found = load_artifacts(path, rev, sites)
+    found = group_by_source(found) if sources else found
+    asked = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
+    fetchers, results = build_fetchers(decisions.base_url, assets, asked), ReadResults(get_results_cache())
+    seen = check_needed_artifacts(fetchers, found, results, read=not head, parallel=parallel)
     items = [
         {
-            **{name: value for name, value in facts(each).items() if name != "file"},
-            **facts(each.file),
-            **facts(seen[each.file]),
-            "unbootable": _unbootable(each, seen[each.file]),
+            **{name: value for name, value in to_json_value(each).items() if name != "file"},
+            **to_json_value(each.file),
+            **to_json_value(seen[each.file]),
+            "unbootable": _explain_unbootable(each, seen[each.file]),
         }
         for each in found
     ]
-    write_outputs(outputs, json=partial(document, items=items), text=partial(_as_text, found, seen))
-    if any(_unbootable(each, seen[each.file]) is not None for each in found):
+    write_outputs(outputs, json=partial(format_document, items=items), text=partial(_format_text, found, seen))
+    if any(_explain_unbootable(each, seen[each.file]) is not None for each in found):
         context.exit(Exit.PARTIAL)
     context.exit(Exit.FINE if all(each.is_there for each in seen.values()) else Exit.SOURCE)
 
 
-def looked_at(
-    fetchers: Fetchers,
-    found: Collection[NamedArtifact],
+def check_needed_artifacts(
+    fetchers: PrefixFetcher,
+    artifacts: Collection[NeededArtifact],
     results: ReadResults,
     *,
     read: bool,
@@ -455,37 +459,37 @@ def looked_at(
 ) -> dict[BootFile, Sighting]:
     """Return what is to be seen of each artifact. ``results`` get what gitboot reads, also if it ends early."""
     seen: dict[BootFile, Sighting] = {}
-    with progress("artifacts", len(found)) as advance:
+    with show_progress("artifacts", len(artifacts)) as advance:
 
         def note(file: BootFile, sighting: Sighting) -> None:
             seen[file] = sighting
             advance(1)
 
-        look_at_all(fetchers, [each.file for each in found], results, note, read=read, parallel=parallel)
+        check_artifacts(fetchers, [each.file for each in artifacts], results, note, read=read, parallel=parallel)
     return seen
 
 
-def _unbootable(each: NamedArtifact, sighting: Sighting) -> str | None:
+def _explain_unbootable(each: NeededArtifact, sighting: Sighting) -> str | None:
     """Why no machine can boot by an artifact, as far as that is known; None: nothing is."""
     if sighting.is_absent:
         return sighting.message
-    return unbootable_by_firmware(sighting.head) if each.by_firmware and sighting.is_there else None
+    return find_firmware_obstacle(sighting.head) if each.by_firmware and sighting.is_there else None
 
 
-def _as_text(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
+def _format_text(artifacts: Collection[NeededArtifact], sightings: Mapping[BootFile, Sighting]) -> str:
     rows, lines = [], []
-    for each in found:
-        sighting = seen[each.file]
-        unbootable = _unbootable(each, sighting)
+    for each in artifacts:
+        sighting = sightings[each.file]
+        unbootable = _explain_unbootable(each, sighting)
         if unbootable is not None or not sighting.is_there:
             word = style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
             rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
-            lines.append(wrapped(f"{each.file.url}: {unbootable or sighting.message}"))
+            lines.append(wrap_text(f"{each.file.url}: {unbootable or sighting.message}"))
     if rows:
-        lines = [table(("SEEN", "IMAGES", "SERVERS", "URL"), rows), "", *lines, ""]
-    for site in sorted({site for each in found for site in each.sites}):
-        here = [seen[each.file] for each in found if site in each.sites]
+        lines = [format_table(("SEEN", "IMAGES", "SERVERS", "URL"), rows), "", *lines, ""]
+    for site in sorted({site for each in artifacts for site in each.sites}):
+        here = [sightings[each.file] for each in artifacts if site in each.sites]
         counts = Counter(str(sighting.presence).lower() for sighting in here)
         numbers = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
-        lines.append(f"{site or 'the fleet'}: {count(len(here), 'artifact')}: {numbers}")
-    return "\n".join(lines if found else ["the fleet names no artifacts"])
+        lines.append(f"{site or 'the fleet'}: {format_count(len(here), 'artifact')}: {numbers}")
+    return "\n".join(lines if artifacts else ["the fleet names no artifacts"])

@@ -13,19 +13,27 @@ from typing import Any, Final
 
 import click
 
-from gitboot.bmc.credentials import FILE, CredentialDirectory, as_file, pair_of
+from gitboot.bmc.credentials import FILE, CredentialDirectory, credential_use, render_access_file
 from gitboot.bmc.power_steps import PowerAction
-from gitboot.bmc.scan import Comparison, FoundServer, Probe, addresses, compare, document_for, name_for, scan
-from gitboot.bmc.worker_pool import connections
+from gitboot.bmc.scan import Comparison, FoundServer, Probe, choose_name, compare, list_addresses, render_document, scan
+from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_limits
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import chosen, go_on, looked_at, machines_of, meant_by, request, yes_option
+from gitboot.cli.instance_client import (
+    confirm_or_abort,
+    find_machines,
+    open_offline,
+    request_change,
+    select_names,
+    select_servers,
+    yes_option,
+)
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
     credentials_option,
-    now,
+    current_time,
     output_option,
     reason_option,
     rev_option,
@@ -33,10 +41,18 @@ from gitboot.cli.options import (
     state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import progress, table, wrapped
-from gitboot.controller.bmcs.manual_tasks import Inspection, Powered, Subject, inspect, shown, subjects, switch
-from gitboot.controller.instance.assembly import Look
-from gitboot.controller.instance.state_directory import running
+from gitboot.cli.terminal import format_table, show_progress, wrap_text
+from gitboot.controller.bmcs.manual_tasks import (
+    Inspection,
+    PowerResult,
+    Subject,
+    format_override,
+    inspect_bmcs,
+    list_subjects,
+    switch_power,
+)
+from gitboot.controller.instance.assembly import OfflineInstance
+from gitboot.controller.instance.state_directory import find_running_process
 from gitboot.controller.operator_requests import (
     ACCEPT,
     BACK,
@@ -46,21 +62,21 @@ from gitboot.controller.operator_requests import (
     REPLACE,
     RESOLVE,
     RETRY,
-    stop_of,
+    decide_halt,
 )
 from gitboot.errors import UsageError
-from gitboot.files import file_below, write_output_file
+from gitboot.files import find_file_below, write_output_file
 from gitboot.fleet.identities import BmcAccess, Machine
-from gitboot.fleet.identities import machines as described_machines
-from gitboot.jsonio import document, facts
+from gitboot.fleet.identities import list_machines as described_machines
+from gitboot.jsonio import format_document, to_json_value
 from gitboot.model.scalars import Malformed, SystemUuid, parse_fingerprint
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.standard_streams import style
-from gitboot.status.conditions import with_state
-from gitboot.text import count, printable, shell_words, some
+from gitboot.status.conditions import fill_state
+from gitboot.text import format_count, format_names, printable, quote_words
 
-_STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
-_MOST_NAMES: Final = 5
+_STATE_ORDER: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
+_MAX_NAMES: Final = 5
 
 
 @click.group(context_settings=VARIABLES)
@@ -95,10 +111,10 @@ def get(
 
     Exit codes: 0 where all have answered, else 8.
     """
-    found = _inspected(servers, selector, state, credentials)
-    text = partial(_as_text, found, state, in_full=bool(servers))
-    write_outputs(outputs, text=text, json=partial(_as_json, found))
-    if any(one.seen is None for one in found):
+    found = _inspect(servers, selector, state, credentials)
+    text = partial(_format_text, found, state, in_full=bool(servers))
+    write_outputs(outputs, text=text, json=partial(_format_json, found))
+    if any(one.observed is None for one in found):
         sys.exit(Exit.PARTIAL)
 
 
@@ -136,10 +152,10 @@ def diff(
     Exit codes: 0 where all have answered, with --detailed-exitcode 2 where one of them is not as it is wanted; else 8.
     """
     found = [
-        one for one in _inspected(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings
+        one for one in _inspect(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings
     ]
-    write_outputs(outputs, text=partial(_as_diff, found, state), json=partial(_as_json, found))
-    if any(one.seen is None for one in found):
+    write_outputs(outputs, text=partial(_format_diff, found, state), json=partial(_format_json, found))
+    if any(one.observed is None for one in found):
         sys.exit(Exit.PARTIAL)
     if detailed_exitcode and not all(one.is_settled for one in found):
         sys.exit(Exit.CHANGES)
@@ -157,18 +173,18 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
 
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
-    if running(state) is None:
+    if find_running_process(state) is None:
         raise UsageError(
             f"no gitboot runs with the state directory {state}: begin with `gitboot run`, or run it --once"
         )
-    with looked_at(state, now()) as instance:
+    with open_offline(state, current_time()) as instance:
         with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
         all_of_them = with_bmc | instance.knowledge.overrides.keys()
-        names = sorted(meant_by(instance, servers, selector)) if selector is not None else servers
-        uuids = [uuid for name in names for uuid in machines_of(instance, name)] or sorted(all_of_them)
+        names = sorted(select_servers(instance, servers, selector)) if selector is not None else servers
+        uuids = [uuid for name in names for uuid in find_machines(instance, name)] or sorted(all_of_them)
         is_named = instance.commit.ledger is not None
-    click.echo(request(state, RETRY, {"uuids": uuids}))
-    _warn_of_no_name(is_named)
+    click.echo(request_change(state, RETRY, {"uuids": uuids}))
+    _warn_without_hostname(is_named)
 
 
 @command.command("access-files", context_settings=VARIABLES)
@@ -183,7 +199,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
     DIR/NAME/access.toml says where gitboot may send the credentials in DIR/NAME: without one only to BMCs that it
     knows already. What the repository says is what you are about to trust: read it before you put it there.
     """
-    with looked_at(state, now()) as instance:
+    with open_offline(state, current_time()) as instance:
         machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
         known = instance.knowledge.known_pairs
     names: dict[str, list[Machine]] = {}
@@ -191,11 +207,11 @@ def access_files(state: Path, credentials: Path | None) -> None:
         if machine.bmc is not None:
             names.setdefault(machine.bmc.credentials, []).append(machine)
     for name, its in sorted(names.items()):
-        new = [each.name for each in its if each.bmc is not None and pair_of(each.bmc) not in known]
-        click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {count(len(its), 'BMC')}")
+        new = [each.name for each in its if each.bmc is not None and credential_use(each.bmc) not in known]
+        click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(its), 'BMC')}")
         if new:
-            click.echo(f"# Not known yet, look at them first: {some(new)}")
-        click.echo(as_file(each.bmc for each in its if each.bmc is not None))
+            click.echo(f"# Not known yet, look at them first: {format_names(new)}")
+        click.echo(render_access_file(each.bmc for each in its if each.bmc is not None))
 
 
 @command.command("resolve", context_settings=VARIABLES)
@@ -231,60 +247,60 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
             raise click.UsageError(
                 "--certificate takes a SHA-256 in 64 hexadecimal digits, as gitboot bmc get shows it"
             ) from None
-    at = now()
+    at = current_time()
     asked: list[tuple[str, dict[str, object]]] = []
-    with looked_at(state, at) as instance:
+    with open_offline(state, at) as instance:
         if fingerprint is not None:
-            pinned = [uuid for uuid in machines_of(instance, server) if uuid in instance.knowledge.pins]
+            pinned = [uuid for uuid in find_machines(instance, server) if uuid in instance.knowledge.pins]
             asked = [(CERTIFICATE, {"uuid": uuid, "certificate": fingerprint}) for uuid in pinned]
         elif word is not None:
-            meant = (_resolved(instance, uuid, server, word, at) for uuid in machines_of(instance, server))
+            meant = (_build_resolution(instance, uuid, server, word, at) for uuid in find_machines(instance, server))
             asked = [each for each in meant if each is not None]
         is_named = instance.commit.ledger is not None
     if not asked:
-        raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {shell_words(server)}")
+        raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {quote_words(server)}")
     for kind, details in asked:
-        click.echo(request(state, kind, details | {"server": server, "reason": reason}))
+        click.echo(request_change(state, kind, details | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
-        _warn_of_no_name(is_named)
+        _warn_without_hostname(is_named)
 
 
-def _warn_of_no_name(is_named: bool) -> None:
+def _warn_without_hostname(is_named: bool) -> None:
     if not is_named:
         click.echo("nothing new is set there before the Fleet names a ledger: gitboot status", err=True)
 
 
-def _resolved(
-    look: Look, uuid: SystemUuid, server: str, word: str, at: datetime
+def _build_resolution(
+    look: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
     machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
     decision = look.commit.decisions.servers[server] if machine is not None else None
-    stop = stop_of(look.knowledge, look.commit, look.knowledge.facts.orders)
-    planned = plan(decision, at, look.knowledge.record(uuid), stop=stop) if decision is not None else None
+    stop = decide_halt(look.knowledge, look.commit, look.knowledge.facts.orders)
+    planned = make_plan(decision, at, look.knowledge.record(uuid), stop=stop) if decision is not None else None
     override = planned.override if planned is not None else None
     key = override.reason if override is not None else planned.key if planned is not None else None
     match word:
         case "same":
             if pinned is None:
                 return None
-            return ACCEPT, {"uuid": uuid, "shown": [pinned.seen.uuid, pinned.seen.serial]}
+            return ACCEPT, {"uuid": uuid, "shown": [pinned.latest_identity.uuid, pinned.latest_identity.serial]}
         case "back":
             return BACK, {"uuid": uuid}
         case "replace":
             return REPLACE, {"uuid": uuid, "key": key}
-    place = list(machine.bmc.place) if machine is not None and machine.bmc is not None else None
+    place = list(machine.bmc.normalized_address) if machine is not None and machine.bmc is not None else None
     return RESOLVE, {"uuid": uuid, "consumed": word == "consumed", "key": key, "bmc": place}
 
 
-def _inspected(
+def _inspect(
     servers: tuple[str, ...],
     selector: str | None,
     state: Path,
     credentials: Path | None,
     assets: Path | None = None,
 ) -> list[Inspection]:
-    def signed(url: str, base_url: str) -> bool | None:
+    def sign_url(url: str, base_url: str) -> bool | None:
         """Whether what is served has a signature; None: it is not here, or no EFI program."""
         from gitboot.artifacts.boot_loaders import HEAD, is_signed
 
@@ -292,92 +308,92 @@ def _inspected(
         if assets is None or not url.startswith(served):
             return None
         with suppress(OSError):
-            if (file := file_below(assets.resolve(), url.removeprefix(served))) is not None:
+            if (file := find_file_below(assets.resolve(), url.removeprefix(served))) is not None:
                 with file.open("rb") as content:
                     return is_signed(content.read(HEAD))
         return None
 
     raise_limits()  # each BMC has a connection
-    at = now()
-    with looked_at(state, at) as instance, connections(credentials) as kept:
-        names = chosen(servers, instance, selector)
-        found = subjects(instance.commit, instance.knowledge, instance.keys, at)
+    at = current_time()
+    with open_offline(state, at) as instance, open_connections(credentials) as kept:
+        names = select_names(servers, instance, selector)
+        found = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
         asked = [subject for subject in found if names is None or subject.server in names]
         if without := sorted(frozenset(servers) - {subject.server for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
-        with progress("BMCs", len(asked)) as advance:
-            return inspect(asked, kept, at, read=advance, signed=signed)
+        with show_progress("BMCs", len(asked)) as advance:
+            return inspect_bmcs(asked, kept, at, on_read=advance, has_signature=sign_url)
 
 
-def _as_json(found: list[Inspection]) -> str:
-    return document(items=[one.facts() for one in found])
+def _format_json(inspections: list[Inspection]) -> str:
+    return format_document(items=[one.facts() for one in inspections])
 
 
-def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
+def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -> str:
     rows = []
     counts: Counter[str] = Counter()
-    for one in found:
+    for one in inspections:
         subject = one.subject
-        colour = "red" if one.needs_a_person else None if one.is_settled else "yellow"
-        person, unread, pending, fine = _STANDINGS
-        standing = unread if one.seen is None else fine if one.is_settled else pending
-        counts[person if one.needs_a_person else standing] += 1
+        colour = "red" if one.needs_operator else None if one.is_settled else "yellow"
+        person, unread, pending, fine = _STATE_ORDER
+        standing = unread if one.observed is None else fine if one.is_settled else pending
+        counts[person if one.needs_operator else standing] += 1
         # What may stand on the BMC, or what was set last; the instant that a reason may end in says little here.
         last = max(subject.records, key=lambda each: (each.state.is_open, each.at), default=None)
         rows.append(
             (
                 subject.server,
                 str(subject.plan.phase) if subject.plan else "no plan",
-                shown(subject.wanted.override if subject.wanted else None),
-                shown(one.seen.override) if one.seen else style(one.next, fg="red"),
+                format_override(subject.wanted.override if subject.wanted else None),
+                format_override(one.observed.override) if one.observed else style(one.next_action, fg="red"),
                 f"{last.state} {last.reason.partition('/after/')[0]}" if last is not None else "-",
                 subject.evidence,
-                style("ask a person" if one.needs_a_person else one.next if one.seen else "-", fg=colour),
+                style("ask a person" if one.needs_operator else one.next_action if one.observed else "-", fg=colour),
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
-    lines = [table(header, rows, shortened=(4, 3, 2)), *_whys(found, state), ""]
-    for one in found if in_full else ():
-        if one.seen is not None:
-            secure = {None: "is not shown", True: "is on", False: "is off"}[one.seen.secure_boot]
-            order = ", ".join(one.seen.boot_order) or "is not shown"
-            lines.append(wrapped(f"{one.subject.server}: Secure Boot {secure}; boot order: {order}"))
-    summary = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
-    return "\n".join([*lines, f"{count(len(found), 'BMC')}: {summary or 'none'}"])
+    lines = [format_table(header, rows, shrinkable=(4, 3, 2)), *_explain_inspections(inspections, state), ""]
+    for one in inspections if in_full else ():
+        if one.observed is not None:
+            secure = {None: "is not shown", True: "is on", False: "is off"}[one.observed.secure_boot]
+            order = ", ".join(one.observed.boot_order) or "is not shown"
+            lines.append(wrap_text(f"{one.subject.server}: Secure Boot {secure}; boot order: {order}"))
+    summary = ", ".join(f"{counts[what]} {what}" for what in _STATE_ORDER if counts[what])
+    return "\n".join([*lines, f"{format_count(len(inspections), 'BMC')}: {summary or 'none'}"])
 
 
-def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
+def _explain_inspections(inspections: list[Inspection], state: Path) -> Iterator[str]:
     alike: dict[tuple[str, str | None], list[str]] = {}
-    for one in found:
-        if one.needs_a_person or not one.is_settled:
+    for one in inspections:
+        if one.needs_operator or not one.is_settled:
             alike.setdefault((one.why, one.hint), []).append(one.subject.server)
     if alike:
         yield ""
     for (why, hint), names in alike.items():
-        yield wrapped(f"{some(names, _MOST_NAMES)}: {why}")
+        yield wrap_text(f"{format_names(names, _MAX_NAMES)}: {why}")
         if hint is not None:
-            yield f"    {with_state(hint, str(state))}"
+            yield f"    {fill_state(hint, str(state))}"
 
 
-def _as_diff(found: list[Inspection], state: Path) -> str:
+def _format_diff(inspections: list[Inspection], state: Path) -> str:
     # Those of whom the same is to be said, and to which nothing is to be sent, are shown as one.
     groups: dict[object, list[Inspection]] = {}
-    for number, one in enumerate(found):
+    for number, one in enumerate(inspections):
         is_alone = one.request or one.warnings or one.subject.server in (one.hint or "")
-        groups.setdefault(number if is_alone else (one.next, one.why, one.hint), []).append(one)
+        groups.setdefault(number if is_alone else (one.next_action, one.why, one.hint), []).append(one)
     lines: list[str] = []
     for alike in groups.values():
         one = alike[0]
-        who = some([each.subject.server for each in alike], 3)
-        lines.append(f"{style(who, bold=True)}: {one.next}: {printable(one.why)}")
+        who = format_names([each.subject.server for each in alike], 3)
+        lines.append(f"{style(who, bold=True)}: {one.next_action}: {printable(one.why)}")
         if one.request:
             address, method = one.subject.bmc.address, " ".join(one.request[:-1])
             lines.append(f"  {method} {address}{one.request[-1]}" if method else f"  {address}: {one.request[-1]}")
-            if one.reset_to_come is not None:
-                lines.append(f"  then {printable(one.reset_to_come)}")
+            if one.pending_reset is not None:
+                lines.append(f"  then {printable(one.pending_reset)}")
         lines += [style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
         if one.hint is not None:
-            lines.append(f"  {with_state(one.hint, str(state))}")
+            lines.append(f"  {fill_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])
 
 
@@ -413,26 +429,26 @@ def power_get(
 
     Exit codes: 0 where all have answered, else 8.
     """
-    at = now()
-    subjects = _subjects(servers, selector, state)
-    with connections(credentials) as kept, progress("BMCs", len(subjects)) as read:
-        found = sorted(inspect(subjects, kept, at, read=read), key=lambda one: one.subject.server)
+    at = current_time()
+    subjects = _select_subjects(servers, selector, state)
+    with open_connections(credentials) as kept, show_progress("BMCs", len(subjects)) as read:
+        found = sorted(inspect_bmcs(subjects, kept, at, on_read=read), key=lambda one: one.subject.server)
     items = [
         {
             "server": one.subject.server,
             "uuid": one.subject.uuid,
             "bmc": one.subject.bmc.address,
-            "responded": one.seen is not None,
-            "power": one.seen.power if one.seen is not None else None,
-            "inPost": one.seen.in_post if one.seen is not None else None,
-            "runsOs": one.seen.runs_os if one.seen is not None else None,
-            "resetTypes": sorted(one.seen.reset_types) if one.seen is not None else [],
-            "why": one.why if one.seen is None else None,
+            "responded": one.observed is not None,
+            "power": one.observed.power if one.observed is not None else None,
+            "inPost": one.observed.in_post if one.observed is not None else None,
+            "runsOs": one.observed.runs_os if one.observed is not None else None,
+            "resetTypes": sorted(one.observed.reset_types) if one.observed is not None else [],
+            "why": one.why if one.observed is None else None,
         }
         for one in found
     ]
-    write_outputs(outputs, text=partial(_power_as_text, found), json=partial(document, items=items))
-    if any(one.seen is None for one in found):
+    write_outputs(outputs, text=partial(_format_power, found), json=partial(format_document, items=items))
+    if any(one.observed is None for one in found):
         sys.exit(Exit.PARTIAL)
 
 
@@ -451,7 +467,7 @@ def power_on(servers: tuple[str, ...], **options: Any) -> None:
 
     Exit codes: 0 where each is on or was told so, else 8.
     """
-    _switch("on", servers, force=False, **options)
+    _change_power("on", servers, force=False, **options)
 
 
 @power.command("off", context_settings=VARIABLES)
@@ -470,7 +486,7 @@ def power_off(servers: tuple[str, ...], **options: Any) -> None:
 
     Exit codes: 0 where each is off or was told so, else 8.
     """
-    _switch("off", servers, **options)
+    _change_power("off", servers, **options)
 
 
 @power.command("reset", context_settings=VARIABLES)
@@ -489,10 +505,10 @@ def power_reset(servers: tuple[str, ...], **options: Any) -> None:
 
     Exit codes: 0 where each was told so, else 8.
     """
-    _switch("reset", servers, **options)
+    _change_power("reset", servers, **options)
 
 
-def _switch(
+def _change_power(
     what: str,
     servers: tuple[str, ...],
     *,
@@ -509,75 +525,77 @@ def _switch(
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     action = PowerAction(what)
-    subjects = _subjects(servers, selector, state)
-    with connections(credentials) as kept:
-        switching = partial(switch, action=action, connections=kept, force=force)
-        with progress("BMCs", len(subjects)) as read:
-            found = switching(subjects, send=False, each=read)
-        meant = [one.subject for one in found if one.would_send]
-        if meant and not dry_run:
+    subjects = _select_subjects(servers, selector, state)
+    with open_connections(credentials) as bmc_connections:
+        switching = partial(switch_power, action=action, connections=bmc_connections, force=force)
+        with show_progress("BMCs", len(subjects)) as read:
+            results = switching(subjects, send=False, on_done=read)
+        targets = [one.subject for one in results if one.would_send]
+        if targets and not dry_run:
             if len(subjects) > 1 or selector is not None:
-                click.echo(_as_table(found), err=True)
-                installs = sum(each.plan is not None and each.plan.writes_disk for each in meant)
+                click.echo(_format_subjects(results), err=True)
+                installs = sum(each.plan is not None and each.plan.writes_disk for each in targets)
                 installing = f", of which {installs} would boot what writes disks" if installs and what != "off" else ""
-                click.echo(f"{what} for {count(len(meant), 'server')}{installing}: {reason}", err=True)
-                go_on(yes=yes)
-            request(state, POWER, {"action": what, "servers": [each.server for each in meant], "reason": reason})
-            with progress("BMCs", len(meant)) as read:
-                sent = {one.subject.uuid: one for one in switching(meant, send=True, each=read)}
+                click.echo(f"{what} for {format_count(len(targets), 'server')}{installing}: {reason}", err=True)
+                confirm_or_abort(yes=yes)
+            request_change(
+                state, POWER, {"action": what, "servers": [each.server for each in targets], "reason": reason}
+            )
+            with show_progress("BMCs", len(targets)) as read:
+                sent = {one.subject.uuid: one for one in switching(targets, send=True, on_done=read)}
             recorded = ("server", "resetType", "sent", "why")
             items = [{name: one.facts()[name] for name in recorded} for one in sent.values()]
-            request(state, POWERED, {"action": what, "items": items, "reason": reason})
-            found = [sent.get(one.subject.uuid, one) for one in found]
-    listed = partial(document, items=[one.facts() for one in found])
-    write_outputs(outputs, text=partial(_as_table, found), json=listed)
-    if any(one.failed for one in found):
+            request_change(state, POWERED, {"action": what, "items": items, "reason": reason})
+            results = [sent.get(one.subject.uuid, one) for one in results]
+    as_json = partial(format_document, items=[one.facts() for one in results])
+    write_outputs(outputs, text=partial(_format_subjects, results), json=as_json)
+    if any(one.is_failed for one in results):
         sys.exit(Exit.PARTIAL)
 
 
-def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
-    at = now()
-    with looked_at(state, at) as instance:
-        found_there = subjects(instance.commit, instance.knowledge, instance.keys, at)
+def _select_subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
+    at = current_time()
+    with open_offline(state, at) as instance:
+        found_there = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
         described = (each for each in found_there if each.decision is not None)
         if not servers and selector is None:
             return list(described)
-        meant = meant_by(instance, servers, selector)
+        meant = select_servers(instance, servers, selector)
         found = [each for each in described if each.server in meant]
     if without := sorted(meant.keys() - {each.server for each in found}):
-        raise UsageError(f"{some(without)}: no BMC is known; a Server document names it in spec.bmc")
+        raise UsageError(f"{format_names(without)}: no BMC is known; a Server document names it in spec.bmc")
     return found
 
 
-def _power_as_text(found: list[Inspection]) -> str:
+def _format_power(results: list[Inspection]) -> str:
     rows = []
     counts: Counter[str] = Counter()
-    for one in found:
-        seen = one.seen
+    for one in results:
+        seen = one.observed
         if seen is None:
-            rows.append((one.subject.server, style(one.next, fg="red"), one.why))
+            rows.append((one.subject.server, style(one.next_action, fg="red"), one.why))
         else:
             at = "in POST" if seen.in_post else "its operating system runs" if seen.runs_os else "-"
             rows.append((one.subject.server, seen.power or "not shown", at))
         counts[seen.power or "not shown" if seen is not None else "not read"] += 1
     numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
-    return f"{table(('SERVER', 'POWER', 'STATE'), rows, shortened=(2,))}\n\n{count(len(found), 'BMC')}: {numbers}"
+    return f"{format_table(('SERVER', 'POWER', 'STATE'), rows, shrinkable=(2,))}\n\n{format_count(len(results), 'BMC')}: {numbers}"
 
 
-def _as_table(found: list[Powered]) -> str:
+def _format_subjects(subjects: list[PowerResult]) -> str:
     rows = []
-    for one in found:
-        plan, seen = one.subject.plan, one.seen
+    for one in subjects:
+        plan, seen = one.subject.plan, one.observed
         boots = "no plan" if plan is None else f"{plan.phase}, writes disks" if plan.writes_disk else str(plan.phase)
         rows.append(
             (
                 one.subject.server,
                 seen.power or "not shown" if seen is not None else "not read",
                 boots,
-                f"{'sent ' if one.sent else ''}{one.words}",
+                f"{'sent ' if one.sent else ''}{one.text}",
             )
         )
-    return table(("SERVER", "POWER", "BOOTS", "WHAT IS SENT"), rows, shortened=(3,))
+    return format_table(("SERVER", "POWER", "BOOTS", "WHAT IS SENT"), rows, shrinkable=(3,))
 
 
 @command.command("scan", context_settings=VARIABLES)
@@ -631,19 +649,21 @@ def scan_network(
         from gitboot.cli.evaluated_fleet import load_fleet
 
         machines = list(described_machines(load_fleet(path, rev)).values())
-    asked = addresses(list(_listed(places)), ports)
-    answers = scanned(asked, credentials, name, verify=not no_verify, parallel=parallel)
-    found = [each for answer in answers for each in answer.found]
-    failed = [each for each in answers if each.why_not is not None]
+    asked = list_addresses(list(_read_places(places)), ports)
+    answers = scan_places(asked, credentials, name, verify=not no_verify, parallel=parallel)
+    found = [each for answer in answers for each in answer.servers]
+    failed = [each for each in answers if each.error is not None]
     compared = compare(found, machines, asked, [each.address for each in failed])
-    written = _write(out, found, compared, {each.name for each in machines}, name, verify=not no_verify)
+    written = _write_documents(out, found, compared, {each.name for each in machines}, name, verify=not no_verify)
     files = {each: str(file) for each, file in written.items()}
-    items = [{**facts(each), "server": compared.servers.get(each), "document": files.get(each)} for each in found]
-    unread = [{"address": each.address, "why": each.why_not} for each in failed]
+    items = [
+        {**to_json_value(each), "server": compared.servers.get(each), "document": files.get(each)} for each in found
+    ]
+    unread = [{"address": each.address, "why": each.error} for each in failed]
     write_outputs(
         outputs,
-        text=partial(_scan_as_text, answers, compared, written, len(asked)),
-        json=partial(document, items=items, unread=unread, differences=compared.differences),
+        text=partial(_format_scan, answers, compared, written, len(asked)),
+        json=partial(format_document, items=items, unread=unread, differences=compared.differences),
     )
     if failed:
         sys.exit(Exit.PARTIAL)
@@ -651,7 +671,7 @@ def scan_network(
         sys.exit(Exit.CHANGES)
 
 
-def _listed(places: Sequence[str]) -> Iterator[str]:
+def _read_places(places: Sequence[str]) -> Iterator[str]:
     for place in places:
         if not Path(place).is_file():
             yield place
@@ -663,55 +683,61 @@ def _listed(places: Sequence[str]) -> Iterator[str]:
         yield from filter(None, (line.partition("#")[0].strip() for line in lines))
 
 
-def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int) -> list[Probe]:
+def scan_places(
+    places: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int
+) -> list[Probe]:
     """What answers, in the order of addresses."""
     from gitboot.bmc.redfish.client import BmcConnection
 
     if credentials is None:
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
-    CredentialDirectory(credentials).of(name)  # says at once, and not of each address, what is missing
-    order = {address: number for number, address in enumerate(asked)}
-    with connections(credentials) as kept:
+    CredentialDirectory(credentials).read(name)  # says at once, and not of each address, what is missing
+    order = {address: number for number, address in enumerate(places)}
+    with open_connections(credentials) as kept:
 
         def connect(address: str) -> BmcConnection:
             access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
-            driver = kept.to(SystemUuid(address), address, access, known=True)  # named by whoever typed the command
+            driver = kept.connect(
+                SystemUuid(address), address, access, is_in_ledger=True
+            )  # named by whoever typed the command
             assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
             return driver
 
-        with progress("addresses", len(asked)) as advance:
-            answers = list(scan(asked, connect, parallel=parallel, each=lambda: advance(1)))
-    return sorted((each for each in answers if each.found or each.why_not), key=lambda each: order[each.address])
+        with show_progress("addresses", len(places)) as advance:
+            answers = list(scan(places, connect, parallel=parallel, on_result=lambda: advance(1)))
+    return sorted((each for each in answers if each.servers or each.error), key=lambda each: order[each.address])
 
 
-def _write(
+def _write_documents(
     out: Path | None,
-    found: Sequence[FoundServer],
-    compared: Comparison,
-    taken: Collection[str],
+    services: Sequence[FoundServer],
+    comparison: Comparison,
+    existing_names: Collection[str],
     credentials: str,
     *,
     verify: bool,
 ) -> dict[FoundServer, Path]:
     written: dict[FoundServer, Path] = {}
-    names = set(taken)
-    for each in found:
-        if out is None or each in compared.servers or each.lacks is not None:
+    names = set(existing_names)
+    for each in services:
+        if out is None or each in comparison.servers or each.missing_identity is not None:
             continue
-        name = name_for(each, names)
+        name = choose_name(each, names)
         names.add(name)
         written[each] = out / "servers" / f"{name}.yaml"
-        text = document_for(each, name, credentials, verify=verify)
+        text = render_document(each, name, credentials, verify=verify)
         write_output_file(written[each], [text.encode()], make_folders=True)
     return written
 
 
-def _scan_as_text(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path], asked: int) -> str:
-    found = [each for answer in answers for each in answer.found]
+def _format_scan(
+    answers: Sequence[Probe], comparison: Comparison, written: dict[FoundServer, Path], place_count: int
+) -> str:
+    found = [each for answer in answers for each in answer.servers]
     rows = [
         (
             each.address.removeprefix("https://"),
-            compared.servers.get(each, "-")[:20],
+            comparison.servers.get(each, "-")[:20],
             (f"{each.maker} {each.model}".strip() or "-")[:26],
             (each.serial or "-")[:16],
             (each.bmc or "-")[:12],
@@ -719,18 +745,20 @@ def _scan_as_text(answers: Sequence[Probe], compared: Comparison, written: dict[
         )
         for each in found
     ]
-    lines = [table(("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS"), rows), ""] if rows else []
-    for difference in compared.differences:
+    lines = [format_table(("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS"), rows), ""] if rows else []
+    for difference in comparison.differences:
         who = f"{difference.server} at {difference.address}" if difference.server else difference.address
-        lines.append(wrapped(f"{difference.what}: {who}: {difference.message}"))
-    lines += [wrapped(f"not read: {each.address}: {each.why_not}") for each in answers if each.why_not is not None]
+        lines.append(wrap_text(f"{difference.kind}: {who}: {difference.message}"))
+    lines += [wrap_text(f"not read: {each.address}: {each.error}") for each in answers if each.error is not None]
     lines += [f"wrote {path}" for path in written.values()]
-    lacking = [each for each in found if each not in compared.servers and each.lacks is not None]
-    lines += [wrapped(f"no document for {each.address}: {each.lacks}") for each in lacking]
+    lacking = [each for each in found if each not in comparison.servers and each.missing_identity is not None]
+    lines += [wrap_text(f"no document for {each.address}: {each.missing_identity}") for each in lacking]
     if lines and lines[-1]:
         lines.append("")
-    unread = sum(each.why_not is not None for each in answers)
-    ends = [count(len(found), "machine"), count(len(compared.differences), "difference")]
+    unread = sum(each.error is not None for each in answers)
+    ends = [format_count(len(found), "machine"), format_count(len(comparison.differences), "difference")]
     if unread:
         ends.append(f"{unread} not read")
-    return "\n".join([*lines, f"{asked:,} {'address' if asked == 1 else 'addresses'} asked: {', '.join(ends)}"])
+    return "\n".join(
+        [*lines, f"{place_count:,} {'address' if place_count == 1 else 'addresses'} asked: {', '.join(ends)}"]
+    )

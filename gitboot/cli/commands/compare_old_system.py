@@ -18,31 +18,44 @@ from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second, write_outputs
-from gitboot.cli.terminal import progress, table, wrapped
+from gitboot.cli.options import FiniteRange, OutputOption, current_second, fleet_argument, output_option, write_outputs
+from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import HostUnreachable
-from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, host_of
-from gitboot.importers.boot_comparison import SHAPES, Asker, Contrast, Likeness, OldBoot, boot_of, contrasted, elsewhere
-from gitboot.jsonio import document
+from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, format_host
+from gitboot.importers.boot_comparison import (
+    SCRIPT_PATHS,
+    BootComparison,
+    ComparedMachine,
+    OldBoot,
+    Verdict,
+    compare_boots,
+    list_moved_files,
+    parse_boot_script,
+)
+from gitboot.jsonio import format_document
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle, Server
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.text import count
+from gitboot.text import format_count
 
 if TYPE_CHECKING:
     from gitboot.fleet.resources import FleetRepository
 
-_MOST_BYTES: Final = 1 << 20  # of one answer
-_LARGEST: Final = 1 << 32  # of one file that machines boot
-_PIECE: Final = 1 << 20
-_HOPS: Final = 3  # from script to script
+_MAX_SCRIPT_BYTES: Final = 1 << 20  # of one answer
+_MAX_FILE_BYTES: Final = 1 << 32  # of one file that machines boot
+_CHUNK_BYTES: Final = 1 << 20
+_MAX_REDIRECTS: Final = 3  # from script to script
 
 
 @click.command()
 @fleet_argument
 @click.option("--old", required=True, metavar="URL", help="Where the old system answers machines.")
 @click.option(
-    "--as", "shape", required=True, type=click.Choice(list(SHAPES)), help="What it is: by which paths it is asked."
+    "--as",
+    "shape",
+    required=True,
+    type=click.Choice(list(SCRIPT_PATHS)),
+    help="What it is: by which paths it is asked.",
 )
 @click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
 @click.option(
@@ -92,21 +105,23 @@ def command(
     (Ironic, Tinkerbell) may note that a machine has asked. The exit code is 2 where anything differs or is missing,
     6 where the old system did not answer.
     """
-    from gitboot.cli.evaluated_fleet import planned_fleet
+    from gitboot.cli.evaluated_fleet import plan_fleet
 
-    host_of(old)
+    format_host(old)
     client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
-    now = this_second()
-    fleet = planned_fleet(path, rev, now, None)
+    now = current_second()
+    fleet = plan_fleet(path, rev, now, None)
     for name in names:
-        fleet.decision(name)
-    decisions = [each for name, each in _active(fleet.repository, now).servers.items() if not names or name in names]
+        fleet.find_decision(name)
+    decisions = [
+        each for name, each in _evaluate_as_active(fleet.repository, now).servers.items() if not names or name in names
+    ]
 
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
-    compare, found = partial(_compared, client, old, shape, timeout_s, contents=contents), []
+    compare, found = partial(_compare_server, client, old, shape, timeout_s, contents=contents), []
     try:
         jobs = [pool.submit(compare, each, fleet.repository.servers[each.server]) for each in decisions]
-        with progress("servers", len(jobs)) as advance:
+        with show_progress("servers", len(jobs)) as advance:
             for job in as_completed(jobs):
                 advance(1)
                 found.append(job.result())
@@ -122,16 +137,16 @@ def command(
         }
         for each in found
     ]
-    as_json = partial(document, items=items)
-    write_outputs(outputs, text=partial(_as_text, found), markdown=partial(_as_markdown, found), json=as_json)
+    as_json = partial(format_document, items=items)
+    write_outputs(outputs, text=partial(_format_text, found), markdown=partial(_format_markdown, found), json=as_json)
     verdicts = {each.verdict for each in found}
-    if verdicts & {Likeness.DIFFERS, Likeness.MISSING, Likeness.NOTHING}:
+    if verdicts & {Verdict.DIFFERS, Verdict.MISSING, Verdict.NOTHING}:
         sys.exit(Exit.CHANGES)
-    if Likeness.UNKNOWN in verdicts:
+    if Verdict.UNKNOWN in verdicts:
         sys.exit(Exit.SOURCE)
 
 
-def _active(repository: FleetRepository, now: datetime) -> Decisions:
+def _evaluate_as_active(repository: FleetRepository, now: datetime) -> Decisions:
     """What would be decided if nobody else worked on the servers: what is Parked here is the old system's."""
     from gitboot.resolve.fleet_decisions import decide
 
@@ -147,7 +162,7 @@ def _active(repository: FleetRepository, now: datetime) -> Decisions:
     return decide(structs.replace(repository, fleet=fleet, servers=servers), now)
 
 
-def _compared(
+def _compare_server(
     client: HttpClient,
     old: str,
     shape: str,
@@ -156,111 +171,117 @@ def _compared(
     server: Server,
     *,
     contents: bool,
-) -> Contrast:
+) -> BootComparison:
     macs = tuple(mac.replace("-", ":") for mac in server.boot_macs)
-    asker = Asker(name=decision.server, uuid=str(decision.uuid), macs=macs, serial=server.spec.serial or "")
+    asker = ComparedMachine(name=decision.server, uuid=str(decision.uuid), macs=macs, serial=server.spec.serial or "")
     policy = decision.policy
     boot = policy.boot if policy is not None else None
     try:
-        answer = _asked(client, old, shape, asker, timeout_s)
+        answer = _fetch_old_boot(client, old, shape, asker, timeout_s)
         if answer is None:
-            return Contrast(server=asker.name, verdict=Likeness.MISSING, message="the old system answers 404")
+            return BootComparison(server=asker.name, verdict=Verdict.MISSING, message="the old system answers 404")
         if boot is None:
             if answer.kernel is None:
-                return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk")
-            return Contrast(server=asker.name, verdict=Likeness.NOTHING, message="no policy boots it from the network")
+                return BootComparison(server=asker.name, verdict=Verdict.EQUAL, message="both boot its disk")
+            return BootComparison(
+                server=asker.name, verdict=Verdict.NOTHING, message="no policy boots it from the network"
+            )
         # Whether gitboot would boot it from the network, once its document is no longer Parked.
         installs = decision.provision > 0 or (policy is not None and policy.network_boot is NetworkBoot.ALWAYS)
         if answer.kernel is None and answer.chain is None and not installs:
-            return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk, as it is installed")
+            return BootComparison(
+                server=asker.name, verdict=Verdict.EQUAL, message="both boot its disk, as it is installed"
+            )
         data, url = None, answer.user_data_url
-        if url is not None and _same_host(url, old):
-            data = _fetched(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
+        if url is not None and _is_same_host(url, old):
+            data = _fetch_text(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
         digests = {
-            url: _digest(client, url, timeout_s)
-            for url in (elsewhere(answer, boot, old_url=old, base_url=decision.base_url) if contents else ())
-            if _same_host(url, old)
+            url: _hash_url(client, url, timeout_s)
+            for url in (list_moved_files(answer, boot, old_url=old, base_url=decision.base_url) if contents else ())
+            if _is_same_host(url, old)
         }
     except HostUnreachable as error:
-        return Contrast(server=asker.name, verdict=Likeness.UNKNOWN, message=str(error))
-    return contrasted(asker.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url)
+        return BootComparison(server=asker.name, verdict=Verdict.UNKNOWN, message=str(error))
+    return compare_boots(asker.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url)
 
 
-def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
-    urls = asker.urls(old, shape)
+def _fetch_old_boot(
+    client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float
+) -> OldBoot | None:
+    urls = asker.list_script_urls(old, shape)
     for number, url in enumerate(urls):
-        variables = asker.variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
-        for _ in range(_HOPS):
+        variables = asker.list_variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
+        for _ in range(_MAX_REDIRECTS):
             if not (
-                script := _fetched(client, url, timeout_s) or ""
+                script := _fetch_text(client, url, timeout_s) or ""
             ).strip():  # Cobbler answers so whom it does not know
                 break
-            boot = boot_of(script, url, variables)
-            if boot.chain is None or not _same_host(boot.chain, old) or "${" in boot.chain:
+            boot = parse_boot_script(script, url, variables)
+            if boot.chain is None or not _is_same_host(boot.chain, old) or "${" in boot.chain:
                 return boot
             url = boot.chain
     return None
 
 
-def _digest(client: HttpClient, url: str, timeout_s: float) -> str:
+def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
     """The sha256 of a file; that of nothing where it is not there."""
     found, size = sha256(), 0
     headers = {"Accept": "*/*"}
     with client.stream("GET", url, headers=headers, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:
-        while answer.status == 200 and (piece := answer.read(_PIECE)):
+        while answer.status == 200 and (piece := answer.read(_CHUNK_BYTES)):
             found.update(piece)
-            if (size := size + len(piece)) > _LARGEST:
-                raise HostUnreachable(f"{urlsplit(url).netloc} answers more than {_LARGEST:,} bytes")
+            if (size := size + len(piece)) > _MAX_FILE_BYTES:
+                raise HostUnreachable(f"{urlsplit(url).netloc} answers more than {_MAX_FILE_BYTES:,} bytes")
     return found.hexdigest()
 
 
-def _same_host(url: str, old: str) -> bool:
+def _is_same_host(url: str, old: str) -> bool:
     ours, theirs = urlsplit(old), urlsplit(url)
     return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
 
 
-def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
+def _fetch_text(client: HttpClient, url: str, timeout_s: float) -> str | None:
     with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s) as answer:
         if answer.status in (404, 410):
             return None
         if answer.status != 200:
             raise HostUnreachable(f"{urlsplit(url).netloc} answers {answer.status}")
-        return answer.read_whole(_MOST_BYTES).decode(errors="replace")
+        return answer.read_whole(_MAX_SCRIPT_BYTES).decode(errors="replace")
 
 
 # What is shown
 
 
-def _as_text(found: list[Contrast]) -> str:
+def _format_text(contrasts: list[BootComparison]) -> str:
     rows, lines = [], []
-    for each in found:
-        if each.verdict is not Likeness.EQUAL:
+    for each in contrasts:
+        if each.verdict is not Verdict.EQUAL:
             name = each.server if len(each.server) <= 40 else f"{each.server[:39]}…"
             what = each.message or ", ".join(what for what, _, _ in each.differences)
             rows.append((name, str(each.verdict), what if len(what) <= 45 else f"{what[:44]}…"))
             for what, old, new in each.differences:
-                lines += ["", wrapped(f"{each.server}: {what}")]
-                lines += [wrapped(f"old:     {old}", "  "), wrapped(f"gitboot: {new}", "  ")]
+                lines += ["", wrap_text(f"{each.server}: {what}")]
+                lines += [wrap_text(f"old:     {old}", "  "), wrap_text(f"gitboot: {new}", "  ")]
     if rows:
-        lines = [table(("SERVER", "ANSWER", "WHAT"), rows), *lines, ""]
-    return "\n".join((*lines, _summary(found)))
+        lines = [format_table(("SERVER", "ANSWER", "WHAT"), rows), *lines, ""]
+    return "\n".join((*lines, _format_summary(contrasts)))
 
 
-def _summary(found: list[Contrast]) -> str:
-    counts = Counter(str(each.verdict) for each in found)
+def _format_summary(contrasts: list[BootComparison]) -> str:
+    counts = Counter(str(each.verdict) for each in contrasts)
     numbers = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
-    return f"{count(len(found), 'server')}: {numbers}" if found else "the fleet has no server"
+    return f"{format_count(len(contrasts), 'server')}: {numbers}" if contrasts else "the fleet has no server"
 
 
-def _as_markdown(found: list[Contrast]) -> str:
-    from gitboot.review.formats.markdown import code
+def _format_markdown(contrasts: list[BootComparison]) -> str:
+    from gitboot.review.formats.markdown import format_code
 
     lines = []
-    for each in found:
-        if each.verdict is not Likeness.EQUAL:
+    for each in contrasts:
+        if each.verdict is not Verdict.EQUAL:
             for what, old, new in each.differences or ((each.message, "-", "-"),):
-                server, *cells = (code(text, in_table=True) for text in (each.server, what, old, new))
+                server, *cells = (format_code(text, in_table=True) for text in (each.server, what, old, new))
                 lines.append(f"| {' | '.join((server, str(each.verdict), *cells))} |")
     if lines:
         lines = ["", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|", *lines]
-    return "\n".join((_summary(found), *lines))
+    return "\n".join((_format_summary(contrasts), *lines))

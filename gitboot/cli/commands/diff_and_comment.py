@@ -18,32 +18,38 @@ from msgspec import structs
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
-    TRUST,
+    TRUST_PARAMETERS,
     OutputOption,
     at_option,
+    build_limits,
+    current_second,
+    format_path_prefix,
     limit_options,
-    limits_of,
     output_option,
+    parse_trust_settings,
     path_argument,
-    prefix_of,
-    this_second,
     token_over_http_option,
-    trust_of,
     trust_options,
 )
 from gitboot.cli.problem_formats import FORMATS
-from gitboot.cli.problem_formats import as_text as problems_as_text
-from gitboot.cli.terminal import columns, table, wrapped
+from gitboot.cli.problem_formats import format_text as problems_as_text
+from gitboot.cli.terminal import format_table, terminal_width, wrap_text
 from gitboot.errors import ForgeRefused, UsageError
 from gitboot.fleet.revision import Verify
 from gitboot.jsonio import format_instant
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
-from gitboot.review.formats.markdown import as_markdown, as_problems, commit_marker, failed_review, marker
+from gitboot.review.formats.markdown import (
+    as_markdown,
+    as_problems,
+    format_commit_marker,
+    format_marker,
+    render_failed_review,
+)
 from gitboot.review.rendered_diffs import RenderedDiff
-from gitboot.review.review import Review, ReviewOutcome, review
+from gitboot.review.review import Review, ReviewOutcome, review_commits
 from gitboot.standard_streams import style
-from gitboot.text import count, more, printable, shell_words, some
+from gitboot.text import format_count, format_names, format_rest, printable, quote_words
 
 if TYPE_CHECKING:
     from gitboot.http_client import HttpClient
@@ -93,65 +99,75 @@ def command(
     The exit code is 3 where HEAD is invalid, 4 where a guard holds it that no `Gitboot-Ack:` line of the commits
     acknowledges. Give the limits that the instance has, if they are not the defaults.
     """
-    from gitboot.cli.evaluated_fleet import compared
-    from gitboot.cli.instance_client import accepted_by
+    from gitboot.cli.evaluated_fleet import compare_range
+    from gitboot.cli.instance_client import fetch_accepted_commit
 
-    trust, asked = trust_of(**{name: given[name] for name in TRUST}), _flags({name: given.pop(name) for name in TRUST})
+    trust, asked = (
+        parse_trust_settings(**{name: given[name] for name in TRUST_PARAMETERS}),
+        _format_flags({name: given.pop(name) for name in TRUST_PARAMETERS}),
+    )
     limits: dict[str, int | None] = given
     if trust.verify is Verify.TAG:
         raise UsageError("--verify tag is for gitboot run, which follows a tag; compare with --verify head or range")
     if not range and accepted is None:
         raise UsageError("compare with what? Give BASE..HEAD, or --accepted")
-    since_commit = accepted_by(accepted) if accepted is not None else None
-    found = compared(path, range, merge=merge, at=at or this_second(), accepted=since_commit, trust=trust)
+    since_commit = fetch_accepted_commit(accepted) if accepted is not None else None
+    found = compare_range(path, range, merge=merge, at=at or current_second(), accepted=since_commit, trust=trust)
     where = [str(path)] if path != Path() else []
     since = ["--accepted", accepted] if accepted is not None else []
     instant = ["--at", format_instant(at)] if at is not None else []
-    options = [*(["--merge"] * merge), *(["--each-merge"] * each_merge), *since, *instant, *_flags(limits), *asked]
-    again = shell_words("gitboot", "diff", *([range] if range or where else []), *where, *options)
-    result = review(
+    options = [
+        *(["--merge"] * merge),
+        *(["--each-merge"] * each_merge),
+        *since,
+        *instant,
+        *_format_flags(limits),
+        *asked,
+    ]
+    again = quote_words("gitboot", "diff", *([range] if range or where else []), *where, *options)
+    result = review_commits(
         found.base,
         found.head,
-        limits=limits_of(limits),
+        limits=build_limits(limits),
         messages=found.messages,
-        line=found.line if each_merge or accepted is not None else (),
+        line=found.commits if each_merge or accepted is not None else (),
         command=again,
         need=trust.reinstalls_need,
-        met=found.met,
-        known=found.changes() if found.changes is not None else None,
+        counted_before=found.base_acknowledgements,
+        known_changes=found.changes() if found.changes is not None else None,
         writer=found.writer,
     )
     result = structs.replace(result, signers=found.signers)
     for output in outputs:
-        output.write(_written(output.format, result, path, range))
+        output.write(_format_review(output.format, result, path, range))
     codes = {ReviewOutcome.INVALID: Exit.INVALID, ReviewOutcome.HELD: Exit.HELD}
     if detailed_exitcode:
         codes[ReviewOutcome.FINE] = Exit.CHANGES
     sys.exit(codes.get(result.outcome, Exit.FINE))
 
 
-def _flags(given: Mapping[str, object]) -> list[str]:
+def _format_flags(options: Mapping[str, object]) -> list[str]:
     found: list[str] = []
-    for name, values in given.items():
+    for name, values in options.items():
         flag = f"--{name.replace('_', '-').removesuffix('s') if name == 'forge_keys' else name.replace('_', '-')}"
         for value in values if isinstance(values, tuple) else (values,):
             found += [flag, str(value)] if value is not None else []
     return found
 
 
-def _written(format: str, result: Review, path: Path, range: str) -> str:
-    from gitboot.git.history import head_commit
-    from gitboot.git.snapshots import folder_around
+def _format_review(format: str, result: Review, path: Path, range: str) -> str:
+    from gitboot.git.history import find_head_commit
+    from gitboot.git.snapshots import find_fleet_folder
     from gitboot.review.formats.json import as_json
 
-    prefix = prefix_of(path)
+    prefix = format_path_prefix(path)
     match format:
         case "text":
-            return as_text(result, prefix)
+            return format_review_text(result, prefix)
         case "json":
             return as_json(result)
         case "markdown":
-            return as_markdown(result, folder_around(path), head_commit(path, range))
+            return as_markdown(result, find_fleet_folder(path), find_head_commit(path, range))
     return FORMATS[format](as_problems(result), prefix)
 
 
@@ -160,10 +176,10 @@ _MAX_REVIEW_BYTES: Final = 65_536  # GitHub takes as many characters; `gitboot d
 _COMMENTS_PER_PAGE: Final = 10
 _MAX_ANSWER_BYTES: Final = 64 << 20
 _MAX_PAGES: Final = 1000  # GitLab takes 5000 notes, GitHub 2500 comments
-_NOT_OURS: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+_FORBIDDEN_STATUSES: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
-def _folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
+def _parse_folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
     from gitboot.git.repository import parse_subpath
 
     return parse_subpath(text) if text else ""
@@ -176,7 +192,7 @@ def _folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
     "--subpath",
     envvar="GITBOOT_SUBPATH",
     metavar="FOLDER",
-    callback=_folder,
+    callback=_parse_folder,
     help="The fleet's folder in the repository, as of `gitboot diff`. Default: the top.",
 )
 @token_over_http_option
@@ -196,7 +212,7 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
 
     client = HttpClient(allow_token_over_http=allow_token_over_http)
     try:
-        thread = (_gitlab_thread if os.environ.get("GITLAB_CI") else _github_thread)(client, os.environ)
+        thread = (_open_gitlab_thread if os.environ.get("GITLAB_CI") else _open_github_thread)(client, os.environ)
     except (KeyError, IndexError, ValueError) as error:
         raise UsageError(f"this is no CI job of a pull request or a merge request: {error}") from None
     if not thread.token:
@@ -209,8 +225,8 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     try:
         body = _read_review(file, subpath, commit)
     except UsageError as error:
-        fault, body = error, failed_review(subpath, commit, thread.log)
-    click.echo(thread.post(marker(subpath), body))
+        fault, body = error, render_failed_review(subpath, commit, thread.log)
+    click.echo(thread.post(format_marker(subpath), body))
     if fault is not None:
         raise fault
 
@@ -238,7 +254,7 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not a review: {error}") from None
     lines = text.split("\n", 2)
-    for number, expected in enumerate((marker(subpath), commit_marker(commit))):
+    for number, expected in enumerate((format_marker(subpath), format_commit_marker(commit))):
         if lines[number : number + 1] != [expected]:
             raise UsageError(
                 f"{file} is not the review of {commit[:12]}: expected {expected!r} in line {number + 1}; "
@@ -248,7 +264,7 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Thread:
+class _CommentThread:
     """The comments of the pull request or merge request that a CI job is for."""
 
     client: HttpClient
@@ -268,58 +284,60 @@ class _Thread:
 
     def newest_commit(self) -> str:
         """Return the commit that the pull request has now, as the forge says."""
-        return str(_field(self._answer("GET", self.request), *self.commit))
+        return str(_escape_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
         """Replace the text of this account's newest comment with the marker, or make one; say which."""
         # A job's own token of GitHub is that of an app, for which GET /user is forbidden; GraphQL names its bot.
-        status, detail, own = self._ask("GET", self.user)
+        status, detail, own = self._send_request("GET", self.user)
         if self.graphql is None and (status != HTTPStatus.OK or own is None):
             raise ForgeRefused(f"GET {self.user}: {status} {detail}")
         if self.graphql and status != HTTPStatus.OK:
-            own = _field(self._ask("POST", self.graphql, {"query": "{viewer{login}}"})[2], "data", "viewer")
-        account = _field(own, *self.account)
-        written = (each for each in self._every_comment() if account and _field(each, *self.author) == account)
+            own = _escape_field(
+                self._send_request("POST", self.graphql, {"query": "{viewer{login}}"})[2], "data", "viewer"
+            )
+        account = _escape_field(own, *self.account)
+        written = (each for each in self._list_comments() if account and _escape_field(each, *self.author) == account)
         # GitLab notes changes of a request as comments of their author.
         ours = [each for each in written if not each.get("system")]
         marked = [each for each in ours if str(each.get("body")).partition("\n")[0].rstrip() == marker]
         if marked:
             newest = max(int(each["id"]) for each in marked)
-            status, detail, _ = self._ask(self.edits_by, f"{self.comment}/{newest}", {"body": body})
+            status, detail, _ = self._send_request(self.edits_by, f"{self.comment}/{newest}", {"body": body})
             if 200 <= status < 300:
                 return "the comment is up to date"
-            if status not in _NOT_OURS:
+            if status not in _FORBIDDEN_STATUSES:
                 raise ForgeRefused(f"{self.edits_by} of a comment: {status} {detail}")
-        self._answer("POST", self.comments, {"body": body})
+        self._request_json("POST", self.comments, {"body": body})
         return "commented"
 
-    def _every_comment(self) -> Iterator[Mapping[str, Any]]:
+    def _list_comments(self) -> Iterator[Mapping[str, Any]]:
         for page in range(1, _MAX_PAGES + 1):
-            found = self._answer("GET", f"{self.comments}?per_page={_COMMENTS_PER_PAGE}&page={page}")
+            found = self._request_json("GET", f"{self.comments}?per_page={_COMMENTS_PER_PAGE}&page={page}")
             if not isinstance(found, list) or not found:
                 return
             yield from (each for each in found if isinstance(each, dict))
         raise ForgeRefused(f"{self.comments}: more than {_MAX_PAGES * _COMMENTS_PER_PAGE} comments")
 
-    def _answer(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _request_json(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return what the forge answers; raises `ForgeRefused` if it refuses or answers no JSON."""
-        status, detail, answer = self._ask(method, url, body)
+        status, detail, answer = self._send_request(method, url, body)
         if not 200 <= status < 300 or answer is None:
             raise ForgeRefused(f"{method} {url}: {status} {detail}")
         return answer
 
-    def _ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, Any]:
-        answer = self.client.ask(
+    def _send_request(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, Any]:
+        answer = self.client.request_json(
             url, credentials=self.credentials, body=body, method=method, max_bytes=_MAX_ANSWER_BYTES
         )
         return answer.status, answer.detail, answer.json
 
 
-def _github_thread(client: HttpClient, variables: Mapping[str, str]) -> _Thread:
+def _open_github_thread(client: HttpClient, variables: Mapping[str, str]) -> _CommentThread:
     api, repository = variables["GITHUB_API_URL"], variables["GITHUB_REPOSITORY"]
     number = int(variables["GITHUB_REF"].split("/")[2])  # refs/pull/NUMBER/merge
     token = variables.get("GITHUB_TOKEN", "")
-    return _Thread(
+    return _CommentThread(
         client=client,
         token=token,
         credentials={"Authorization": f"Bearer {token}"},
@@ -336,11 +354,11 @@ def _github_thread(client: HttpClient, variables: Mapping[str, str]) -> _Thread:
     )
 
 
-def _gitlab_thread(client: HttpClient, variables: Mapping[str, str]) -> _Thread:
+def _open_gitlab_thread(client: HttpClient, variables: Mapping[str, str]) -> _CommentThread:
     project, number = int(variables["CI_PROJECT_ID"]), int(variables["CI_MERGE_REQUEST_IID"])
     request = f"{variables['CI_API_V4_URL']}/projects/{project}/merge_requests/{number}"
     token = variables.get("GITBOOT_TOKEN", "")
-    return _Thread(
+    return _CommentThread(
         client=client,
         token=token,
         credentials={"PRIVATE-TOKEN": token},
@@ -356,49 +374,49 @@ def _gitlab_thread(client: HttpClient, variables: Mapping[str, str]) -> _Thread:
     )
 
 
-def _field(value: Any, *names: str) -> Any:
+def _escape_field(value: Any, *names: str) -> Any:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-_GROUPS: Final = 50  # that are shown
-_DIFF: Final = 400  # lines of one rendered diff that are shown
-_LIMITS: Final = 20  # that are shown; more are of ever more sites
+_MAX_GROUPS: Final = 50  # that are shown
+_MAX_DIFF_LINES: Final = 400  # lines of one rendered diff that are shown
+_MAX_LIMITS: Final = 20  # that are shown; more are of ever more sites
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
     ReviewOutcome.INVALID: "red",
     ReviewOutcome.FINE: "green",
     ReviewOutcome.UNCHANGED: "green",
 }
-_SIGNS: Final = {"+": "green", "-": "red", "@": "cyan"}
+_SIGN_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
-def as_text(review: Review, prefix: str) -> str:
+def format_review_text(review: Review, prefix: str) -> str:
     """The whole review, in the order of its weight; ``prefix`` leads from here to the fleet's files."""
     sections = (
-        _verdict(review),
-        _blast_radius(review),
-        _guards(review),
-        _dangers(review),
-        _groups(review),
-        _when(review),
-        _documents(review),
-        _problems(review, prefix),
-        _next(review),
+        _format_verdict(review),
+        _format_blast_radius(review),
+        _format_guards(review),
+        _format_dangers(review),
+        _format_groups(review),
+        _format_times(review),
+        _format_documents(review),
+        _format_problems(review, prefix),
+        _format_next_steps(review),
     )
     return "\n\n".join("\n".join(lines) for section in sections if (lines := list(section)))
 
 
-def _heading(text: str) -> str:
+def _format_heading(text: str) -> str:
     return style(text.upper(), bold=True)
 
 
-def _wrapped(text: str, indent: str = "  ") -> str:
-    return wrapped(text, indent, then=f"{indent}  ")
+def _wrap_lines(text: str, indent: str = "  ") -> str:
+    return wrap_text(text, indent, continuation=f"{indent}  ")
 
 
-def _verdict(review: Review) -> Iterator[str]:
+def _format_verdict(review: Review) -> Iterator[str]:
     headline = review.headline
     yield style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
     sides = (f"{side.named}{f' ({side.short})' if side.short else ''}" for side in (review.base, review.head))
@@ -406,135 +424,139 @@ def _verdict(review: Review) -> Iterator[str]:
     if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
         yield f"digest {review.verdict.digest}"
     if review.changes is not None:
-        yield phrases.counts(review.changes)
-        yield from (_wrapped(f"{commit[:12]} is signed by {signer}", "") for commit, signer in review.signers)
+        yield phrases.format_counts(review.changes)
+        yield from (_wrap_lines(f"{commit[:12]} is signed by {signer}", "") for commit, signer in review.signers)
         if review.base.decisions is None:
             yield "The base is no valid fleet, so everything is new here."
 
 
-def _blast_radius(review: Review) -> Iterator[str]:
+def _format_blast_radius(review: Review) -> Iterator[str]:
     if found := review.areas:
-        yield _heading("Blast radius")
-        yield table(found[0], found[1:])
+        yield _format_heading("Blast radius")
+        yield format_table(found[0], found[1:])
 
 
-def _guards(review: Review) -> Iterator[str]:
+def _format_guards(review: Review) -> Iterator[str]:
     note_on_identities = review.note_on_identities
-    if review.verdict is None or not (review.verdict.trips or review.unheeded or note_on_identities):
+    if review.verdict is None or not (review.verdict.trips or review.ignored_lines or note_on_identities):
         return
-    yield _heading("Guards")
-    for trip in review.verdict.trips[:_LIMITS]:
+    yield _format_heading("Guards")
+    for trip in review.verdict.trips[:_MAX_LIMITS]:
         state, colour = ("acknowledged", None) if trip.acknowledged else ("held", "red")
-        yield _wrapped(f"{state}: {trip.guard}: {phrases.trip(trip)}").replace(state, style(state, fg=colour), 1)
+        yield _wrap_lines(f"{state}: {trip.guard}: {phrases.format_trip(trip)}").replace(
+            state, style(state, fg=colour), 1
+        )
         if trip.by:
-            yield _wrapped(f"by {trip.by}", "    ")
-    if left := more(len(review.verdict.trips) - _LIMITS, "limit"):
+            yield _wrap_lines(f"by {trip.by}", "    ")
+    if left := format_rest(len(review.verdict.trips) - _MAX_LIMITS, "limit"):
         yield f"  {left}"
     if (note := review.note_on_records) is not None:
-        yield _wrapped(note)
+        yield _wrap_lines(note)
     if note_on_identities is not None:
-        yield _wrapped(note_on_identities)
-    for each in review.unheeded:
-        yield _wrapped(f"not heeded: {each.line!r} in {each.commit[:12]}: {each.why}")
+        yield _wrap_lines(note_on_identities)
+    for each in review.ignored_lines:
+        yield _wrap_lines(f"not heeded: {each.line!r} in {each.commit[:12]}: {each.why}")
 
 
-def _dangers(review: Review) -> Iterator[str]:
-    for index, danger in enumerate(review.dangers()):
+def _format_dangers(review: Review) -> Iterator[str]:
+    for index, danger in enumerate(review.find_dangers()):
         if index == 0:
-            yield _heading("Look at this first")
-        yield _wrapped(f"{danger.risk}: {danger.number}{some(danger.names)}")
-        yield from (_wrapped(reason, "    ") for reason in danger.reasons[:5])
-        if left := more(len(danger.reasons) - 5, "reason"):
+            yield _format_heading("Look at this first")
+        yield _wrap_lines(f"{danger.risk}: {danger.number}{format_names(danger.names)}")
+        yield from (_wrap_lines(reason, "    ") for reason in danger.reasons[:5])
+        if left := format_rest(len(danger.reasons) - 5, "reason"):
             yield f"    {left}"
 
 
-def _groups(review: Review) -> Iterator[str]:
+def _format_groups(review: Review) -> Iterator[str]:
     blocks = []
     for shared in (review.unknown, review.shared):
         if shared is not None:
-            title = style(phrases.shared_title(shared.causes, shared.title), bold=True)
-            fields = (_wrapped(phrases.change(field)) for field in shared.fields)
-            blocks.append([title, *map(_cause, shared.causes), *fields, *_rendered(shared.rendered)])
-    blocks += map(_group, review.groups)
+            title = style(phrases.format_shared_title(shared.causes, shared.title), bold=True)
+            fields = (_wrap_lines(phrases.format_change(field)) for field in shared.fields)
+            blocks.append(
+                [title, *map(_format_cause, shared.causes), *fields, *_format_rendered_diffs(shared.rendered)]
+            )
+    blocks += map(_format_group, review.groups)
     if blocks:
-        yield _heading("Cause and effect")
-    for block in blocks[:_GROUPS]:
+        yield _format_heading("Cause and effect")
+    for block in blocks[:_MAX_GROUPS]:
         yield from block
-    if left := more(len(blocks) - _GROUPS, "group"):
+    if left := format_rest(len(blocks) - _MAX_GROUPS, "group"):
         yield f"{left}: -o json has them all"
 
 
-def _group(group: Group) -> list[str]:
-    title, risks = _wrapped(phrases.title(group), ""), ", ".join(group.risks)
-    on_one_line = len(title) + len(risks) + 2 <= columns()
+def _format_group(group: Group) -> list[str]:
+    title, risks = _wrap_lines(phrases.format_title(group), ""), ", ".join(group.risks)
+    on_one_line = len(title) + len(risks) + 2 <= terminal_width()
     lines = [style(title, bold=True) + (f": {risks}" if on_one_line else f"\n  {risks}")]
-    lines.append(_wrapped(f"servers: {some(group.names, 10)}"))
-    lines += map(_cause, group.causes)
-    lines += (_wrapped(f"takes effect {phrases.when(effect)}") for effect in group.effects)
-    lines += (_wrapped(f"{what}: {why}") for what, why in phrases.reasons(group))
-    lines += (_wrapped(phrases.change(field)) for field in group.fields)
+    lines.append(_wrap_lines(f"servers: {format_names(group.names, 10)}"))
+    lines += map(_format_cause, group.causes)
+    lines += (_wrap_lines(f"takes effect {phrases.format_effect(effect)}") for effect in group.effects)
+    lines += (_wrap_lines(f"{what}: {why}") for what, why in phrases.list_reasons(group))
+    lines += (_wrap_lines(phrases.format_change(field)) for field in group.fields)
     if (outlier := group.outlier) is not None:
-        lines.append(_wrapped(f"rendered otherwise than {outlier.than}, which changes by the same causes:"))
-        lines += (f"    {printable(line.expandtabs(4))}" for line in phrases.outlier(outlier))
+        lines.append(_wrap_lines(f"rendered otherwise than {outlier.than}, which changes by the same causes:"))
+        lines += (f"    {printable(line.expandtabs(4))}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:
         lines.append("  not rendered: there are too many lines")
     elif group.rendered:
-        lines.append(_wrapped(f"{phrases.rendered_for(group)}:"))
-        lines += _rendered(group.rendered)
+        lines.append(_wrap_lines(f"{phrases.describe_rendered(group)}:"))
+        lines += _format_rendered_diffs(group.rendered)
     return lines
 
 
-def _cause(cause: ChangeCause) -> str:
-    at = f"{cause.at} {':'.join(map(str, cause.place))}" if cause.place else ""
-    return _wrapped(f"{cause}{at}: {phrases.cause(cause)}")
+def _format_cause(cause: ChangeCause) -> str:
+    at = f"{cause.place_prefix} {':'.join(map(str, cause.place))}" if cause.place else ""
+    return _wrap_lines(f"{cause}{at}: {phrases.format_cause(cause)}")
 
 
-def _rendered(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
+def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
     for each in diffs:
         yield f"    {each.boot}, {each.file}"
         lines = each.lines[2:]  # the names of the files stand above
-        for line in lines[:_DIFF]:
-            yield style(f"    {printable(line.expandtabs(4))}", fg=_SIGNS.get(line[:1]))
-        if left := more(len(lines) - _DIFF, "line"):
+        for line in lines[:_MAX_DIFF_LINES]:
+            yield style(f"    {printable(line.expandtabs(4))}", fg=_SIGN_COLOURS.get(line[:1]))
+        if left := format_rest(len(lines) - _MAX_DIFF_LINES, "line"):
             yield f"    {left}: -o json has them all"
 
 
-def _when(review: Review) -> Iterator[str]:
-    found = phrases.effects(review.groups)
+def _format_times(review: Review) -> Iterator[str]:
+    found = phrases.count_effects(review.groups)
     if found:
-        yield _heading("When")
-        yield from (_wrapped(f"{when}: {count(number, 'server')}") for when, number in found)
+        yield _format_heading("When")
+        yield from (_wrap_lines(f"{when}: {format_count(number, 'server')}") for when, number in found)
 
 
-def _documents(review: Review) -> Iterator[str]:
+def _format_documents(review: Review) -> Iterator[str]:
     found = review.documents_only
     if found:
-        yield _heading(f"Presentation only: {count(len(found), 'document')}, no decision follows")
+        yield _format_heading(f"Presentation only: {format_count(len(found), 'document')}, no decision follows")
         for each in found[:20]:
-            fields = some([field.dotted for field in each.fields], 3)
-            yield _wrapped(f"{each.id} {each.fate}{f': {fields}' if fields else ''}")
-        if left := more(len(found) - 20, "document"):
+            fields = format_names([field.dotted_path for field in each.fields], 3)
+            yield _wrap_lines(f"{each.id} {each.fate}{f': {fields}' if fields else ''}")
+        if left := format_rest(len(found) - 20, "document"):
             yield f"  {left}"
     if review.changes is not None and not review.changes.first:
         if bmcs := review.changes.moved_bmcs:
-            yield _wrapped(f"BMC: overrides go to another BMC, or trust it otherwise: {some(bmcs)}", "")
-        if moved := phrases.credentials(review.changes.bmcs):
+            yield _wrap_lines(f"BMC: overrides go to another BMC, or trust it otherwise: {format_names(bmcs)}", "")
+        if moved := phrases.list_credentials(review.changes.bmcs):
             yield "Credentials go where they did not go before; an instance sends them only where it is told:"
-            yield from (_wrapped(line) for line in moved[:_LIMITS])
-            if left := more(len(moved) - _LIMITS, "BMC"):
+            yield from (_wrap_lines(line) for line in moved[:_MAX_LIMITS])
+            if left := format_rest(len(moved) - _MAX_LIMITS, "BMC"):
                 yield f"  {left}"
 
 
-def _problems(review: Review, prefix: str) -> Iterator[str]:
+def _format_problems(review: Review, prefix: str) -> Iterator[str]:
     for heading, problems in review.problems():
-        yield _heading(heading)
+        yield _format_heading(heading)
         yield problems_as_text(problems, prefix)
 
 
-def _next(review: Review) -> Iterator[str]:
-    yield _heading("Next steps")
+def _format_next_steps(review: Review) -> Iterator[str]:
+    yield _format_heading("Next steps")
     yield f"  see it again: {review.command}"
-    acknowledging = list(review.acknowledging())
+    acknowledging = list(review.list_ack_lines())
     if acknowledging:
         yield "  to accept it anyway, put into the last commit's message:"
         yield from (f"    {line}" for _, line in acknowledging)

@@ -16,15 +16,15 @@ from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
-    config_of,
+    build_config_option,
     credentials_option,
-    now,
+    current_time,
     output_option,
     reject_old_variables,
     write_outputs,
 )
 from gitboot.errors import HeldByAnother
-from gitboot.jsonio import document
+from gitboot.jsonio import format_document
 from gitboot.standard_streams import style
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 @click.command(context_settings=VARIABLES)
-@config_of("run")
+@build_config_option("run")
 @click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="The state directory. Default: none.")
 @click.option(
     "--out",
@@ -59,29 +59,29 @@ def command(
 
     Exit codes: 0 where nothing is wrong, else 8.
     """
-    from gitboot.status.conditions import filled
+    from gitboot.status.conditions import fill_placeholders
 
     reject_old_variables()
     given = {word: str(path) for word, path in (("STATE", state), ("OUTPUT", output)) if path is not None}
     found = tuple(
-        structs.replace(each, hint=each.hint and filled(each.hint, given))
-        for each in _findings(state, output, credentials)
+        structs.replace(each, hint=each.hint and fill_placeholders(each.hint, given))
+        for each in _run_checks(state, output, credentials)
     )
-    text = partial("\n".join, [_as_text(each) for each in found])
-    write_outputs(outputs, json=partial(document, items=found), text=text)
+    text = partial("\n".join, [_format_text(each) for each in found])
+    write_outputs(outputs, json=partial(format_document, items=found), text=text)
     if any(each.health == "failed" for each in found):
         sys.exit(Exit.PARTIAL)
 
 
-def _findings(state: Path | None, output: Path | None, credentials: Path | None) -> Iterator[Examined]:
-    from gitboot.cli.instance_client import looked_at
+def _run_checks(state: Path | None, output: Path | None, credentials: Path | None) -> Iterator[Examined]:
+    from gitboot.cli.instance_client import open_offline
     from gitboot.controller.instance import environment_checks
-    from gitboot.controller.instance.state_directory import acting_here, check_acts, has_ledger, running
-    from gitboot.git.repository import LIBGIT2_VERSION, features
-    from gitboot.system_clock import keeping
+    from gitboot.controller.instance.state_directory import check_acts, find_running_process, has_ledger, read_own_lease
+    from gitboot.git.repository import LIBGIT2_VERSION, list_features
+    from gitboot.system_clock import read_clock_state
 
-    yield from environment_checks.of_git(features(), LIBGIT2_VERSION)
-    yield from environment_checks.of_the_clock(keeping())
+    yield from environment_checks.of_git(list_features(), LIBGIT2_VERSION)
+    yield from environment_checks.of_the_clock(read_clock_state())
     if state is None:
         return
     yield from environment_checks.of_state(state)
@@ -92,11 +92,11 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
     except HeldByAnother as error:
         yield environment_checks.fine("ledger", str(error))  # another host acts by it
         return
-    if (lease := acting_here(state)) is not None:
+    if (lease := read_own_lease(state)) is not None:
         message = f"this host's instance acts, under lease {lease.number}, until {lease.until} and on"
         yield environment_checks.fine("lease", message)
-    with looked_at(state, now()) as look:
-        yield from environment_checks.of_the_ledger(look, running(state))
+    with open_offline(state, current_time()) as look:
+        yield from environment_checks.of_the_ledger(look, find_running_process(state))
         yield from environment_checks.of_who_sets(look)
         if output is not None:
             yield from environment_checks.of_output(output, state, servers=len(look.commit.decisions.servers))
@@ -104,9 +104,9 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
         yield from environment_checks.of_mirrors(look.commit.decisions)
 
 
-def _as_text(examined: Examined) -> str:
-    from gitboot.cli.terminal import wrapped
+def _format_text(results: Examined) -> str:
+    from gitboot.cli.terminal import wrap_text
 
-    health = style(f"{examined.health:<8}", fg=_COLOURS[examined.health])
-    lines = [f"{health} {examined.subject:<12} {wrapped(examined.message).strip()}"]
-    return "\n".join([*lines, *([f"    {examined.hint}"] if examined.hint else [])])
+    health = style(f"{results.health:<8}", fg=_COLOURS[results.health])
+    lines = [f"{health} {results.subject:<12} {wrap_text(results.message).strip()}"]
+    return "\n".join([*lines, *([f"    {results.hint}"] if results.hint else [])])

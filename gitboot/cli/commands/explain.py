@@ -11,23 +11,23 @@ from typing import Final
 import click
 from msgspec import structs
 
-from gitboot.cli.evaluated_fleet import planned_fleet, records_option
+from gitboot.cli.evaluated_fleet import plan_fleet, records_option
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second, write_outputs
-from gitboot.cli.terminal import table, wrapped
+from gitboot.cli.options import OutputOption, at_option, current_second, fleet_options, output_option, write_outputs
+from gitboot.cli.terminal import format_table, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.git.history import Blame, open_blame
 from gitboot.git.snapshots import WORKTREE
-from gitboot.jsonio import document, facts
+from gitboot.jsonio import format_document, to_json_value
 from gitboot.problems import Code
 from gitboot.resolve.explanation import Explanation, Reason, explain
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.standard_streams import style
 
 _KINDS: Final = ("Fleet", "Server", "BootImage", "ImageStream", "BootProfile", "BootPolicy", "Maintenance", "Any")
 _WIDTH: Final = 40
-_GREY: Final = "bright_black"
+_COMMENT_COLOUR: Final = "bright_black"
 
 
 @click.command()
@@ -65,7 +65,7 @@ def command(
     FIELD shows one field only, such as image, kernelArguments or vars.console of a server, or interfaces of a kind.
     """
     if schemas is not None or subject in _KINDS:
-        from gitboot.review.formats.json import schemas as texts_of_schemas
+        from gitboot.review.formats.json import build_schemas as texts_of_schemas
 
         texts = texts_of_schemas()
     if schemas is not None:
@@ -80,33 +80,33 @@ def command(
         if code is None:
             raise UsageError(f"there is no problem code {subject.upper()}; they begin with GB1001")
         text = f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n"
-        listed = partial(document, code=code, headline=code.headline, why=code.why, hint=code.fix)
+        listed = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
         write_outputs(outputs, json=listed, text=partial(str, text))
         return
     if subject in _KINDS:
         schema_text = texts["any.json" if subject == "Any" else f"{subject}.json"]
-        write_outputs(outputs, json=partial(str, schema_text), text=partial(_fields_as_text, subject, field))
+        write_outputs(outputs, json=partial(str, schema_text), text=partial(_format_fields, subject, field))
         return
 
-    fleet = planned_fleet(path, rev, at or this_second(), records)
+    fleet = plan_fleet(path, rev, at or current_second(), records)
     kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
     if kind is not None and subject not in fleet.decisions.servers:
         raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
-    decision = fleet.decision(subject)
+    decision = fleet.find_decision(subject)
     record = fleet.records.get(decision.uuid)
-    found = explain(fleet.repository, decision, plan(decision, fleet.at, record), record)
+    found = explain(fleet.repository, decision, make_plan(decision, fleet.at, record), record)
     if field is not None:
-        found = _narrowed(found, field)
+        found = _filter_field(found, field)
     blame = open_blame(path, rev)
-    write_outputs(outputs, json=partial(_as_json, found, blame), text=partial(_as_text, found, blame))
+    write_outputs(outputs, json=partial(_format_json, found, blame), text=partial(_format_text, found, blame))
 
 
-def _as_json(found: Explanation, blame: Blame | None) -> str:
-    reasons = [{**facts(each), "commit": _commit(each, blame)} for each in found.reasons]
-    return document(**{**facts(found), "reasons": reasons})
+def _format_json(explanation: Explanation, blame: Blame | None) -> str:
+    reasons = [{**to_json_value(each), "commit": _find_commit(each, blame)} for each in explanation.reasons]
+    return format_document(**{**to_json_value(explanation), "reasons": reasons})
 
 
-def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
+def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
     """Which commit wrote a field; None where it is written nowhere, or the fleet is in no Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
@@ -114,19 +114,19 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
     commit = blame.line(reason.path, reason.line)
     if commit is None:
         return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
-    return {**facts(commit)}
+    return {**to_json_value(commit)}
 
 
-def _fields_as_text(kind: str, field: str | None) -> str:
-    from gitboot.model.json_schema import KINDS, schema_fields
+def _format_fields(kind: str, field: str | None) -> str:
+    from gitboot.model.json_schema import KINDS, list_schema_fields
 
     known_kinds = {each.__name__: each for each in KINDS}
     if kind == "Any":
         kinds = [(name, str(each.__doc__)) for name, each in known_kinds.items()]
-        return table(("KIND", "DESCRIPTION"), kinds)
-    fields = list(schema_fields(known_kinds[kind]))
+        return format_table(("KIND", "DESCRIPTION"), kinds)
+    fields = list(list_schema_fields(known_kinds[kind]))
     path = f"spec.{field.removeprefix('spec.')}" if field is not None else "spec"
-    found = [each for each in fields if _is_of(each.path, path)]
+    found = [each for each in fields if _is_below(each.path, path)]
     if not found:
         known = ", ".join(each.path.removeprefix("spec.") for each in fields if each.path.count(".") == 1)
         raise UsageError(f"{kind} has no field {field!r}; it has {known}")
@@ -138,39 +138,41 @@ def _fields_as_text(kind: str, field: str | None) -> str:
         )
         for each in found
     ]
-    shown = table(("FIELD", "TYPE", "DESCRIPTION"), rows)
+    shown = format_table(("FIELD", "TYPE", "DESCRIPTION"), rows)
     return shown if field is not None else f"{known_kinds[kind].__doc__}\n\n{shown}"
 
 
-def _narrowed(found: Explanation, field: str) -> Explanation:
-    reasons = tuple(each for each in found.reasons if _is_of(each.field, field))
+def _filter_field(explanation: Explanation, field: str) -> Explanation:
+    reasons = tuple(each for each in explanation.reasons if _is_below(each.field, field))
     if not reasons:
-        known = ", ".join(dict.fromkeys(re.sub(r"\[\d+\]", "", each.field) for each in found.reasons))
+        known = ", ".join(dict.fromkeys(re.sub(r"\[\d+\]", "", each.field) for each in explanation.reasons))
         hint = f"the fleet is named by --path {field}" if Path(field).is_dir() else f"it has {known}"
-        raise UsageError(f"{found.server} has no field {field!r} now; {hint}")
+        raise UsageError(f"{explanation.server} has no field {field!r} now; {hint}")
     rules = {each.rule for each in reasons}
-    return structs.replace(found, reasons=reasons, lost=tuple(each for each in found.lost if each.rule in rules))
+    return structs.replace(
+        explanation, reasons=reasons, lost=tuple(each for each in explanation.lost if each.rule in rules)
+    )
 
 
-def _as_text(found: Explanation, blame: Blame | None) -> str:
+def _format_text(explanation: Explanation, blame: Blame | None) -> str:
     rows, written = [], []
-    for each in found.reasons:
+    for each in explanation.reasons:
         value = each.value
-        if len(found.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows all of it
+        if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows all of it
             value = f"{value[: _WIDTH - 13]}…{value[-12:]}"
         rows.append((each.field, value, each.rule, each.why))
-        commit, by = _commit(each, blame), ""
+        commit, by = _find_commit(each, blame), ""
         if commit is not None:
             revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
             by = f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
             by = "not committed yet" if revision == WORKTREE else by
-        place = wrapped(f"{each.path}:{each.line}:{each.column}  {by}", "    ") if each.path else ""
-        written.append(style(place, fg=_GREY) if place else "")
-    text = table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)
-    rules = {each.rule for each in found.reasons}
-    lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
-    return f"{text}\n\n{table(('NOT CHOSEN', 'RULE', 'WHY'), lost)}" if lost else text
+        place = wrap_text(f"{each.path}:{each.line}:{each.column}  {by}", "    ") if each.path else ""
+        written.append(style(place, fg=_COMMENT_COLOUR) if place else "")
+    text = format_table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)
+    rules = {each.rule for each in explanation.reasons}
+    lost = [(lost.candidate, lost.rule, lost.why) for lost in explanation.lost if lost.rule in rules]
+    return f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'WHY'), lost)}" if lost else text
 
 
-def _is_of(name: str, field: str) -> bool:
+def _is_below(name: str, field: str) -> bool:
     return name == field or name.startswith((f"{field}[", f"{field}.", f"{field}{{"))

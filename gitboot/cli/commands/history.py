@@ -11,16 +11,16 @@ from typing import Any, Final
 
 import click
 
-from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command, results_cache
+from gitboot.cli.evaluator_child import evaluator_command, get_results_cache, limit_evaluation
 from gitboot.cli.options import OutputOption, output_option, path_option, write_outputs
 from gitboot.errors import UsageError
-from gitboot.evaluator.decision_history import Changed, Lineage, Skipped
+from gitboot.evaluator.decision_history import ChangingCommit, DecisionHistory, InvalidCommit
 from gitboot.git.history import open_history
-from gitboot.jsonio import document, facts
+from gitboot.jsonio import format_document, to_json_value
 from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
 
-_IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
+_DERIVED_FIELDS: Final = ("version", "files")  # by the image: shown as JSON only
 
 
 @click.command()
@@ -39,46 +39,48 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
 
     history = open_history(path, rev)
-    entries: list[Changed | Skipped] = []
-    with evaluation_limits() as begun:
-        for entry in Lineage(history.steps, results_cache(), HistoryEvaluator(history, begun)).of(server):
+    entries: list[ChangingCommit | InvalidCommit] = []
+    with limit_evaluation() as begun:
+        for entry in DecisionHistory(history.steps, get_results_cache(), HistoryEvaluator(history, begun)).list_changes(
+            server
+        ):
             entries.append(entry)
-            if sum(isinstance(each, Changed) for each in entries) == number:
+            if sum(isinstance(each, ChangingCommit) for each in entries) == number:
                 break
     if not entries:
         raise UsageError(f"no commit that led to {rev or 'HEAD'} decided anything for a server {server!r}")
-    listed = partial(document, server=server, items=list(map(_entry, entries)))
-    write_outputs(outputs, json=listed, text=partial(_as_text, entries))
+    listed = partial(format_document, server=server, items=list(map(_build_item, entries)))
+    write_outputs(outputs, json=listed, text=partial(_format_text, entries))
     if history.shallow:
         click.echo("a shallow clone: what came before is not known; git fetch --unshallow brings it", err=True)
 
 
-def _entry(entry: Changed | Skipped) -> dict[str, Any]:
-    commit = facts(entry.commit)
-    if isinstance(entry, Changed):
-        return {"commit": commit, **facts(entry.effect), "problem": None}
+def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
+    commit = to_json_value(entry.commit)
+    if isinstance(entry, ChangingCommit):
+        return {"commit": commit, **to_json_value(entry.effect), "problem": None}
     return {"commit": commit, "server": None, "kind": "Skipped", "changes": [], "problem": entry.problem}
 
 
-def _as_text(entries: Sequence[Changed | Skipped]) -> str:
-    from gitboot.cli.terminal import table, wrapped
+def _format_text(entries: Sequence[ChangingCommit | InvalidCommit]) -> str:
+    from gitboot.cli.terminal import format_table, wrap_text
 
     lines: list[str] = []
-    for _, group in groupby(entries, key=lambda each: isinstance(each, Changed)):
+    for _, group in groupby(entries, key=lambda each: isinstance(each, ChangingCommit)):
         alike = list(group)
-        if skipped := [each for each in alike if isinstance(each, Skipped)]:
-            lines.append(_skipped(skipped))
+        if skipped := [each for each in alike if isinstance(each, InvalidCommit)]:
+            lines.append(_format_skipped(skipped))
         for entry in alike:
-            if isinstance(entry, Changed):
+            if isinstance(entry, ChangingCommit):
                 commit = entry.commit
                 author, revision = commit.author.partition(" <")[0], commit.revision[:9]
-                line = wrapped(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
+                line = wrap_text(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
                 lines.append(line.replace(revision, style(revision, fg="yellow"), 1))
-                lines.append(table(("", "", ""), _rows(entry.effect), indent=4))
+                lines.append(format_table(("", "", ""), _format_rows(entry.effect), indent=4))
     return "\n".join(lines)
 
 
-def _skipped(entries: Sequence[Skipped]) -> str:
+def _format_skipped(entries: Sequence[InvalidCommit]) -> str:
     newest = entries[0]
     commits = f"{newest.commit.revision[:9]} is"
     if len(entries) > 1:
@@ -86,7 +88,7 @@ def _skipped(entries: Sequence[Skipped]) -> str:
     return style(f"({commits} invalid and decided nothing: {newest.problem})", fg="bright_black")
 
 
-def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
+def _format_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
     if effect.kind is not EffectKind.CHANGED:
         yield effect.kind.lower(), "", effect.server
     images = {change.field.removesuffix("image") for change in effect.changes if change.field.endswith(".boot.image")}
@@ -94,25 +96,25 @@ def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
         is_boot = change.field.partition(".")[0] in ("policy", "maintenances") and bool(change.old or change.new)
         if effect.kind is not EffectKind.CHANGED and not is_boot:
             continue
-        if any(change.field.startswith(f"{boot}{name}") for boot in images for name in _IMPLIED):
+        if any(change.field.startswith(f"{boot}{name}") for boot in images for name in _DERIVED_FIELDS):
             continue
-        yield change.field, *_sides(change)
+        yield change.field, *_format_sides(change)
 
 
-def _sides(change: Change) -> tuple[str, str]:
+def _format_sides(change: Change) -> tuple[str, str]:
     old, new = change.old, change.new
     if isinstance(old, list) and isinstance(new, list):
-        gone = " ".join(f"-{_item(each)}" for each in old if each not in new)
-        come = " ".join(f"+{_item(each)}" for each in new if each not in old)
-        return (gone, come) if gone or come else ("in another order", _shown(new))
-    return _shown(old), f"-> {_shown(new)}"
+        gone = " ".join(f"-{_to_item(each)}" for each in old if each not in new)
+        come = " ".join(f"+{_to_item(each)}" for each in new if each not in old)
+        return (gone, come) if gone or come else ("in another order", _format_value(new))
+    return _format_value(old), f"-> {_format_value(new)}"
 
 
-def _item(value: Any) -> Any:
+def _to_item(value: Any) -> Any:
     return value.get("url", value) if isinstance(value, dict) else value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, dict) and "networkBoot" in value:

@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.evaluated_fleet import (
-    planned_fleet,
+    plan_fleet,
     records_option,
 )
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import (
     OutputOption,
     at_option,
+    current_second,
     fleet_argument,
     output_option,
-    this_second,
     write_outputs,
 )
-from gitboot.cli.terminal import table
-from gitboot.jsonio import document, facts
+from gitboot.cli.terminal import format_table
+from gitboot.jsonio import format_document, to_json_value
 from gitboot.standard_streams import style
-from gitboot.text import some
+from gitboot.text import format_names
 
 if TYPE_CHECKING:
-    from gitboot.review.rollout_progress import Images, Joining, StreamUse
+    from gitboot.review.rollout_progress import ImageReport, Joining, StreamUse
 
-_STEPS: Final = (10, 25, 50, 75, 100)  # of a rollout, as people raise it
-_NAMES: Final = 3  # of servers in a cell
-_REASON: Final = 34  # characters
+_PERCENTAGES: Final = (10, 25, 50, 75, 100)  # of a rollout, as people raise it
+_MAX_NAMES: Final = 3  # of servers in a cell
+_MAX_REASON_LENGTH: Final = 34  # characters
 
 
 @click.command()
@@ -50,18 +50,18 @@ def command(
     Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout
     reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
     """
-    from gitboot.review.rollout_progress import images
+    from gitboot.review.rollout_progress import report_images
 
-    fleet = planned_fleet(path, rev, at or this_second(), records)
-    found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
+    fleet = plan_fleet(path, rev, at or current_second(), records)
+    found = report_images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
     write_outputs(
         outputs,
-        json=partial(document, **facts(found), revision=fleet.decisions.revision),
-        text=partial("\n\n".join, list(_tables(found))),
+        json=partial(format_document, **to_json_value(found), revision=fleet.decisions.revision),
+        text=partial("\n\n".join, list(_format_tables(found))),
     )
 
 
-def _tables(found: Images) -> Iterator[str]:
+def _format_tables(found: ImageReport) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [
         (
             each.name,
@@ -73,12 +73,12 @@ def _tables(found: Images) -> Iterator[str]:
         )
         for each in found.items
     ]
-    yield table(("IMAGE", "VERSION", "BOOT IT", "HAVE IT", "IN WINDOWS", "STREAMS"), rows)
+    yield format_table(("IMAGE", "VERSION", "BOOT IT", "HAVE IT", "IN WINDOWS", "STREAMS"), rows)
     if found.streams:
-        yield table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_stream, found.streams))
-    rows = [(stream.name, *row) for stream in found.streams for row in _next(stream.joining)]
+        yield format_table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_format_stream, found.streams))
+    rows = [(stream.name, *row) for stream in found.streams for row in _format_next_servers(stream.joining)]
     if rows:
-        yield table(("ROLLOUT OF", "RAISED TO", "REACHES", "SERVERS"), rows)
+        yield format_table(("ROLLOUT OF", "RAISED TO", "REACHES", "SERVERS"), rows)
     rows = [
         (
             each.what,
@@ -88,19 +88,19 @@ def _tables(found: Images) -> Iterator[str]:
             else f"{each.until:%Y-%m-%d}"
             if each.until
             else "-",
-            some(each.servers, _NAMES) or "none",
-            each.reason if len(each.reason) <= _REASON else f"{each.reason[: _REASON - 1]}…",
+            format_names(each.servers, _MAX_NAMES) or "none",
+            each.reason if len(each.reason) <= _MAX_REASON_LENGTH else f"{each.reason[: _MAX_REASON_LENGTH - 1]}…",
         )
         for each in found.behind
     ]
     if rows:
-        yield table(("STAYS BY", "AT", "UNTIL", "SERVERS", "WHY"), rows)
+        yield format_table(("STAYS BY", "AT", "UNTIL", "SERVERS", "WHY"), rows)
     rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in found.too_old]
     if rows:
-        yield table(("TOO OLD", "BOOTS", "VERSION", "AT LEAST", "STREAM"), rows)
+        yield format_table(("TOO OLD", "BOOTS", "VERSION", "AT LEAST", "STREAM"), rows)
 
 
-def _stream(stream: StreamUse) -> tuple[str, ...]:
+def _format_stream(stream: StreamUse) -> tuple[str, ...]:
     current = f"{stream.current} ({stream.images.get(stream.current, 0)})"
     rollout = "-"
     if stream.rollout is not None:
@@ -108,10 +108,10 @@ def _stream(stream: StreamUse) -> tuple[str, ...]:
     return stream.name, str(sum(stream.images.values())), current, rollout
 
 
-def _next(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
+def _format_next_servers(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
     if not joining:
         return
     nearest = joining[0].percent
-    for percent in (nearest, *(step for step in _STEPS if step > nearest)):
+    for percent in (nearest, *(step for step in _PERCENTAGES if step > nearest)):
         reached = [server for each in joining if each.percent <= percent for server in each.servers]
-        yield f"{percent} %", f"{len(reached)} more", some(reached, _NAMES) or "none"
+        yield f"{percent} %", f"{len(reached)} more", format_names(reached, _MAX_NAMES) or "none"

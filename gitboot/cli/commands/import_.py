@@ -11,10 +11,10 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from gitboot.cli.commands.init import CI, SCHEMAS, seed
+from gitboot.cli.commands.init import CI, SCHEMAS, build_seed_file
 from gitboot.errors import UsageError
-from gitboot.files import read_output_file, remove_output_file, usage_error_for, write_output_file
-from gitboot.importers.inventory import Estate, Supplement, Texts, sums_of, uuids_of
+from gitboot.files import convert_os_errors, read_output_file, remove_output_file, write_output_file
+from gitboot.importers.inventory import ImportedInventory, Supplement, Texts, parse_digest_list, parse_uuid_list
 from gitboot.importers.sources import (
     cobbler,
     dhcp_servers,
@@ -27,12 +27,12 @@ from gitboot.importers.sources import (
     xcat,
 )
 from gitboot.model.scalars import Malformed, parse_base_url
-from gitboot.text import count
+from gitboot.text import format_count
 
 REPORT: Final = "import-report.md"
-_WRITTEN: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
-_LARGEST: Final = 16 << 20  # bytes of one file that is read: what is larger is no description of a machine
-_MOST: Final = 50_000  # files
+_DIGESTS_FILE: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
+_MAX_BYTES: Final = 16 << 20  # bytes of one file that is read: what is larger is no description of a machine
+_MAX_FILES: Final = 50_000  # files
 _HELP: Final = """Write what SYSTEM knows of machines, found in SOURCE, as a fleet repository into a directory.
 
 Every server is Parked and has no provision, so nothing installs. Names are kept; what had to be guessed stands in
@@ -46,8 +46,8 @@ SYSTEM and what SOURCE, a file or a directory, is:"""
 class OldSystem(Struct, frozen=True):
     """A system, and what of it is read."""
 
-    read: Callable[[Texts], Estate]
-    what: str
+    read: Callable[[Texts], ImportedInventory]
+    description: str
 
 
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
@@ -63,15 +63,15 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     ),
     "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
     "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
-    "xcat": OldSystem(xcat.xcat, "`lsdef -t node -z`"),
-    "warewulf": OldSystem(warewulf.warewulf, "nodes.conf of Warewulf 4"),
-    "dnsmasq": OldSystem(dhcp_servers.dnsmasq, "dhcp-host lines: MAC, name, address only"),
-    "isc": OldSystem(dhcp_servers.isc, "host blocks of dhcpd.conf: MAC, name, address only"),
-    "kea": OldSystem(dhcp_servers.kea, "reservations: MAC, name, address only"),
+    "xcat": OldSystem(xcat.read_xcat, "`lsdef -t node -z`"),
+    "warewulf": OldSystem(warewulf.read_warewulf, "nodes.conf of Warewulf 4"),
+    "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines: MAC, name, address only"),
+    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf: MAC, name, address only"),
+    "kea": OldSystem(dhcp_servers.read_kea, "reservations: MAC, name, address only"),
 }
 
 
-@click.command(help="\n\n".join([_HELP, *(f"{name}: {system.what}." for name, system in SYSTEMS.items())]))
+@click.command(help="\n\n".join([_HELP, *(f"{name}: {system.description}." for name, system in SYSTEMS.items())]))
 @click.argument("system", metavar="SYSTEM", type=click.Choice(list(SYSTEMS)))
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path, exists=True))
 @click.option(
@@ -100,47 +100,50 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     help="The Fleet's baseURL. Default: http://boot.example.net, to be changed.",
 )
 def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
-    from gitboot.importers.fleet_files import IGNORE, fleet_of, report, summary
-    from gitboot.review.formats.json import schemas
+    from gitboot.importers.fleet_files import IGNORE, render_fleet, render_report, summarize
+    from gitboot.review.formats.json import build_schemas
 
     try:
-        fleet_yaml = seed("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))
+        fleet_yaml = build_seed_file("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))
     except Malformed as error:
         raise UsageError(f"--base-url: {error.message}; {error.hint}") from None
-    estate = SYSTEMS[system].read(dict(_texts(source)))
+    estate = SYSTEMS[system].read(dict(_read_texts(source)))
     supplement = Supplement(
-        uuids=uuids_of(_text(uuids), str(uuids)) if uuids else {}, sums=sums_of(_text(sums), str(sums)) if sums else {}
+        uuids=parse_uuid_list(_read_text(uuids), str(uuids)) if uuids else {},
+        sums=parse_digest_list(_read_text(sums), str(sums)) if sums else {},
     )
-    fleet = fleet_of(estate, supplement)
+    fleet = render_fleet(estate, supplement)
     if not fleet.items:
         raise UsageError(f"{source} describes no machine as {system} does; `gitboot import --help` says what is read")
-    with usage_error_for(out):
-        target = _Target(out)
-        target.begin({"fleet.yaml": fleet_yaml, ".gitbootignore": IGNORE, **{name: seed(name) for name in CI}})
+    with convert_os_errors(out):
+        target = _ImportTarget(out)
+        target.begin(
+            {"fleet.yaml": fleet_yaml, ".gitbootignore": IGNORE, **{name: build_seed_file(name) for name in CI}}
+        )
         target.write(fleet.files)
-        below = {f"{SCHEMAS}/{name}": text for name, text in schemas().items()}
-        target.end({**below, REPORT: report(system, fleet, target.left)})
-    left = f", {count(len(target.left), 'file')} left as changed by people" if target.left else ""
-    click.echo(f"{out}: {summary(fleet)}{left}; {out / REPORT} says the rest", err=True)
+        below = {f"{SCHEMAS}/{name}": text for name, text in build_schemas().items()}
+        target.end({**below, REPORT: render_report(system, fleet, target.left)})
+    left = f", {format_count(len(target.left), 'file')} left as changed by people" if target.left else ""
+    click.echo(f"{out}: {summarize(fleet)}{left}; {out / REPORT} says the rest", err=True)
 
 
-def _texts(source: Path) -> Iterator[tuple[str, str]]:
+def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
     paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    if len(paths) > _MOST:
+    if len(paths) > _MAX_FILES:
         raise UsageError(f"{source} holds {len(paths):,} files: name the directory that describes machines")
     for path in paths:
-        with usage_error_for(path, "read"):
-            if path.stat().st_size <= _LARGEST and b"\0" not in (content := path.read_bytes()):
+        with convert_os_errors(path, "read"):
+            if path.stat().st_size <= _MAX_BYTES and b"\0" not in (content := path.read_bytes()):
                 name = path.name if path == source else path.relative_to(source.parent).as_posix()
                 yield name, content.decode(errors="replace")
 
 
-def _text(path: Path) -> str:
-    with usage_error_for(path, "read"):
+def _read_text(path: Path) -> str:
+    with convert_os_errors(path, "read"):
         return path.read_text(errors="replace")
 
 
-class _Target:
+class _ImportTarget:
     """A directory that is imported into again and again: what people have changed there stays."""
 
     def __init__(self, out: Path) -> None:
@@ -148,25 +151,25 @@ class _Target:
         self.left: list[str] = []  # files that were not written
         self._now: dict[str, str] = {}
         self._before: Mapping[str, str] = {}
-        if (written := read_output_file(out / _WRITTEN)) is not None:
-            self._before = _parse_written(written, out)
+        if (written := read_output_file(out / _DIGESTS_FILE)) is not None:
+            self._before = _parse_digests(written, out)
         elif out.exists() and any(path.name != ".git" for path in out.iterdir()):
             raise UsageError(f"{out} is not empty, and was not imported into: choose an empty directory")
 
     def begin(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
             if not (self._out / name).exists():
-                self._put(name, text)
+                self._write_file(name, text)
 
     def write(self, files: Mapping[str, str]) -> None:
         for name, text in sorted(files.items()):
-            theirs = [each for each in (name, name.removeprefix("pending/")) if self._is_theirs(each)]
+            theirs = [each for each in (name, name.removeprefix("pending/")) if self._is_edited(each)]
             self.left += theirs[:1]
             if not theirs:
-                self._put(name, text)
-            self._now[name] = _digest(text)
+                self._write_file(name, text)
+            self._now[name] = _hash_text(text)
         for name in sorted(self._before.keys() - files.keys()):
-            if self._is_theirs(name):
+            if self._is_edited(name):
                 self.left.append(name)
                 self._now[name] = self._before[name]
             else:
@@ -174,24 +177,24 @@ class _Target:
 
     def end(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
-            self._put(name, text)
-        self._put(_WRITTEN, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
+            self._write_file(name, text)
+        self._write_file(_DIGESTS_FILE, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
 
-    def _is_theirs(self, name: str) -> bool:
+    def _is_edited(self, name: str) -> bool:
         """Whether a file is there that no import wrote as it is."""
         found = self._read(name)
-        return found is not None and _digest(found) != self._before.get(name)
+        return found is not None and _hash_text(found) != self._before.get(name)
 
     def _read(self, name: str) -> str | None:
         content = read_output_file(self._out / name)
         return content.decode(errors="replace").replace("\r\n", "\n") if content is not None else None
 
-    def _put(self, name: str, text: str) -> None:
+    def _write_file(self, name: str, text: str) -> None:
         if self._read(name) != text:
             write_output_file(self._out / name, [text.encode()], make_folders=True)
 
 
-def _parse_written(data: bytes, out: Path) -> dict[str, str]:
+def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
     """Return the digests that the last import wrote, by path; raise `UsageError` if a path leads out of ``out``.
 
     The last import's files are deleted, and a commit can change what is written here.
@@ -201,12 +204,14 @@ def _parse_written(data: bytes, out: Path) -> dict[str, str]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise UsageError(f"{out / _WRITTEN} is damaged: restore it from Git")
+        raise UsageError(f"{out / _DIGESTS_FILE} is damaged: restore it from Git")
     for path in map(PurePosixPath, found):
         if path.is_absolute() or ".." in path.parts:
-            raise UsageError(f"{out / _WRITTEN} names {str(path)!r}, which is not below {out}: restore it from Git")
+            raise UsageError(
+                f"{out / _DIGESTS_FILE} names {str(path)!r}, which is not below {out}: restore it from Git"
+            )
     return found
 
 
-def _digest(text: str) -> str:
+def _hash_text(text: str) -> str:
     return sha256(text.encode()).hexdigest()

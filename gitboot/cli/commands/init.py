@@ -14,10 +14,10 @@ import click
 
 from gitboot import __version__
 from gitboot.errors import UsageError
-from gitboot.files import create_output_file, usage_error_for
-from gitboot.git.branch_writer import pushed_as
+from gitboot.files import convert_os_errors, create_output_file
+from gitboot.git.branch_writer import find_pushed_url
 from gitboot.git.repository import parse_subpath
-from gitboot.text import shell_words
+from gitboot.text import quote_words
 
 SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
 _GITLAB: Final = ".gitlab-ci.yml"
@@ -30,7 +30,7 @@ CI: Final = (  # dot-files, so that they are no part of the fleet
 THIS_VERSION: Final = f"gitboot=={__version__}"
 SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of the fleet
 PACKAGES: Final = ".gitboot/requirements.txt"  # of the CI jobs that hold a token, with hashes
-_NEEDED: Final = Path(__file__).with_name("requirements.txt")  # by gitboot, with hashes: `scripts/lock` writes it
+_REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")  # by gitboot, with hashes: `scripts/lock` writes it
 
 
 @click.command()
@@ -57,48 +57,51 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     """
     known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
     fleet = directory / folder
-    with usage_error_for(fleet):
+    with convert_os_errors(fleet):
         if fleet.exists() and any(path.name != ".git" for path in fleet.iterdir()):
             raise UsageError(f"{fleet} is not empty: choose an empty directory, or one that does not exist yet")
     left = [
         name
-        for name, text in _files(known or THIS_VERSION, folder)
+        for name, text in _build_files(known or THIS_VERSION, folder)
         if not create_output_file(directory / name, text.encode(), make_folders=True)
     ]
     hashes = "" if "#sha256=" in (known or "") else _HASH_MISSING
-    click.echo(_NEXT.format(directory=fleet, quoted=shell_words(fleet), hashes=hashes))
+    click.echo(_NEXT.format(directory=fleet, quoted=quote_words(fleet), hashes=hashes))
     for name in left:
-        click.echo(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_place_of(folder))), err=True)
+        click.echo(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_find_subpath(folder))), err=True)
     if known is None:
         click.echo(_UNKNOWN, err=True)
 
 
-def _files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
-    from gitboot.review.formats.json import schemas
+def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
+    from gitboot.review.formats.json import build_schemas
 
     below = f"{subpath}/" if subpath else ""
     for path in sorted(SEED.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
             name = path.relative_to(SEED).as_posix()
-            yield ci_path(name, subpath) if name in CI else f"{below}{name}", seed(name, gitboot, subpath)
-    for name, text in schemas().items():
+            yield (
+                place_ci_file(name, subpath) if name in CI else f"{below}{name}",
+                build_seed_file(name, gitboot, subpath),
+            )
+    for name, text in build_schemas().items():
         yield f"{below}{SCHEMAS}/{name}", text
     yield f"{below}{PACKAGES}", packages(gitboot, subpath)
     if subpath:
-        yield _GITLAB, f"include: [{{local: {ci_path(_GITLAB, subpath)}}}]\n"
+        yield _GITLAB, f"include: [{{local: {place_ci_file(_GITLAB, subpath)}}}]\n"
 
 
-def ci_path(name: str, subpath: str) -> str:
+def place_ci_file(name: str, subpath: str) -> str:
     """Where a file of CI lies: beside those of other fleets of the repository, if there may be any."""
-    slug = _place_of(subpath)["slug"]
+    slug = _find_subpath(subpath)["slug"]
     if name == _GITLAB and subpath:
         return f".gitlab/gitboot{slug}.yml"
     return name.replace(".yml", f"{slug}.yml") if name.startswith(".github/") else name
 
 
-def seed(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
+def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     """A file as it is written, for CI that installs ``gitboot``."""
-    place = _place_of(subpath)
+    place = _find_subpath(subpath)
     text = (SEED / name).read_text()
     if name in CI and subpath:  # an instance of its own
         text = _VARIABLES.sub(rf"\g<0>_{place['slug'].strip('-').replace('-', '_').upper()}", text)
@@ -107,7 +110,7 @@ def seed(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
         ("@SUBPATH@", json.dumps(subpath)[1:-1]),
         ("@PACKAGES@", json.dumps(f"{subpath}/{PACKAGES}" if subpath else PACKAGES)[1:-1]),
         ("@SLUG@", place["slug"]),
-        ("@BELOW@", f" {shell_words(subpath)}" if subpath else ""),
+        ("@BELOW@", f" {quote_words(subpath)}" if subpath else ""),
     ):
         text = text.replace(token, value)
     return text
@@ -124,13 +127,13 @@ def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     if "git+" in requirement:
         hint = _NO_HASH_OF_GIT
     else:
-        hint = _NO_HASH.format(requirement=shell_words(requirement), path=shell_words(path))
-    needed = (line for line in _NEEDED.read_text().splitlines() if not line.lstrip().startswith("#"))
+        hint = _NO_HASH.format(requirement=quote_words(requirement), path=quote_words(path))
+    needed = (line for line in _REQUIREMENTS.read_text().splitlines() if not line.lstrip().startswith("#"))
     line = f"{requirement} --hash=sha256:{digest or 'MISSING'}"
     return "\n".join((_PACKAGES + ("" if digest else hint) + line, *needed, ""))
 
 
-def _place_of(subpath: str) -> dict[str, str]:
+def _find_subpath(subpath: str) -> dict[str, str]:
     slug = re.sub("[^A-Za-z0-9]+", "-", subpath).strip("-")
     return {"slug": f"-{slug}" if subpath else "", "subpath": subpath}
 
@@ -179,10 +182,10 @@ def requirement() -> str | None:
         found = distribution("gitboot")
     except PackageNotFoundError:
         return None
-    return requirement_of(found)
+    return find_requirement(found)
 
 
-def requirement_of(found: Distribution) -> str | None:
+def find_requirement(found: Distribution) -> str | None:
     text = found.read_text("direct_url.json")
     if text is None:
         installer = (found.read_text("INSTALLER") or "").strip()
@@ -192,7 +195,7 @@ def requirement_of(found: Distribution) -> str | None:
     if "vcs_info" in noted:
         return f"gitboot @ git+{url}@{noted['vcs_info']['commit_id']}"
     if urlsplit(url).scheme == "file":
-        pushed = pushed_as(Path(unquote(urlsplit(url).path))) if "dir_info" in noted else None
+        pushed = find_pushed_url(Path(unquote(urlsplit(url).path))) if "dir_info" in noted else None
         return pushed and f"gitboot @ git+{pushed}"
     digest = noted.get("archive_info", {}).get("hashes", {}).get("sha256")
     return f"gitboot @ {url}" + (f"#sha256={digest}" if digest else "")

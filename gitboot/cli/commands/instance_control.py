@@ -16,10 +16,26 @@ import click
 from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import done_in, folders_of, held_changes, looked_at, output_of, request, told_to
+from gitboot.cli.instance_client import (
+    apply_to_folders,
+    find_output,
+    list_endpoint_folders,
+    open_offline,
+    read_held_change,
+    request_change,
+    resolve_active_state,
+)
 from gitboot.cli.main import Exit
-from gitboot.cli.options import LONGEST_S, VARIABLES, InstantType, now, operator, reason_option, state_option
-from gitboot.controller.instance.state_directory import check_acts, read_status, running
+from gitboot.cli.options import (
+    MAX_SECONDS,
+    VARIABLES,
+    InstantType,
+    current_time,
+    read_operator_name,
+    reason_option,
+    state_option,
+)
+from gitboot.controller.instance.state_directory import check_acts, find_running_process, read_status
 from gitboot.controller.operator_requests import (
     APPROVE,
     RESUME,
@@ -27,18 +43,18 @@ from gitboot.controller.operator_requests import (
     STOP,
     SUSPEND,
     check_approval,
-    released,
-    stop_of,
+    decide_halt,
+    find_released_servers,
 )
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
-from gitboot.publish.tree_reader import say, take_back
-from gitboot.resolve.boot_limits import Stoppage
+from gitboot.publish.tree_reader import remove_stop, write_stop
+from gitboot.resolve.boot_limits import StopOrder
 from gitboot.review.guards import Guard
-from gitboot.text import count, some
+from gitboot.text import format_count, format_names
 
 _TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and then the next one may hang, too
-_LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 
 
 @click.command(context_settings=VARIABLES)
@@ -47,7 +63,7 @@ _LOOK_S: Final = 0.1
     "--timeout",
     "timeout_s",
     envvar="GITBOOT_TIMEOUT",
-    type=click.IntRange(min=0, max=LONGEST_S),
+    type=click.IntRange(min=0, max=MAX_SECONDS),
     default=_TIMEOUT_S,
     show_default=True,
     help="Seconds to wait for the outcome. With 0, the command only triggers the fetch.",
@@ -59,8 +75,8 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     it (--verify), or its evaluation did not end. The exit code is 4 if the commit is held, 7 if the instance is
     suspended, and 8 if the instance could not write the ledger, could not publish, or has not finished in time.
     """
-    state = told_to(state)
-    process = running(state)
+    state = resolve_active_state(state)
+    process = find_running_process(state)
     if process is None:
         raise UsageError(f"no gitboot runs with the state directory {state}: begin with `gitboot run`")
     with suppress(LedgerError):  # a database that is down keeps no commit away
@@ -75,25 +91,25 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
         return
     found: Mapping[str, Any] = {}
     while time.monotonic() < until:
-        found = _status(state)
-        if (outcome := outcome_of(found, triggered)) is not None:
+        found = _read_newest_status(state)
+        if (outcome := find_outcome(found, triggered)) is not None:
             code, message = outcome
             click.echo(message, err=True)
             sys.exit(code)
-        if running(state) != process:
+        if find_running_process(state) != process:
             raise NotYetDone(f"{state}: process {process} ended before it had finished; run `gitboot status`")
-        time.sleep(_LOOK_S)
-    source = _conditions(found).get("SourceReady")
+        time.sleep(_POLL_S)
+    source = _list_conditions(found).get("SourceReady")
     why = f": {source['message']}" if source is not None and not source["status"] else ""
     raise NotYetDone(
         f"{state}: process {process} has not finished within {timeout_s} s{why}; run `gitboot status` for the result"
     )
 
 
-def outcome_of(status: Mapping[str, Any], triggered: datetime) -> tuple[Exit, str] | None:
+def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exit, str] | None:
     """Return the outcome of a fetch that began after ``triggered``, and of the reconcile after it; None: not yet."""
-    fetched, conditions = status.get("fetched") or {}, _conditions(status)
-    if fetched.get("began") is None or datetime.fromisoformat(fetched["began"]) < triggered:
+    fetched, conditions = status.get("fetched") or {}, _list_conditions(status)
+    if fetched.get("began") is None or datetime.fromisoformat(fetched["began"]) < triggered_at:
         return None
     if (source := conditions.get("SourceReady")) is None:
         return None
@@ -116,17 +132,17 @@ def outcome_of(status: Mapping[str, Any], triggered: datetime) -> tuple[Exit, st
     return Exit.FINE, f"Fetched {commit[:12]}. The commit is accepted, and the instance has reconciled."
 
 
-def _status(state: Path) -> Mapping[str, Any]:
+def _read_newest_status(state: Path) -> Mapping[str, Any]:
     """Return the newest status of the instance; empty if it has not written one yet."""
-    from gitboot.cli.commands.status import newest
+    from gitboot.cli.commands.status import read_newest_status
 
     with suppress(UsageError):
         status = read_status(state)
-        return newest(status, output) if (output := output_of(state)) is not None else status
+        return read_newest_status(status, output) if (output := find_output(state)) is not None else status
     return {}
 
 
-def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {each["type"]: each for each in status.get("conditions", ())}
 
 
@@ -153,8 +169,8 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
     """
     read_status(state)  # raises an error if no instance has run here
     check_acts(state)
-    check_approval(held_changes(state), digest, guards)
-    click.echo(request(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))
+    check_approval(read_held_change(state), digest, guards)
+    click.echo(request_change(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))
 
 
 @click.command(context_settings=VARIABLES)
@@ -162,22 +178,22 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
     """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
-    found = folders_of(state := told_to(state))
+    found = list_endpoint_folders(state := resolve_active_state(state))
     try:
-        at = now()
-        with looked_at(state, at) as instance:
+        at = current_time()
+        with open_offline(state, at) as instance:
             commit, knowledge = instance.commit, instance.knowledge
             without = structs.replace(knowledge, facts=structs.replace(knowledge.facts, stoppage=None))
-            before, after = (stop_of(each, commit, knowledge.facts.orders) for each in (knowledge, without))
-            names = released(commit, knowledge, at, before, after)
+            before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without))
+            names = find_released_servers(commit, knowledge, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # what endpoints here were told is taken back here
-        for each in (*done_in(found, take_back), f"the instance was not told, only endpoints here: {error}"):
+        for each in (*apply_to_folders(found, remove_stop), f"the instance was not told, only endpoints here: {error}"):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None
-    missed = list(done_in(found, take_back))  # first: the instance would take it over once more
-    click.echo(request(state, START, {}))
+    missed = list(apply_to_folders(found, remove_stop))  # first: the instance would take it over once more
+    click.echo(request_change(state, START, {}))
     if names:
-        click.echo(f"{count(len(names), 'server')} to boot from the network now: {some(names)}")
+        click.echo(f"{format_count(len(names), 'server')} to boot from the network now: {format_names(names)}")
     for each in missed:
         click.echo(f"gitboot: {each}: boots stay stopped there, and at the instance", err=True)
     if missed:
@@ -188,7 +204,7 @@ def allow_installs_command(state: Path) -> None:
 @state_option
 def resume_command(state: Path) -> None:
     """Let the instance on STATE accept commits and set overrides again."""
-    click.echo(request(state, RESUME, {}))
+    click.echo(request_change(state, RESUME, {}))
 
 
 @click.command(context_settings=VARIABLES)
@@ -203,18 +219,18 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     request, also if no instance runs on STATE. Without a running instance, files on other web servers and overrides
     stay as they are, and the exit code is 8.
     """
-    at, stoppage = now(), Stoppage(operator(), reason, everything)
-    found = folders_of(state := told_to(state))
-    missed = list(done_in(found, lambda folder: say(folder, stoppage, at)))
+    at, stoppage = current_time(), StopOrder(read_operator_name(), reason, everything)
+    found = list_endpoint_folders(state := resolve_active_state(state))
+    missed = list(apply_to_folders(found, lambda folder: write_stop(folder, stoppage, at)))
     try:
-        click.echo(request(state, STOP, {"reason": reason, "everything": everything}))
+        click.echo(request_change(state, STOP, {"reason": reason, "everything": everything}))
     except OperatorError as error:  # the instance takes over what endpoints were told as soon as it can
         if len(missed) == len(found):
             raise
         click.echo(stoppage)
         told = ", ".join(map(str, found))
         missed.append(f"the ledger was not told, only endpoints that look into {told}: {error}")
-    if running(state) is None:
+    if find_running_process(state) is None:
         missed.append(_NOT_RUNNING)
     for each in missed:
         click.echo(f"gitboot: {each}", err=True)
@@ -237,6 +253,6 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
 
     Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
     """
-    if until <= now():
+    if until <= current_time():
         raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")
-    click.echo(request(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))
+    click.echo(request_change(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))

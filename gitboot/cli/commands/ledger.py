@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from gitboot.cli.options import VARIABLES, state_option
-from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran, private
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_private, no_instance_error
 from gitboot.errors import UsageError
 from gitboot.ledger.location import PostgresAddress
-from gitboot.ledger.move_ledger import moved, reclaim, reclaimable
-from gitboot.ledger.open_ledger import described
-from gitboot.text import count
+from gitboot.ledger.move_ledger import move_ledger, plan_reclaim, reclaim
+from gitboot.ledger.open_ledger import summarize_ledger
+from gitboot.text import format_count
 
 
 @click.group(context_settings=VARIABLES)
@@ -26,16 +26,16 @@ def command() -> None:
 def show(state: Path) -> None:
     """Show where the ledger is, its identity, and its size."""
     if not has_ledger(state):
-        raise never_ran(state)
-    found = described(state / LEDGER)
-    rows = [count(number, "row") + f" in {table}" for table, number in found.rows.items() if number]
+        raise no_instance_error(state)
+    found = summarize_ledger(state / LEDGER)
+    rows = [format_count(number, "row") + f" in {table}" for table, number in found.rows.items() if number]
     click.echo(f"place     {found.name}")
-    if found.left_for is not None:
-        click.echo(f"left      for {found.left_for}: it goes on there, and is not used here any more")
+    if found.moved_to is not None:
+        click.echo(f"left      for {found.moved_to}: it goes on there, and is not used here any more")
     click.echo(f"identity  {found.identity}")
     click.echo(f"changes   {found.changes}")
     if found.lease is not None:
-        held = f"held until {found.lease.until} by" if found.lease.stands else "free, last held by"
+        held = f"held until {found.lease.until} by" if found.lease.is_current else "free, last held by"
         click.echo(f"lease     {found.lease.number}, {held} {found.lease.place}")
     click.echo(f"holds     {', '.join(rows) or 'nothing'}")
 
@@ -68,19 +68,19 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         raise UsageError("--ledger-password is for a PostgreSQL")
     address = None if to == "file" else PostgresAddress.parse(to, password)
     if not has_ledger(state):
-        raise never_ran(state)
+        raise no_instance_error(state)
     with ExitStack() as stack:
-        stack.enter_context(private(state))
-        stack.enter_context(locked(state))
-        done = moved(state / LEDGER, address)
+        stack.enter_context(make_private(state))
+        stack.enter_context(lock(state))
+        done = move_ledger(state / LEDGER, address)
     total = sum(done.rows.values())
     if done.was_copied:
         click.echo(f"it was copied before: {done.old} -> {done.new}; this STATE names the new place now")
     else:
-        click.echo(f"{count(total, 'row')} copied and compared: {done.old} -> {done.new}")
+        click.echo(f"{format_count(total, 'row')} copied and compared: {done.old} -> {done.new}")
         click.echo("tell every other host's STATE so, which refuses the old place now: `gitboot ledger copy`, as here")
-    if done.kept is not None:
-        click.echo(f"what was the ledger is kept as {done.kept}; delete it when the new one is backed up")
+    if done.old_file is not None:
+        click.echo(f"what was the ledger is kept as {done.old_file}; delete it when the new one is backed up")
 
 
 @command.command("reclaim", context_settings=VARIABLES)
@@ -102,7 +102,7 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     refuses where it sees that the ledger goes on elsewhere. On another host with the same database the same line names
     that to its STATE.
     """
-    from gitboot.cli.instance_client import go_on
+    from gitboot.cli.instance_client import confirm_or_abort
 
     where = PostgresAddress.parse(place, password) if "://" in place else Path(place)
     if isinstance(where, Path) and password is not None:
@@ -110,15 +110,15 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     if not state.is_dir():
         raise UsageError(f"{state} is no directory")
     with ExitStack() as stack:
-        stack.enter_context(private(state))
-        stack.enter_context(locked(state))
-        found = reclaimable(state / LEDGER, where)
-        if found.left_for is not None:
-            click.echo(f"{found.name} was left for {found.left_for} after {count(found.changes, 'change')}")
+        stack.enter_context(make_private(state))
+        stack.enter_context(lock(state))
+        found = plan_reclaim(state / LEDGER, where)
+        if found.moved_to is not None:
+            click.echo(f"{found.name} was left for {found.moved_to} after {format_count(found.changes, 'change')}")
             click.echo("what was set and installed since is not known there; if the ledger goes on, two would act")
-            go_on(yes=yes)
+            confirm_or_abort(yes=yes)
         reclaim(state / LEDGER, where)
-    if found.left_for is None:
+    if found.moved_to is None:
         click.echo(f"{found.name} is used already; this STATE names it now")
         return
     click.echo(

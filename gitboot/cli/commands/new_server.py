@@ -11,10 +11,10 @@ from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import VARIABLES, credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
-from gitboot.importers.fleet_files import NewServer, new_document
+from gitboot.importers.fleet_files import NewServer, render_server
 from gitboot.model.scalars import Malformed, byte_orders, parse_lookup_mac, parse_lookup_uuid, parse_mac, parse_name
 from gitboot.model.server import Architecture, Firmware
-from gitboot.text import shell_words
+from gitboot.text import quote_words
 
 
 @click.group(context_settings=VARIABLES)
@@ -71,11 +71,11 @@ def server(
         if seen is not None:
             if state is None:
                 raise UsageError("--seen needs --state: the directory of the instance that has seen it")
-            new, about = _seen(seen, state)
+            new, about = _read_unknown_machine(seen, state)
         if address is not None:
             if asked_as is None:
                 raise UsageError("--bmc needs --as NAME: the credentials to ask with, as documents name them")
-            behind, about = _behind(address, asked_as, credentials, verify=not no_verify)
+            behind, about = _read_bmc(address, asked_as, credentials, verify=not no_verify)
             if seen is not None and new.macs.keys().isdisjoint(behind.macs):
                 raise UsageError(f"the machine behind {address} has other MAC addresses than the one that was seen")
             new = behind
@@ -97,21 +97,21 @@ def server(
     example = next((each for other, each in fleet.servers.items() if other == like), None)
     if like is not None and example is None:
         raise UsageError(f"--like: there is no Server/{like} in the fleet")
-    text = new_document(chosen, new, example, about)
+    text = render_server(chosen, new, example, about)
     target = path / "servers" / f"{chosen}.yaml"
     if not create_output_file(target, text.encode(), make_folders=True):
         raise UsageError(f"{target} is there already")
-    click.echo(f"wrote {target}; next: gitboot validate {shell_words(path)}")
+    click.echo(f"wrote {target}; next: gitboot validate {quote_words(path)}")
 
 
-def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
+def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
     from gitboot.controller.reconcile_inputs import read_unknown
 
-    mac = parse_mac(seen)
+    mac = parse_mac(name)
     machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
     if machine is None:
         raise UsageError(
-            f"nobody has asked with {seen}, as far as is known: gitboot unknown-machines --state {shell_words(state)}"
+            f"nobody has asked with {name}, as far as is known: gitboot unknown-machines --state {quote_words(state)}"
         )
     about = f"It asked for a boot from {machine.client} at {machine.last:%Y-%m-%d %H:%M} UTC, and said this of itself."
     new = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
@@ -125,27 +125,27 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     return new, f"{about} Found in it: {inventory}."
 
 
-def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
-    from gitboot.bmc.scan import addresses
-    from gitboot.cli.commands.bmc import scanned
+def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
+    from gitboot.bmc.scan import list_addresses
+    from gitboot.cli.commands.bmc import scan_places
 
-    answers = scanned(addresses([address], [443]), credentials, asked_as, verify=verify, parallel=1)
-    found = [each for answer in answers for each in answer.found]
+    answers = scan_places(list_addresses([address], [443]), credentials, credentials_name, verify=verify, parallel=1)
+    found = [each for answer in answers for each in answer.servers]
     if len(found) != 1:
-        why = next((each.why_not for each in answers if each.why_not is not None), f"it shows {len(found)} machines")
+        why = next((each.error for each in answers if each.error is not None), f"it shows {len(found)} machines")
         raise UsageError(f"{address}: {why}")
     [one] = found
-    if one.lacks is not None:
-        raise UsageError(f"{address}: {one.lacks}")
+    if one.missing_identity is not None:
+        raise UsageError(f"{address}: {one.missing_identity}")
     bmc = {
         "address": one.address,
-        **({} if one.alone else {"system": one.system}),
-        "credentials": asked_as,
+        **({} if one.is_only_system else {"system": one.system}),
+        "credentials": credentials_name,
         **({} if verify else {"tls": {"verify": False}}),
     }
     new = NewServer(
         macs={nic.mac: nic.name or None for nic in one.nics},
-        uuid=one.shown.uuid,
+        uuid=one.identity.uuid,
         serial=one.serial,
         architecture=one.architecture,
         firmware=one.firmware,

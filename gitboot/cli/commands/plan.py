@@ -12,38 +12,38 @@ from typing import Any
 import click
 
 from gitboot.cli.evaluated_fleet import (
-    Planned,
-    planned_fleet,
+    PlannedFleet,
+    parse_selector,
+    plan_fleet,
+    print_finished_maintenances,
+    print_unknown_servers,
     records_option,
-    selected,
-    tell_already_made,
-    tell_held_back,
 )
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import (
     InstantType,
     OutputOption,
     at_option,
+    current_second,
+    current_time,
     fleet_argument,
-    now,
     output_option,
     selector_option,
-    this_second,
     write_outputs,
 )
-from gitboot.cli.terminal import source, table, wrapped
+from gitboot.cli.terminal import format_plan_source, format_table, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
-from gitboot.jsonio import document, format_instant
+from gitboot.jsonio import format_document, format_instant
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import read_state
-from gitboot.render.boot_files import server_files, shared_files
-from gitboot.render.endpoint_files import PublishedServer, turn_of
+from gitboot.render.boot_files import render_fleet_files, render_server_files
+from gitboot.render.endpoint_files import PublishedServer, find_version
 from gitboot.render.paths import BOOT, Role
-from gitboot.render.plan_and_record_files import summary
-from gitboot.resolve.install_attempts import progress_of
-from gitboot.resolve.plan_at_time import already_made, plan, transition
-from gitboot.text import did_you_mean, printable_lines, some
+from gitboot.render.plan_and_record_files import build_summary
+from gitboot.resolve.install_attempts import install_progress
+from gitboot.resolve.plan_at_time import find_consumed_runs, find_next_transition, make_plan
+from gitboot.text import did_you_mean, format_names, printable_lines
 
 
 @click.command()
@@ -84,7 +84,7 @@ def command(
         raise UsageError("--timeline shows one server: leave out --server and --selector")
     if timeline is None and until is not None:
         raise UsageError("--until is the end of a timeline: add --timeline SERVER, or leave out --until")
-    fleet = planned_fleet(path, rev, at or this_second(), records)
+    fleet = plan_fleet(path, rev, at or current_second(), records)
     if timeline is None:
         _write_plans(fleet, names, selector, outputs)
     else:
@@ -92,24 +92,26 @@ def command(
 
 
 def _write_plans(
-    fleet: Planned, names: tuple[str, ...], selector: str | None, outputs: tuple[OutputOption, ...]
+    fleet: PlannedFleet, names: tuple[str, ...], selector: str | None, outputs: tuple[OutputOption, ...]
 ) -> None:
-    chosen = selected(selector)
-    asked = sorted({fleet.decision(name).server for name in names}) or fleet.decisions.servers
+    chosen = parse_selector(selector)
+    asked = sorted({fleet.find_decision(name).server for name in names}) or fleet.decisions.servers
     items: list[dict[str, Any]] = []
     plans = {}
     for server in asked:
         metadata = fleet.repository.servers[server].metadata
         if chosen is not None and not chosen.matches(metadata.name, metadata.labels):
             continue
-        decision, plan = fleet.plan(server)
+        decision, plan = fleet.plan_server(server)
         plans[decision.server] = plan
-        files = server_files(fleet.decisions, decision, plan)
+        files = render_server_files(fleet.decisions, decision, plan)
         boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
-        made = already_made(decision, fleet.at, fleet.records.get(decision.uuid))
+        made = find_consumed_runs(decision, fleet.at, fleet.records.get(decision.uuid))
         items.append(
             {
-                **summary(decision, plan, boot_files, progress_of(fleet.records.get(decision.uuid), fleet.at)),
+                **build_summary(
+                    decision, plan, boot_files, install_progress(fleet.records.get(decision.uuid), fleet.at)
+                ),
                 "alreadyMade": {name: format_instant(run.at) for name, run in made.items()},
             }
         )
@@ -122,24 +124,27 @@ def _write_plans(
             item["phase"] or "-",
             item["image"] or "local disk" if item["phase"] else "no plan",
             item["method"] or "-",
-            source(item),
+            format_plan_source(item),
             item["nextTransition"] or "-",
         )
         for item in items
     ]
     text = partial(
-        table, ("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows, below=_installations(items)
+        format_table,
+        ("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"),
+        rows,
+        below=_format_installations(items),
     )
-    listed = partial(document, revision=fleet.decisions.revision, items=items)
-    write_outputs(outputs, text=text if items else str, json=listed, yaml=partial(_as_yaml, listed))
+    listed = partial(format_document, revision=fleet.decisions.revision, items=items)
+    write_outputs(outputs, text=text if items else str, json=listed, yaml=partial(_format_yaml, listed))
     if not items:
         click.echo("the fleet has no server", err=True)
-    tell_already_made({item["server"]: item["alreadyMade"] for item in items})
-    tell_held_back(plans.values())
+    print_finished_maintenances({item["server"]: item["alreadyMade"] for item in items})
+    print_unknown_servers(plans.values())
 
 
-def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
-    decision = fleet.decision(server)
+def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
+    decision = fleet.find_decision(server)
     record = fleet.records.get(decision.uuid)
     if until < fleet.at:
         raise UsageError(
@@ -148,7 +153,7 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
     items: list[dict[str, Any]] = []
     instant: datetime | None = fleet.at
     while instant is not None and instant <= until:
-        found, progress = plan(decision, instant, record), progress_of(record, instant)
+        found, progress = make_plan(decision, instant, record), install_progress(record, instant)
         items.append(
             {
                 "from": format_instant(instant),
@@ -162,33 +167,33 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
         )
         # The plan changes, or an installation is no longer shown.
         ends = progress.until if progress is not None else None
-        instant = min(filter(None, (transition(decision, instant, record), ends)), default=None)
+        instant = min(filter(None, (find_next_transition(decision, instant, record), ends)), default=None)
     rows = [
         (
             str(item["from"]),
             str(item["phase"] or "no plan"),
             str(item["image"] or ("local disk" if item["phase"] else "-")),
-            source(item),
+            format_plan_source(item),
             str(item["why"]),
         )
         for item in items
     ]
-    text = partial(table, ("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_installations(items))
-    listed = partial(document, server=server, items=items)
-    write_outputs(outputs, text=text, json=listed, yaml=partial(_as_yaml, listed))
+    text = partial(format_table, ("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_format_installations(items))
+    listed = partial(format_document, server=server, items=items)
+    write_outputs(outputs, text=text, json=listed, yaml=partial(_format_yaml, listed))
 
 
-def _as_yaml(listed: Callable[[], str]) -> str:
+def _format_yaml(json_text: Callable[[], str]) -> str:
     """Return JSON as YAML; unchanged, as JSON is YAML, if YAML could not be printed as it is."""
     import yaml
 
-    text = listed()
+    text = json_text()
     found = str(yaml.safe_dump(json.loads(text), sort_keys=True, allow_unicode=True, width=100))
     return found if printable_lines(found) == found else text
 
 
-def _installations(items: list[dict[str, Any]]) -> list[str]:
-    return [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
+def _format_installations(items: list[dict[str, Any]]) -> list[str]:
+    return [wrap_text(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
 
 
 @click.command()
@@ -217,17 +222,17 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
         known = sorted(each.stem for each in servers.glob("*.json"))
         hint = did_you_mean(name, known, f"{servers} has those that there are")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
-    found = _entries(state, tree, at or now())
+    found = _list_boot_scripts(state, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
-    write_outputs(outputs, text=partial(str, text), json=partial(document, items=found))
+    write_outputs(outputs, text=partial(str, text), json=partial(format_document, items=found))
 
 
-def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
+def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
     """Each entry with all paths that it stands at, the first ones first, and how often and to whom it is given."""
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
-        turn = turn_of(turns, at)[0]
-        if turn is not None and turn.content is not None and turn.role is Role.ENTRY:
+        turn = find_version(turns, at)[0]
+        if turn is not None and turn.content is not None and turn.role is Role.BOOT_SCRIPT:
             how = "to every client"
             if turn.writes is not None:
                 how = "once, to the machine" if turn.writes.once else "to the machine, at each boot"
@@ -235,7 +240,7 @@ def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str,
     found = []
     for (content, how), paths in by_content.items():
         text = state.contents.get(content)
-        text = text if text is not None else (tree / state.stored[content]).read_text()
+        text = text if text is not None else (tree / state.stored_paths[content]).read_text()
         found.append({"paths": paths, "served": how, "script": text})
     return found
 
@@ -257,21 +262,21 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
     OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators. Tokens in paths are those
     that anybody computes: an instance publishes others, and hears no installer that reports by these.
     """
-    from gitboot.publish.publisher import Directory
+    from gitboot.publish.publisher import OutputDirectory
 
-    _check_own(out, path)
-    fleet = planned_fleet(path, rev, at or this_second(), records)
-    states = fleet.states()
+    _check_output_directory(out, path)
+    fleet = plan_fleet(path, rev, at or current_second(), records)
+    states = fleet.render_states()
     check_output_folder(out)
-    target = Directory.open(out, ledger="render")
+    target = OutputDirectory.open(out, ledger="render")
     try:
         published = target.publish(
             {name: state.files for name, state in states.items()},
-            shared_files(fleet.decisions, fleet.repository.fleet.spec.provisioning.monitors),
+            render_fleet_files(fleet.decisions, fleet.repository.fleet.spec.provisioning.monitors),
             complete=True,
             commit=fleet.decisions.revision,
             at=fleet.at,
-            parts=fleet.page(states),
+            parts=fleet.render_pages(states),
         )
         target.update_list(None, fleet.at)
     finally:
@@ -280,15 +285,15 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
         f"{out}: {published.new} files written, {len(published.withdrawn)} withdrawn, {published.unchanged} unchanged",
         err=True,
     )
-    tell_held_back(state.plan for state in states.values())
+    print_unknown_servers(state.plan for state in states.values())
 
 
-def _check_own(out: Path, fleet: Path) -> None:
+def _check_output_directory(out: Path, fleet: Path) -> None:
     """Raise `UsageError` where files of somebody else lie: a fleet's, say, in which nobody finds the tree again."""
     if not out.is_dir():
         return
     is_fleet = (out / ".git").exists() or out.samefile(fleet)
     others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})
     if is_fleet or (others and not (out / MANIFEST).exists()):
-        what = "is a fleet's work tree" if is_fleet else f"holds what is not gitboot's: {some(others, 3)}"
+        what = "is a fleet's work tree" if is_fleet else f"holds what is not gitboot's: {format_names(others, 3)}"
         raise UsageError(f"{out} {what}; give --out a directory that is new, empty, or was rendered into before")

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.child_processes import encode, end_with, python
-from gitboot.cli.main import exit_of
+from gitboot.child_processes import encode, end_with_parent, python_command
+from gitboot.cli.main import find_exit_code
 from gitboot.cli.options import allowance_options
-from gitboot.cli.terminal import tell, tell_what_is_logged
+from gitboot.cli.terminal import log_to_events, print_event
 from gitboot.errors import GitbootError, NotYetDone
-from gitboot.jsonio import facts
+from gitboot.jsonio import to_json_value
 from gitboot.status.conditions import Event
 
 if TYPE_CHECKING:
     from gitboot.controller.instance.settings import Settings
 
-_NICE: Final = 10  # whatever else the host does goes first
+_NICENESS: Final = 10  # whatever else the host does goes first
 
 
 @click.command()
@@ -48,46 +48,46 @@ def prepare_subcommand(
     """Prepare OUTPUT for the time when this standby becomes active. Standbys start this command."""
     from gitboot.controller.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
     from gitboot.controller.instance.standby import prepare
-    from gitboot.evaluator.protocol import Allowance
+    from gitboot.evaluator.protocol import EvaluationLimits
 
-    end_with(parent)
+    end_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
-    os.nice(_NICE)
-    tell_what_is_logged()
+    os.nice(_NICENESS)
+    log_to_events()
     settings = Settings(
         output=output,
         state=state,
         git=GitSettings(repository=""),  # the standby fetches
-        allowance=Allowance(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers),
+        allowance=EvaluationLimits(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers),
         output_group=output_group,
         site=site,
         artifacts=ArtifactSettings(check=CheckAssets.HEAD if looks else CheckAssets.OFF),
         spool=spool,
     )
     try:
-        done = prepare(settings, clock=_clock, warn=_warn)
+        done = prepare(settings, clock=_clock, warn=_send_warning)
     except GitbootError as error:
-        _hand_over("NotPrepared", f"{error}; it is tried again", is_warning=not isinstance(error, NotYetDone))
-        raise click.exceptions.Exit(exit_of(error)) from None
+        _send_result("NotPrepared", f"{error}; it is tried again", is_warning=not isinstance(error, NotYetDone))
+        raise click.exceptions.Exit(find_exit_code(error)) from None
     message = f"{output} has the tree of {done.servers:,} servers at {done.commit[:12]}, {done.halted:,} of them halted"
-    _hand_over("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)
+    _send_result("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)
 
 
-def _hand_over(type: str, message: str, *, is_warning: bool = False, **details: object) -> None:
+def _send_result(type: str, message: str, *, is_warning: bool = False, **details: object) -> None:
     """Send the result to the standby that started this process."""
-    event = Event(at=_clock(), type=type, message=message, facts=facts(details), warning=is_warning)
+    event = Event(at=_clock(), type=type, message=message, facts=to_json_value(details), warning=is_warning)
     click.echo(encode(event), nl=False)
 
 
-def _warn(message: str) -> None:
-    tell(Event(at=_clock(), type="CacheUnusable", message=message, warning=True))
+def _send_warning(message: str) -> None:
+    print_event(Event(at=_clock(), type="CacheUnusable", message=message, warning=True))
 
 
 def _clock() -> datetime:
     return datetime.now(UTC)
 
 
-def prepare_command(settings: Settings) -> list[str]:
+def format_prepare_command(settings: Settings) -> list[str]:
     """Return the command line with which a standby prepares the tree of these settings."""
     from gitboot.controller.instance.settings import CheckAssets
 
@@ -106,4 +106,4 @@ def prepare_command(settings: Settings) -> list[str]:
             arguments += [name, str(value)]
     if settings.artifacts.check is CheckAssets.OFF:
         arguments.append("--looks-not")
-    return python("gitboot", "prepare", *arguments, "--parent", str(os.getpid()))
+    return python_command("gitboot", "prepare", *arguments, "--parent", str(os.getpid()))

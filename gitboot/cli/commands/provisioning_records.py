@@ -14,11 +14,19 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import chosen, decision_of, go_on, looked_at, meant_by, request, yes_option
+from gitboot.cli.instance_client import (
+    confirm_or_abort,
+    find_decision,
+    open_offline,
+    request_change,
+    select_names,
+    select_servers,
+    yes_option,
+)
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
-    now,
+    current_time,
     output_option,
     reason_option,
     selector_option,
@@ -26,26 +34,26 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.controller.condition_rules import why_in_doubt
-from gitboot.controller.instance.assembly import Look, begun
+from gitboot.controller.instance.assembly import OfflineInstance, simulate_begin
 from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
 from gitboot.controller.records.ledger_trust import Beginning
-from gitboot.controller.records.provisioning import left_to_install
+from gitboot.controller.records.provisioning import list_servers_to_install
 from gitboot.errors import UsageError
-from gitboot.fetchlog.spool import take
-from gitboot.jsonio import document, format_instant
+from gitboot.fetchlog.spool import read_new
+from gitboot.jsonio import format_document, format_instant
 from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.endpoint_files import state_path
-from gitboot.resolve.install_attempts import adopted, step_of
-from gitboot.resolve.provisioning_record import Record, drift, last_word, record_facts, record_of
-from gitboot.text import count, shell_words
+from gitboot.resolve.install_attempts import install_step, make_adopted_record
+from gitboot.resolve.provisioning_record import Record, find_drift, last_provisioning_facts, parse_record, record_facts
+from gitboot.text import format_count, quote_words
 
-_STANDINGS: Final = (
+_STATE_ORDER: Final = (
     *("unknown", "consumed", "failed", "attempted", "started", "pending"),
     *("drifted", "as wanted"),
 )
-_UNSAID: Final = _STANDINGS[:3]
-_MOST_NAMED: Final = 20  # in a line that is to be typed
+_UNPROVEN_STATES: Final = _STATE_ORDER[:3]
+_MAX_NAMES: Final = 20  # in a line that is to be typed
 
 
 @click.group(context_settings=VARIABLES)
@@ -69,13 +77,13 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
 
     Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
     """
-    with looked_at(state, now()) as instance:
-        names = chosen(servers, instance, selector)
-        items = [item for item in _items(instance) if names is None or item["server"] in names]
+    with open_offline(state, current_time()) as instance:
+        names = select_names(servers, instance, selector)
+        items = [item for item in _build_items(instance) if names is None or item["server"] in names]
         doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
         site = instance.commit.site
-    text = partial(_as_text, items, doubt[1] if doubt is not None else None, site)
-    write_outputs(outputs, json=partial(document, items=items, site=site), text=text)
+    text = partial(_format_text, items, doubt[1] if doubt is not None else None, site)
+    write_outputs(outputs, json=partial(format_document, items=items, site=site), text=text)
 
 
 @records_command.command("begin", context_settings=VARIABLES)
@@ -94,7 +102,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
     less than the published tree is refused. It shows which servers are installed by it, and asks. A ledger in no doubt
     is not changed.
     """
-    with looked_at(state, now()) as instance:
+    with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
         if not instance.commit.is_for(identity):  # who does not act takes no word for what is installed
             raise UsageError(
@@ -106,21 +114,24 @@ def begin(what: str, state: Path, yes: bool) -> None:
             hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
             facts["how"] = Beginning.RECORDS
             facts["items"] = [
-                {"uuid": uuid, **record_facts(record)} for uuid, record in _read(Path(what), hint).items()
+                {"uuid": uuid, **record_facts(record)}
+                for uuid, record in _read_exported_records(Path(what), hint).items()
             ]
-        _ask(instance, facts, yes=yes)
-    click.echo(request(state, BEGIN, facts, instance.commit))
+        _confirm_records(instance, facts, yes=yes)
+    click.echo(request_change(state, BEGIN, facts, instance.commit))
 
 
-def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
+def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: bool) -> None:
     if instance.knowledge.is_trusted:
         return
-    decisions, after = instance.commit.decisions, begun(instance, facts, now())
-    installed = left_to_install(after, decisions)
-    unknown = sum(after.recorded(each.uuid) is None for each in decisions.servers.values())
-    click.echo(f"{count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}")
+    decisions, after = instance.commit.decisions, simulate_begin(instance, facts, current_time())
+    installed = list_servers_to_install(after, decisions)
+    unknown = sum(after.stored_record(each.uuid) is None for each in decisions.servers.values())
+    click.echo(
+        f"{format_count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}"
+    )
     if unknown:
-        click.echo(f"{count(unknown, 'server')} would stay unknown: nothing is installed there")
+        click.echo(f"{format_count(unknown, 'server')} would stay unknown: nothing is installed there")
     machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
     if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
         click.echo(
@@ -128,7 +139,7 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
             f"provisioning: {{ledger: {after.facts.identity}}} names this one's"
         )
     if installed:
-        go_on(yes=yes)
+        confirm_or_abort(yes=yes)
 
 
 @records_command.command("confirm-clock", context_settings=VARIABLES)
@@ -140,7 +151,7 @@ def confirm_clock(state: Path, reason: str) -> None:
     Do this if the clock is behind the ledger, or if no time service keeps it. If a time service keeps the clock later
     and then stops, confirm it again.
     """
-    click.echo(request(state, CLOCK, {"reason": reason}))
+    click.echo(request_change(state, CLOCK, {"reason": reason}))
 
 
 @records_command.command("set", context_settings=VARIABLES)
@@ -160,26 +171,28 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     until now counts no more. Of several it shows what is known of each, and asks; it is said of all of them or of
     none.
     """
-    at = now()
-    with looked_at(state, at) as instance:
-        meant = meant_by(instance, servers, selector)
-        shown = [item for item in _items(instance) if item["server"] in meant]
+    at = current_time()
+    with open_offline(state, at) as instance:
+        meant = select_servers(instance, servers, selector)
+        shown = [item for item in _build_items(instance) if item["server"] in meant]
     items = []
     for name, decision in meant.items():
-        before = instance.knowledge.recorded(decision.uuid) or Record()
+        before = instance.knowledge.stored_record(decision.uuid) or Record()
         record = replace(
-            adopted(decision) if what == "provisioned" else Record(),
+            make_adopted_record(decision) if what == "provisioned" else Record(),
             # Of what only grows: going back would look like an older backup.
             provisioned_at=max(at, before.provisioned_at or at),
             runs=before.runs,  # what maintenances have booted stays as it was
             evidence="Operator" if what == "provisioned" else None,
         )
-        items.append({"uuid": decision.uuid, "server": name, "seen": last_word(before), **record_facts(record)})
+        items.append(
+            {"uuid": decision.uuid, "server": name, "seen": last_provisioning_facts(before), **record_facts(record)}
+        )
     if len(items) > 1 or not servers:
-        click.echo(_as_text(shown, None))
-        click.echo(f"{count(len(items), 'server')} would be {what}: {reason}")
-        go_on(yes=yes)
-    click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
+        click.echo(_format_text(shown, None))
+        click.echo(f"{format_count(len(items), 'server')} would be {what}: {reason}")
+        confirm_or_abort(yes=yes)
+    click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
 
 @records_command.command("import", context_settings=VARIABLES)
@@ -192,8 +205,8 @@ def import_records(file: Path, state: Path, reason: str) -> None:
 
     FILE has exported records.
     """
-    records = _read(file)
-    with looked_at(state, now()) as instance:
+    records = _read_exported_records(file)
+    with open_offline(state, current_time()) as instance:
         names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
     known = [(uuid, record) for uuid, record in records.items() if uuid in names]
     if not known:
@@ -203,7 +216,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
         click.echo(
             f"{strays} of {len(records)} records are of servers that the accepted commit does not have", err=True
         )
-    click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
+    click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
 
 @records_command.command("hand-over", context_settings=VARIABLES)
@@ -219,10 +232,10 @@ def hand_over(server: str, state: Path) -> None:
     had set at its BMC, and publishes nothing for it. SERVER is the name that it has had at this site, or its UUID.
     Nothing is changed by printing it, once or again.
     """
-    at = now()
-    with looked_at(state, at) as instance:
-        given = released(server, instance, at)
-    click.echo(document(**given))
+    at = current_time()
+    with open_offline(state, at) as instance:
+        given = build_hand_over(server, instance, at)
+    click.echo(format_document(**given))
 
 
 @records_command.command("take-over", context_settings=VARIABLES)
@@ -239,24 +252,24 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     been booted since it was let go.
     """
     given = read_hand_over(file)
-    with looked_at(state, now()) as instance:
-        record, server = taken(given, instance), _name_here(given, instance)
+    with open_offline(state, current_time()) as instance:
+        record, server = build_taken_record(given, instance), _find_current_name(given, instance)
     item = {"uuid": given["uuid"], "server": server, **record_facts(record)}
     facts = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
-    click.echo(request(state, RECORDS, facts))
+    click.echo(request_change(state, RECORDS, facts))
 
 
-def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
+def _read_exported_records(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
     try:
         return read_records(file)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
 
 
-def _items(instance: Look) -> list[dict[str, Any]]:
+def _build_items(instance: OfflineInstance) -> list[dict[str, Any]]:
     items = []
     for name, decision in instance.commit.decisions.servers.items():
-        record = instance.knowledge.recorded(decision.uuid)
+        record = instance.knowledge.stored_record(decision.uuid)
         policy = decision.policy
         items.append(
             {
@@ -268,15 +281,15 @@ def _items(instance: Look) -> list[dict[str, Any]]:
                     "image": policy.boot.image if policy and policy.boot else None,
                     "pool": policy.policy if policy else None,
                 },
-                "step": step_of(decision, record),
+                "step": install_step(decision, record),
                 "record": record_facts(record) if record is not None else None,
-                "drift": drift(decision, record),
+                "drift": find_drift(decision, record),
             }
         )
-    return sorted(items, key=lambda item: (_STANDINGS.index(_standing(item)), item["server"]))
+    return sorted(items, key=lambda item: (_STATE_ORDER.index(_describe_state(item)), item["server"]))
 
 
-def _standing(item: dict[str, Any]) -> str:
+def _describe_state(item: dict[str, Any]) -> str:
     step = str(item["step"]).lower()
     if step == "pending" and item["record"]["consumedAt"] is not None:
         return "consumed"
@@ -285,27 +298,27 @@ def _standing(item: dict[str, Any]) -> str:
     return step
 
 
-def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = None) -> str:
-    from gitboot.cli.terminal import table, wrapped
+def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = None) -> str:
+    from gitboot.cli.terminal import format_table, wrap_text
 
     header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
-    unsaid = [item["server"] for item in items if _standing(item) in _UNSAID]
-    below = [wrapped(doubt)] if doubt else []
+    unsaid = [item["server"] for item in items if _describe_state(item) in _UNPROVEN_STATES]
+    below = [wrap_text(doubt)] if doubt else []
     if unsaid and not doubt:
-        named = shell_words(*unsaid[:_MOST_NAMED])
+        named = quote_words(*unsaid[:_MAX_NAMES])
         below = [
             "say what is on their disks, provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
-    counts = Counter(map(_standing, items))
-    shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
+    counts = Counter(map(_describe_state, items))
+    shown = ", ".join(f"{counts[what]} {what}" for what in _STATE_ORDER if counts[what])
     where = f" at the site {site}, for which this instance acts" if site is not None else ""
-    total = f"{count(len(items), 'server')}{where}: {shown or 'none'}"
-    return "\n".join([table(header, map(_row, items)), *(["", *below] if below else []), "", total])
+    total = f"{format_count(len(items), 'server')}{where}: {shown or 'none'}"
+    return "\n".join([format_table(header, map(_format_row, items)), *(["", *below] if below else []), "", total])
 
 
-def _row(item: dict[str, Any]) -> tuple[str, ...]:
-    record, standing = item["record"] or {}, _standing(item)
+def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
+    record, standing = item["record"] or {}, _describe_state(item)
     provisioned = "unknown"
     if item["step"] != "Unknown":
         provisioned = str(record["provision"]) if record["provision"] is not None else "pending"
@@ -331,30 +344,30 @@ def _row(item: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-KIND: Final = "HandOver"
+HAND_OVER_KIND: Final = "HandOver"
 
 
-def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
+def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[str, Any]:
     """What is known of a server that an instance has let go; raises `UsageError` where it has not, or not yet."""
     about = look.knowledge.facts
-    server, uuid = _machine_of(server, look)
+    server, uuid = _find_machine(server, look)
     if uuid in look.commit.machines:
         is_named = about.orders is None or about.orders.ledger in (None, about.identity)
         raise UsageError(
             f"{server} is still this instance's by the commit {look.commit.revision[:12]} that it has accepted: "
             + ("move the server in Git first" if is_named else "let it accept the one by which it stands back first")
         )
-    standing = [each for each in look.knowledge.overrides_of(uuid) if each.stays_behind]
+    standing = [each for each in look.knowledge.list_overrides(uuid) if each.may_be_left_on_bmc]
     if standing:
         raise UsageError(f"{server}: what was set at its BMC for {standing[0].reason} is not known to be withdrawn yet")
     is_given_away = server in look.commit.decisions.servers  # its name, to another machine
     if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
         raise UsageError(f"{server} is still published in {about.output}: wait for the next reconcile")
     has_spool = about.spool is not None and Path(about.spool).is_dir()
-    new = take(Path(about.spool or ""), look.knowledge.taken).observations if has_spool else []
+    new = read_new(Path(about.spool or ""), look.knowledge.spool_offsets).observations if has_spool else []
     if look.knowledge.pending.get(uuid) or any(each.server == server for each in new):
         raise UsageError(f"what {server} fetched last is not taken in yet: wait for the next reconcile")
-    if (record := look.knowledge.recorded(uuid)) is None:
+    if (record := look.knowledge.stored_record(uuid)) is None:
         raise UsageError(f"nothing is known of {server} here either: say at its new site what it has")
     since = record.provisioned_at
     is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
@@ -364,7 +377,7 @@ def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
             "and say that at its new site"
         )
     return {
-        "kind": KIND,
+        "kind": HAND_OVER_KIND,
         "server": server,
         "uuid": uuid,
         "commit": look.commit.revision,
@@ -376,7 +389,7 @@ def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
     }
 
 
-def _machine_of(server: str, look: Look) -> tuple[str, SystemUuid]:
+def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
     """The machine of a name that it has or had here, or of a UUID: one that stands here before those that have left."""
     machines = look.knowledge.machines
     if (decision := look.commit.decisions.servers.get(server)) is not None:
@@ -401,10 +414,10 @@ def read_hand_over(file: Path) -> dict[str, Any]:
     """What `released` made; raises `UsageError` for anything else."""
     try:
         found = json.loads(file.read_bytes())
-        if found["kind"] != KIND:
+        if found["kind"] != HAND_OVER_KIND:
             raise ValueError(f"its kind is {found['kind']}")
         parse_uuid(found["uuid"])
-        record_of(found["record"])
+        parse_record(found["record"])
         texts = [found[each] for each in ("server", "commit", "ledger", "at")]
         if not all(isinstance(each, str) for each in texts):
             raise ValueError("a text is missing")
@@ -415,27 +428,27 @@ def read_hand_over(file: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _name_here(given: dict[str, Any], look: Look) -> str:
+def _find_current_name(hand_over: dict[str, Any], look: OfflineInstance) -> str:
     """The name of a machine that was handed over: the commit that moved it may have renamed it."""
-    machine = look.commit.machines.get(given["uuid"])
-    return str(given["server"]) if machine is None else machine.name
+    machine = look.commit.machines.get(hand_over["uuid"])
+    return str(hand_over["server"]) if machine is None else machine.name
 
 
-def taken(given: dict[str, Any], look: Look) -> Record:
+def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Record:
     """What a server is taken with; raises `UsageError` where anything may have happened since it was let go."""
-    server = _name_here(given, look)
-    if given["ledger"] == look.knowledge.facts.identity:
+    server = _find_current_name(hand_over, look)
+    if hand_over["ledger"] == look.knowledge.facts.identity:
         raise UsageError(f"{server} was handed over by this very instance")
-    decision = decision_of(look, server)
-    if decision.uuid != given["uuid"]:
-        raise UsageError(f"{server} is another machine here, {decision.uuid}, and {given['uuid']} was handed over")
-    if given["commit"] != look.commit.revision:
+    decision = find_decision(look, server)
+    if decision.uuid != hand_over["uuid"]:
+        raise UsageError(f"{server} is another machine here, {decision.uuid}, and {hand_over['uuid']} was handed over")
+    if hand_over["commit"] != look.commit.revision:
         raise UsageError(
-            f"{server} was handed over by the commit {given['commit'][:12]}, and this instance has accepted "
+            f"{server} was handed over by the commit {hand_over['commit'][:12]}, and this instance has accepted "
             f"{look.commit.revision[:12]}: it may have been elsewhere between; hand it over again once both have "
             "accepted the same"
         )
-    standing = any(each.stays_behind for each in look.knowledge.overrides_of(decision.uuid))
-    if standing or look.knowledge.recorded(decision.uuid) is not None:
+    standing = any(each.may_be_left_on_bmc for each in look.knowledge.list_overrides(decision.uuid))
+    if standing or look.knowledge.stored_record(decision.uuid) is not None:
         raise UsageError(f"{server} is not unknown here: something is recorded of it; look at gitboot records show")
-    return record_of(given["record"])
+    return parse_record(hand_over["record"])

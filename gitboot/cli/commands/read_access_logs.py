@@ -13,13 +13,13 @@ from typing import Final
 import click
 
 from gitboot.cli.options import VARIABLES, OutputOption, output_option, write_outputs
-from gitboot.cli.terminal import stopped_by_signal, tell
+from gitboot.cli.terminal import print_event, stop_on_signal
 from gitboot.errors import UsageError
-from gitboot.fetchlog.access_logs import Ignored, LogFile, SentVersions, read
-from gitboot.fetchlog.spool import SpoolFile, line_of
-from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine
-from gitboot.files import usage_error_for
-from gitboot.jsonio import document
+from gitboot.fetchlog.access_logs import IgnoreReason, LogFile, SentVersions, parse_line
+from gitboot.fetchlog.spool import SpoolFile, encode_line
+from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachineRecorder
+from gitboot.files import convert_os_errors
+from gitboot.jsonio import format_document
 from gitboot.status.conditions import Event
 
 _POLL_S: Final = 0.5
@@ -54,14 +54,14 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     spool.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
     with ExitStack() as stack:
-        asked = UnknownAsked(spool)
-        stack.callback(asked.leave)
+        asked = UnknownMachineRecorder(spool)
+        stack.callback(asked.write_file)
         written = SpoolFile(spool)
         stack.callback(written.close)
         if logs == (_STDIN,):
-            _observe(sys.stdin.buffer, spool, written, outcomes, asked, None)
+            _record_lines(sys.stdin.buffer, spool, written, outcomes, asked, None)
         else:
-            stop = stopped_by_signal() if follow else None
+            stop = stop_on_signal() if follow else None
             files = [
                 (stack.enter_context(LogFile(log, spool)), SentVersions(log, spool)) for log in dict.fromkeys(logs)
             ]
@@ -69,52 +69,52 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
             while not is_last:
                 is_last = stop is None or stop.is_set  # what was written before that is still read
                 for file, sent in files:
-                    with closing(file.lines()) as lines:
-                        _observe(lines, spool, written, outcomes, asked, sent)
+                    with closing(file.read_lines()) as lines:
+                        _record_lines(lines, spool, written, outcomes, asked, sent)
                     sent.write()
-                asked.leave()
+                asked.write_file()
                 if stop is not None and not is_last:
                     stop.wait(_POLL_S)
-    counts = {name: outcomes.pop(name, 0) for name in (_OBSERVED, _UNCLEAR, _UNKNOWN, _BACKWARDS)}
+    counts = {name: outcomes.pop(name, 0) for name in (_OBSERVED, _UNREADABLE, _UNKNOWN, _OUT_OF_ORDER)}
     ignored = dict(sorted(outcomes.items()))
-    lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNCLEAR] + counts[_UNKNOWN]
+    lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNREADABLE] + counts[_UNKNOWN]
     text = f"{lines_read} lines read, {counts[_OBSERVED]} observed"
-    text += f", {counts[_UNCLEAR]} by clients that may be machines" if counts[_UNCLEAR] else ""
+    text += f", {counts[_UNREADABLE]} by clients that may be machines" if counts[_UNREADABLE] else ""
     text += f", {counts[_UNKNOWN]} for entries that are not there" if counts[_UNKNOWN] else ""
     if ignored:
         text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
-    listed = partial(document, read=lines_read, ignored=ignored, **counts)
+    listed = partial(format_document, read=lines_read, ignored=ignored, **counts)
     write_outputs(outputs, json=listed, text=partial(str, text))
 
 
 _OBSERVED: Final = "observed"
-_BACKWARDS: Final = "backwards"
-_UNCLEAR: Final = "unclear"  # boots that a machine or a monitor fetched
+_OUT_OF_ORDER: Final = "backwards"
+_UNREADABLE: Final = "unclear"  # boots that a machine or a monitor fetched
 _UNKNOWN: Final = "unknown"  # entries that are not there: of machines that no document describes, say
 
 
-def _observe(
+def _record_lines(
     lines: Iterable[bytes],
     spool: Path,
     written: SpoolFile,
     outcomes: Counter[str],
-    asked: UnknownAsked,
+    asked: UnknownMachineRecorder,
     sent: SentVersions | None,
 ) -> None:
     for line in lines:
-        found = read(line)
-        if isinstance(found, Ignored):
+        found = parse_line(line)
+        if isinstance(found, IgnoreReason):
             outcomes[found] += 1
             continue
         if isinstance(found, UnknownMachine):
-            asked.note(found)
+            asked.add(found)
             outcomes[_UNKNOWN] += 1
             continue
-        with usage_error_for(spool):
-            written.append(line_of(found))
-        outcomes[_UNCLEAR if found.is_open_intent else _OBSERVED] += 1
-        if sent is not None and sent.goes_back(found):
-            outcomes[_BACKWARDS] += 1
+        with convert_os_errors(spool):
+            written.append(encode_line(found))
+        outcomes[_UNREADABLE if found.is_open_intent else _OBSERVED] += 1
+        if sent is not None and sent.is_older(found):
+            outcomes[_OUT_OF_ORDER] += 1
             message = f"{found.path}: the mirror sent {found.client} an older version than before; it went backwards"
             facts = {"path": found.path, "client": found.client}
-            tell(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))
+            print_event(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))

@@ -10,13 +10,13 @@ from typing import Any, Final, Literal
 import click
 from msgspec import Struct, structs
 
-from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command
-from gitboot.cli.instance_client import informant_at, proof_by
+from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
+from gitboot.cli.instance_client import open_instance, read_proof
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
-    now,
+    current_time,
     output_option,
     path_option,
     token_over_http_option,
@@ -26,17 +26,17 @@ from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
-from gitboot.fleet.yaml import rewritten
+from gitboot.fleet.yaml import replace_scalar
 from gitboot.git.branch_writer import check_branch, is_proposed, propose
-from gitboot.git.snapshots import WORKTREE, folder_around, open_snapshot
-from gitboot.jsonio import document, facts
+from gitboot.git.snapshots import WORKTREE, find_fleet_folder, open_snapshot
+from gitboot.jsonio import format_document, to_json_value
 from gitboot.model.boot_image import Rollout
 from gitboot.model.fleet import Evidence
-from gitboot.resolve.fleet_decisions import Decided
-from gitboot.review.rollout_progress import AppliedRollout, Headway, StepOutcome, advance, applied_in
-from gitboot.text import count, did_you_mean
+from gitboot.resolve.fleet_decisions import FleetDecisions
+from gitboot.review.rollout_progress import AppliedRollout, RolloutProgress, StepOutcome, advance, find_applied_rollout
+from gitboot.text import did_you_mean, format_count
 
-_PERCENT: Final = ("spec", "rollout", "percent")
+_PERCENT_FIELD: Final = ("spec", "rollout", "percent")
 
 
 class StepsType(click.ParamType[tuple[int, ...]]):
@@ -144,36 +144,38 @@ def advance_stream(
         check_branch(branch)
     if rev is not None and no_commit:
         raise UsageError("--no-commit changes what lies in the work tree: leave --rev out")
-    informant = informant_at(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
-    evaluator, done = FleetEvaluator(now()), None
-    with evaluation_limits() as begun:
+    informant = open_instance(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
+    evaluator, done = FleetEvaluator(current_time()), None
+    with limit_evaluation() as begun:
 
-        def decide(snapshot: Snapshot) -> Decided:
+        def decide(snapshot: Snapshot) -> FleetDecisions:
             return evaluator.evaluate(snapshot, begun).head.decided
 
         snapshot = open_snapshot(path, WORKTREE if no_commit else rev or "HEAD")
         decided = decide(snapshot)
 
-        def applied_at(commit: Revision) -> AppliedRollout:
+        def find_applied_commit(commit: Revision) -> AppliedRollout:
             there = decide(open_snapshot(path, commit))
-            return applied_in(stream, there.repository, there.decisions)
+            return find_applied_rollout(stream, there.repository, there.decisions)
 
-        here = _rollout_of(stream, decided.repository, accept_fetched=accept_fetched)
+        here = _find_rollout(stream, decided.repository, accept_fetched=accept_fetched)
         if here is None:
-            found = Headway(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
+            found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
         else:
-            proof = proof_by(informant, applied_at)
-            found = advance(stream, here, *proof, steps=steps, after=after, at=now(), accept_fetched=accept_fetched)
+            proof = read_proof(informant, find_applied_commit)
+            found = advance(
+                stream, here, *proof, steps=steps, after=after, at=current_time(), accept_fetched=accept_fetched
+            )
         if found.next is not None:
-            file, content, changed = _change(found, snapshot, decided.repository)
+            file, content, changed = _build_change(found, snapshot, decided.repository)
             decide(changed)  # raises `InvalidRepository` where the fleet does not bear it
-            where = "-".join(filter(None, (*folder_around(path).split("/"), stream, str(found.next))))
+            where = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(found.next))))
             name = None if no_commit else branch or f"gitboot/rollout-{where}"
-            done = _Proposal(made="Nothing", file=file, message=_message(found), branch=name)
+            done = _Proposal(made="Nothing", file=file, message=_format_message(found), branch=name)
     if done is not None:
-        done = _propose(path, snapshot.revision, done, content, dry_run=dry_run)
-    listed = partial(document, **facts(found), proposal=facts(done))
-    write_outputs(outputs, json=listed, text=partial(_as_text, found, done))
+        done = _commit_change(path, snapshot.revision, done, content, dry_run=dry_run)
+    listed = partial(format_document, **to_json_value(found), proposal=to_json_value(done))
+    write_outputs(outputs, json=listed, text=partial(_format_text, found, done))
     sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
 
 
@@ -185,7 +187,7 @@ class _Proposal(Struct, frozen=True, kw_only=True):
     commit: Revision | None = None
 
 
-def _rollout_of(stream: str, repository: FleetRepository, *, accept_fetched: bool) -> Rollout | None:
+def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: bool) -> Rollout | None:
     """Return a stream's rollout, if there is one.
 
     Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
@@ -204,11 +206,13 @@ def _rollout_of(stream: str, repository: FleetRepository, *, accept_fetched: boo
     return found
 
 
-def _change(found: Headway, snapshot: Snapshot, repository: FleetRepository) -> tuple[str, bytes, Snapshot]:
+def _build_change(
+    step: RolloutProgress, snapshot: Snapshot, repository: FleetRepository
+) -> tuple[str, bytes, Snapshot]:
     """Return the file that the next step changes, its new content, and the fleet with it."""
-    origin = repository.origins[Id("ImageStream", found.stream)]
-    content = rewritten(snapshot.read(origin.blob), origin.document, _PERCENT, str(found.next))
-    blob = BlobId(f"step {found.next} of {found.stream}")
+    origin = repository.origins[Id("ImageStream", step.stream)]
+    content = replace_scalar(snapshot.read(origin.blob), origin.document, _PERCENT_FIELD, str(step.next))
+    blob = BlobId(f"step {step.next} of {step.stream}")
     changed = structs.replace(
         snapshot,
         revision=Revision(f"{snapshot.revision} and {blob}"),
@@ -219,46 +223,48 @@ def _change(found: Headway, snapshot: Snapshot, repository: FleetRepository) -> 
     return origin.path, content, changed
 
 
-def _message(found: Headway) -> str:
+def _format_message(step: RolloutProgress) -> str:
     begun = ""
-    if found.begun:
-        begun = f"{count(len(found.begun), 'server')} more fetched the boot, and no completion was reported.\n"
+    if step.begun:
+        begun = f"{format_count(len(step.begun), 'server')} more fetched the boot, and no completion was reported.\n"
     return (
-        f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
-        f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
+        f"Roll {step.image} out to {step.next} % of {step.stream}\n\n"
+        f"{step.proven} of {format_count(step.reached, 'server')} that it reaches at {step.percent} % are provisioned "
         f"with it.\n{begun}"
     )
 
 
-def _propose(path: Path, base: Revision, planned: _Proposal, content: bytes, *, dry_run: bool) -> _Proposal:
-    branch, files = planned.branch, {planned.file: content}
+def _commit_change(path: Path, base: Revision, message: _Proposal, content: bytes, *, dry_run: bool) -> _Proposal:
+    branch, files = message.branch, {message.file: content}
     if branch is not None and (is_there := is_proposed(path, branch, files)) is not None:
         if not is_there:
             raise UsageError(
-                f"the branch {branch} is there already, and has another {planned.file}, as of an earlier rollout: "
+                f"the branch {branch} is there already, and has another {message.file}, as of an earlier rollout: "
                 "delete it, or name another one with --branch"
             )
-        return structs.replace(planned, made="Proposed")
+        return structs.replace(message, made="Proposed")
     if dry_run:
-        return planned
+        return message
     if branch is None:
-        write_output_file(path / planned.file, [content])
-        return structs.replace(planned, made="Written")
-    return structs.replace(planned, made="Written", commit=propose(path, base, branch, files, planned.message, now()))
+        write_output_file(path / message.file, [content])
+        return structs.replace(message, made="Written")
+    return structs.replace(
+        message, made="Written", commit=propose(path, base, branch, files, message.message, current_time())
+    )
 
 
-_WORDS: Final = {
+_OUTCOME_TEXTS: Final = {
     "Written": "committed on the branch {}",
     "Proposed": "is on the branch {} already: nothing is written",
     "Nothing": "would be committed on the branch {}",
 }
 
 
-def _as_text(found: Headway, done: _Proposal | None) -> str:
-    at = f" at {found.percent} %" if found.percent is not None else ""
-    lines = [f"{found.stream}{at}: {found.outcome.lower()}: {found.why}"]
-    if done is not None:
-        lines.append(f"{done.file}: percent: {found.next}")
-        if done.branch is not None:
-            lines.append(_WORDS[done.made].format(done.branch))
+def _format_text(step: RolloutProgress, proposal: _Proposal | None) -> str:
+    at = f" at {step.percent} %" if step.percent is not None else ""
+    lines = [f"{step.stream}{at}: {step.outcome.lower()}: {step.why}"]
+    if proposal is not None:
+        lines.append(f"{proposal.file}: percent: {step.next}")
+        if proposal.branch is not None:
+            lines.append(_OUTCOME_TEXTS[proposal.made].format(proposal.branch))
     return "\n".join(lines)

@@ -14,42 +14,42 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import structs
 
-from gitboot.child_processes import raise_limits, reap_orphans, uncollected
-from gitboot.cli.commands.prepare_tree import prepare_command
-from gitboot.cli.commands.serve import worker_command
+from gitboot.child_processes import pause_garbage_collection, raise_limits, reap_orphans
+from gitboot.cli.commands.prepare_tree import format_prepare_command
+from gitboot.cli.commands.serve import format_worker_command
 from gitboot.cli.endpoint_options import (
     AccessSettings,
-    access_of,
     access_options,
-    arguments_of_forwarding,
-    certificate_of,
-    check,
+    build_certificate,
+    check_access_settings,
+    create_spool,
     credential_files,
-    emptied,
-    keys_in,
-    make_spool,
-    operators_socket,
+    format_ledger_arguments,
+    forward_spool,
+    load_secret_keys,
+    open_operators_socket,
+    take_access_settings,
 )
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
-    LIMITS,
-    LONGEST_S,
-    MOST_MEMORY_MIB,
-    TRUST,
+    LIMIT_HELP,
+    MAX_MEMORY_MIB,
+    MAX_SECONDS,
+    TRUST_PARAMETERS,
     FiniteRange,
     Setting,
     accept_filesystem_option,
     allowance_settings,
+    build_limits,
     config_option,
     credentials_option,
     limit_settings,
-    limits_of,
+    parse_trust_settings,
     reject_old_variables,
     secret_keys_option,
-    trust_of,
     trust_options,
 )
-from gitboot.cli.terminal import end_by_signal, interrupted_by_signal, log_format_option, tell, tell_what_is_logged
+from gitboot.cli.terminal import call_on_signal, log_format_option, log_to_events, print_event, stop_on_signal_within
 from gitboot.controller.instance.settings import (
     ArtifactSettings,
     BmcSettings,
@@ -60,25 +60,25 @@ from gitboot.controller.instance.settings import (
 )
 from gitboot.controller.instance.state_directory import LEDGER, STATUS
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
-from gitboot.evaluator.protocol import Allowance
-from gitboot.files import check_private
+from gitboot.evaluator.protocol import EvaluationLimits
+from gitboot.files import check_private_paths
 from gitboot.git.repository import parse_subpath
-from gitboot.ledger.location import PostgresAddress, address_beside
+from gitboot.ledger.location import PostgresAddress, read_address
 from gitboot.publish.targets.follower import parse_target
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Endpoints, Status
-from gitboot.system_clock import keeping
+from gitboot.system_clock import read_clock_state
 
 if TYPE_CHECKING:
     from gitboot.controller.instance.assembly import Instance
-    from gitboot.controller.loop import Bell, Loop
+    from gitboot.controller.loop import Loop, WakeSignal
 
 
-_LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
-_LONGEST_TELLING_S: Final = 15.0  # of a forge, after reconciling once
-_LAST_TELLING_S: Final = 1.0  # of a forge, at the end
+_MAX_SHUTDOWN_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
+_MAX_NOTIFY_S: Final = 15.0  # of a forge, after reconciling once
+_FINAL_NOTIFY_S: Final = 1.0  # of a forge, at the end
 _COUNT = click.IntRange(min=1)
-_SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
+_SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -138,7 +138,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     "lease_s",
     cls=Setting,
     envvar="GITBOOT_LEASE_SECONDS",
-    type=FiniteRange(min=2, max=LONGEST_S),
+    type=FiniteRange(min=2, max=MAX_SECONDS),
     default=15,
     show_default=True,
     help="Seconds for which the lease of a ledger in PostgreSQL is valid. If the instance does not renew the lease in "
@@ -212,7 +212,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 @click.option(
     "--fetch-memory",
     cls=Setting,
-    type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
+    type=click.IntRange(min=1, max=MAX_MEMORY_MIB),
     metavar="MIB",
     help="MiB of memory for the process that fetches. A file that the Git server sends as a delta needs twice its "
     "size. Default: 512 MiB, which is enough for a history of 3 million objects.",
@@ -220,7 +220,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 @click.option(
     "--fetch-disk",
     cls=Setting,
-    type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
+    type=click.IntRange(min=1, max=MAX_MEMORY_MIB),
     metavar="MIB",
     help="MiB on disk for the clone in STATE, and for the clone of each Git target. A fetch that needs more fails. "
     "Default: 4096 MiB.",
@@ -361,25 +361,25 @@ def command(**given: Any) -> None:
     (GITBOOT_OUT, GITBOOT_POLL …) and a key in the file of --config. That file also has the settings that operators
     rarely change, such as the limits of guards: docs/reference/configuration.md lists them.
     """
-    tell_what_is_logged()
+    log_to_events()
     reject_old_variables()
     once, dry_run = given.pop("once"), given.pop("dry_run")
-    access = access_of(given)
-    check(access)
+    access = take_access_settings(given)
+    check_access_settings(access)
     raise_limits()  # each BMC has a connection
-    settings = _settings(**given)
+    settings = _build_settings(**given)
     # A secret, or what decides about installations, is not served with the tree.
-    check_private(settings.output, _private(settings, access))
+    check_private_paths(settings.output, _list_private_paths(settings, access))
     if settings.push_secret is not None:
         from gitboot.endpoint.webhooks import PushSecret
 
         PushSecret(settings.push_secret).read()
     if dry_run:
-        sys.exit(_dry_run(settings))
-    sys.exit(_once(settings) if once else _run(settings, access))
+        sys.exit(_dry_run_once(settings))
+    sys.exit(_reconcile_once(settings) if once else _run_until_signal(settings, access))
 
 
-def _private(settings: Settings, access: AccessSettings) -> dict[str, Path | None]:
+def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str, Path | None]:
     """Return the paths that OUTPUT may not contain, by option."""
     git, bmc = settings.git, settings.bmc
     return {
@@ -399,15 +399,15 @@ def _private(settings: Settings, access: AccessSettings) -> dict[str, Path | Non
     }
 
 
-def _settings(
+def _build_settings(
     *, repository: str, subpath: str | None, reference: str | None, listen: str | None, poll_s: float, **given: Any
 ) -> Settings:
     url, password = given.pop("ledger"), given.pop("ledger_password")
     if url is None and password is not None:
         raise UsageError("--ledger-password needs --ledger, whose password it is")
-    limits = {name: given.pop(name) for name in (*LIMITS, "max_bmc_changes")}
+    limits = {name: given.pop(name) for name in (*LIMIT_HELP, "max_bmc_changes")}
     allowed = {name: given.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
-    trust = trust_of(**{name: given.pop(name) for name in TRUST})
+    trust = parse_trust_settings(**{name: given.pop(name) for name in TRUST_PARAMETERS})
     git = GitSettings(
         repository=repository,
         reference=reference,
@@ -441,12 +441,12 @@ def _settings(
             per_site=given.pop("bmc_per_site"),
             failures=given.pop("bmc_failures"),
         ),
-        allowance=Allowance(
+        allowance=EvaluationLimits(
             seconds=given.pop("commit_seconds"),
             mebibytes=given.pop("commit_memory"),
             workers=given.pop("commit_workers"),
         ),
-        limits=limits_of(limits, **allowed),
+        limits=build_limits(limits, **allowed),
         ledger=PostgresAddress.parse(url, password) if url is not None else None,
         listen=listen,
         poll_s=poll_s,
@@ -455,18 +455,18 @@ def _settings(
     )
 
 
-def _run(settings: Settings, access: AccessSettings) -> Exit:
+def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
     """Reconcile until a signal ends it; while another host's instance acts by the same ledger, stand by."""
     from gitboot.controller.instance.standby import Standby
 
     settings = structs.replace(settings, spool=settings.spool_folder)
     if settings.spool is not None:
-        make_spool(settings.spool)
-    standby = Standby(settings, tell, _clock, prepare_command(settings))
-    with emptied(settings.spool, standby.address):
-        while standby.wait(interrupted_by_signal):
+        create_spool(settings.spool)
+    standby = Standby(settings, print_event, _clock, format_prepare_command(settings))
+    with forward_spool(settings.spool, standby.address):
+        while standby.wait(stop_on_signal_within):
             try:
-                if not _acted(settings, access):
+                if not _run_as_active(settings, access):
                     break
             except HeldByAnother:  # it was quicker
                 continue
@@ -475,69 +475,79 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
                     raise
                 standby.fail(error)
         else:
-            tell(Event(at=_clock(), type="Stopped", message="it stood by, and acted for nobody"))
+            print_event(Event(at=_clock(), type="Stopped", message="it stood by, and acted for nobody"))
     return Exit.FINE
 
 
-def _acted(settings: Settings, access: AccessSettings) -> bool:
+def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
-    with uncollected():  # what modules make stays
-        from gitboot.controller.loop import Bell, watched
+    with pause_garbage_collection():  # what modules make stays
+        from gitboot.controller.loop import WakeSignal, watch_folders
 
-    bell = Bell()
-    with _loop(settings, bell, patience_s=_LAST_TELLING_S) as (instance, loop):
+    bell = WakeSignal()
+    with _open_loop(settings, bell, patience_s=_FINAL_NOTIFY_S) as (instance, loop):
         reap_orphans(loop.wait)
-        end_by_signal(loop.stop, within_s=_LONGEST_END_S)
+        call_on_signal(loop.stop, timeout_s=_MAX_SHUTDOWN_S)
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
         signal.signal(signal.SIGUSR1, lambda *_: loop.wake())
         ledger = instance.reconciler.status.ledger
         with (
-            watched(settings.spool, wake=bell.ring, below=False),
-            watched(settings.bmc.credentials, wake=bell.ring),
-            serving(settings, access, ledger or "", bell.ring) as endpoints,
+            watch_folders(settings.spool, wake=bell.wake, recursive=False),
+            watch_folders(settings.bmc.credentials, wake=bell.wake),
+            serve_endpoints(settings, access, ledger or "", bell.wake) as endpoints,
         ):
             loop.run(serving=endpoints)
-        if bell.is_over:
+        if bell.is_stopped:
             lease = instance.store.database.lease
-            why = (lease.left if lease is not None else None) or "another instance has taken over"
+            why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
             message = f"{why}: nothing is set, offered or written any more"
-            tell(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
+            print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
-            tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
+            print_event(Event(at=_clock(), type="Stopped", message="what was published stays"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more
-    return bell.is_over
+    return bell.is_stopped
 
 
-def _once(settings: Settings) -> Exit:
+def _reconcile_once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
-    from gitboot.controller.loop import Bell
+    from gitboot.controller.loop import WakeSignal
 
-    with _loop(settings, Bell(), patience_s=_LONGEST_TELLING_S, wait=True) as (instance, loop):
-        with uncollected():  # the process ends after it
-            loop.once()
-        return _exit_of(instance.reconciler.status)
+    with _open_loop(settings, WakeSignal(), patience_s=_MAX_NOTIFY_S, wait=True) as (instance, loop):
+        with pause_garbage_collection():  # the process ends after it
+            loop.run_once()
+        return _find_exit_code(instance.reconciler.status)
 
 
 @contextmanager
-def _loop(settings: Settings, bell: Bell, *, patience_s: float, wait: bool = False) -> Iterator[tuple[Instance, Loop]]:
+def _open_loop(
+    settings: Settings, bell: WakeSignal, *, patience_s: float, wait: bool = False
+) -> Iterator[tuple[Instance, Loop]]:
     """Yield an instance and its loop, which tells the forge and the receivers of notices.
 
     ``patience_s`` is how long these may take at the end. With ``wait``, an evaluation is waited for.
     """
-    with uncollected():  # what modules make stays
-        from gitboot.controller.forge import telling, verdicts_of, witness_of
-        from gitboot.controller.instance.assembly import running
+    with pause_garbage_collection():  # what modules make stays
+        from gitboot.controller.forge import build_forge_reader, list_verdicts, send_verdicts
+        from gitboot.controller.instance.assembly import run_instance
         from gitboot.controller.loop import Loop
         from gitboot.controller.notifications import notifying
 
-    with telling(settings, bell.ring, patience_s=patience_s) as verdicts, ExitStack() as stack:
+    with send_verdicts(settings, bell.wake, patience_s=patience_s) as verdicts, ExitStack() as stack:
 
         def judge(status: Status, change: int) -> None:
             if verdicts is not None:
-                verdicts.note(verdicts_of(status, change))
+                verdicts.note(list_verdicts(status, change))
 
-        with uncollected():  # what is read of a ledger stays
-            acting = running(settings, tell=tell, clock=_clock, wake=bell.ring, wait=wait, judged=judge, lost=bell.end)
+        with pause_garbage_collection():  # what is read of a ledger stays
+            acting = run_instance(
+                settings,
+                tell=print_event,
+                clock=_clock,
+                wake=bell.wake,
+                wait=wait,
+                on_status=judge,
+                on_lease_lost=bell.stop,
+            )
             instance, source = stack.enter_context(acting)
             gc.freeze()  # the collector would look through it again and again
         identity = instance.store.progress[0]
@@ -547,38 +557,45 @@ def _loop(settings: Settings, bell: Bell, *, patience_s: float, wait: bool = Fal
                 *(instance.reconciler, source),
                 poll_s=settings.poll_s,
                 clock=_clock,
-                tell=tell,
+                tell=print_event,
                 bell=bell,
-                keeping=keeping,
-                forge=witness_of(verdicts, source, instance.store) if verdicts is not None else None,
-                notices=stack.enter_context(notifying(settings, identity, _clock, bell.ring, patience_s=patience_s)),
+                keeping=read_clock_state,
+                forge=build_forge_reader(verdicts, source, instance.store) if verdicts is not None else None,
+                notices=stack.enter_context(notifying(settings, identity, _clock, bell.wake, patience_s=patience_s)),
             ),
         )
 
 
-def _dry_run(settings: Settings) -> Exit:
+def _dry_run_once(settings: Settings) -> Exit:
     """Say what reconciling once would do."""
-    from gitboot.controller.instance.assembly import tried_out
+    from gitboot.controller.instance.assembly import open_dry_run
     from gitboot.controller.loop import Loop
 
     would = {"Accepted": "WouldAccept", "Published": "WouldPublish", "BranchChosen": "WouldFollow"}
 
-    def tell_dry(event: Event) -> None:
+    def print_dry_event(event: Event) -> None:
         if event.type in would:
             event = structs.replace(event, type=would[event.type], message=f"not done: {event.message}")
-        tell(event)
+        print_event(event)
 
-    with tried_out(settings, tell=tell_dry, clock=_clock) as (instance, source, looked):
-        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell_dry, keeping=keeping).once()
-        for what, paths in (("write", looked.seen.written), ("withdraw", looked.seen.withdrawn)):
+    with open_dry_run(settings, tell=print_dry_event, clock=_clock) as (instance, source, looked):
+        Loop(
+            instance.reconciler,
+            source,
+            poll_s=settings.poll_s,
+            clock=_clock,
+            tell=print_dry_event,
+            keeping=read_clock_state,
+        ).run_once()
+        for what, paths in (("write", looked.result.written), ("withdraw", looked.result.withdrawn)):
             for path in paths:
                 click.echo(f"would {what} {settings.output / path}")
-        for each in instance.reconciler.standing.schedule.bmcs.values():
+        for each in instance.reconciler.state.schedule.bmcs.values():
             click.echo(f"{each.name}: {each.message}")
-        return _exit_of(instance.reconciler.status)
+        return _find_exit_code(instance.reconciler.status)
 
 
-def _exit_of(status: Status) -> Exit:
+def _find_exit_code(status: Status) -> Exit:
     """What reconciling once ends with: the worst that it met."""
     if not status.condition("SourceReady"):
         return Exit.SOURCE
@@ -588,13 +605,13 @@ def _exit_of(status: Status) -> Exit:
         return Exit.HELD
     if not status.condition("CommitAccepted"):
         return Exit.INVALID
-    if not all(condition.status for condition in status.conditions if condition.type not in _BESIDES):
+    if not all(condition.status for condition in status.conditions if condition.type not in _EVENTS_OF_START):
         return Exit.PARTIAL
     return Exit.FINE
 
 
 # These take nothing from what the pass did, and any client can make the second one false.
-_BESIDES: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
+_EVENTS_OF_START: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
 
 
 def _clock() -> datetime:
@@ -602,34 +619,36 @@ def _clock() -> datetime:
 
 
 @contextmanager
-def serving(
+def serve_endpoints(
     settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
 ) -> Iterator[Callable[[], Endpoints] | None]:
     """How the endpoints at --listen fare, as long as the block runs; ``wake`` is called when one has ended or begun."""
     if settings.listen is None:
         yield None
         return
-    from gitboot.endpoint.server import Workers, listen_at, url_of
+    from gitboot.endpoint.server import Workers, build_url, open_listening_socket
 
-    files = credential_files(access, keys_in(settings.secret_keys), settings.push_secret)
-    certificate = certificate_of(access)
-    listening = listen_at(settings.listen)
-    url = url_of(settings.listen, listening)
-    operators = operators_socket(access)
-    command = worker_command(
+    files = credential_files(access, load_secret_keys(settings.secret_keys), settings.push_secret)
+    certificate = build_certificate(access)
+    listening = open_listening_socket(settings.listen)
+    url = build_url(settings.listen, listening)
+    operators = open_operators_socket(access)
+    command = format_worker_command(
         *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys),
         access=access,
         push_secret=settings.push_secret,
     )
-    command += arguments_of_forwarding(address_beside(settings.state / LEDGER))
+    command += format_ledger_arguments(read_address(settings.state / LEDGER))
     with Workers(command, listening, settings.workers, wake, operators=operators) as workers:
-        tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
+        print_event(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
 
-        def how_they_fare() -> Endpoints:
-            found = structs.replace(workers.counted(), unread=files.failures())
+        def read_endpoints() -> Endpoints:
+            found = structs.replace(workers.count_processes(), unread=files.find_failures())
             if certificate is None:
                 return found
-            certificate.look(datetime.now(UTC))  # each of them looks for itself, and tells what it has found
+            certificate.reload_if_changed(
+                datetime.now(UTC)
+            )  # each of them looks for itself, and tells what it has found
             return structs.replace(found, certificate=certificate.failure)
 
-        yield how_they_fare
+        yield read_endpoints

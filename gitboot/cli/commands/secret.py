@@ -10,27 +10,27 @@ from typing import BinaryIO
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import chosen, looked_at, meant_by, request
+from gitboot.cli.instance_client import open_offline, request_change, select_names, select_servers
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
+    check_reason,
+    current_time,
     fleet_argument,
-    now,
     output_option,
-    said,
     selector_option,
     state_option,
     write_outputs,
 )
 from gitboot.controller.operator_requests import SECRET_FETCHES
-from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
+from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, encrypt, make_key
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.fleet.documents import NotSealed, sealed
-from gitboot.jsonio import document
-from gitboot.model.scalars import AGE
-from gitboot.text import count
+from gitboot.fleet.documents import NotEncrypted, parse_encrypted
+from gitboot.jsonio import format_document
+from gitboot.model.scalars import AGE_SUFFIX
+from gitboot.text import format_count
 
 
 @click.group(context_settings=VARIABLES)
@@ -78,11 +78,11 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     from gitboot.publish.list_root import has_root, make_list_keys, replace_list_keys
 
     if has_root(file):
-        public_key = replace_list_keys(file, root_key, new_root_key, now())
+        public_key = replace_list_keys(file, root_key, new_root_key, current_time())
     elif new_root_key is not None:
         raise UsageError(f"{file} has no root key to replace: leave out --new-root-key")
     else:
-        public_key = make_list_keys(file, root_key, now())
+        public_key = make_list_keys(file, root_key, current_time())
     click.echo(public_key.decode().strip())  # PEM
 
 
@@ -106,15 +106,15 @@ def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path 
     All of its bytes count, a line end at its end too.
     """
     if to_keys is not None:
-        keys = Keys(to_keys)
+        keys = AgeKeys(to_keys)
         keys.check()
-        recipients += keys.recipients()
+        recipients += keys.list_recipients()
     if not recipients:
         raise UsageError("give --to or --to-keys: a secret is encrypted to somebody")
     content = encrypt(secret.read(), recipients)
     try:
-        sealed(content)
-    except NotSealed as error:
+        parse_encrypted(content)
+    except NotEncrypted as error:
         raise UsageError(f"encrypted so, no endpoint would give it: {error}") from None
     write_output_file(file, [content], sync=True)
 
@@ -136,21 +136,21 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 
-    keys = Keys(secret_keys)
+    keys = AgeKeys(secret_keys)
     keys.check()
     closed: dict[str, str] = {}
-    files = {name: data for name, data in load_fleet(path, rev).files.items() if name.endswith(AGE)}
+    files = {name: data for name, data in load_fleet(path, rev).files.items() if name.endswith(AGE_SUFFIX)}
     for name, data in files.items():
         try:
-            keys.open(sealed(data))
-        except Unopened as error:
+            keys.decrypt(parse_encrypted(data))
+        except DecryptionError as error:
             closed[name] = str(error)
     write_outputs(
         outputs,
-        json=partial(document, items=[{"path": name, "closed": closed.get(name)} for name in files]),
+        json=partial(format_document, items=[{"path": name, "closed": closed.get(name)} for name in files]),
         text=partial("".join, [f"{name}: {why}\n" for name, why in closed.items()]),
     )
-    click.echo(f"{count(len(files), 'secret')}, {len(closed)} closed to these keys", err=True)
+    click.echo(f"{format_count(len(files), 'secret')}, {len(closed)} closed to these keys", err=True)
     if closed:
         sys.exit(Exit.INVALID)
 
@@ -160,7 +160,7 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
 @selector_option
 @state_option
 @click.option(
-    "--confirm", metavar="REASON", callback=said, help="Confirm that the fetches of SERVERS are right, and why."
+    "--confirm", metavar="REASON", callback=check_reason, help="Confirm that the fetches of SERVERS are right, and why."
 )
 @output_option("text", "json")
 @evaluator_command
@@ -179,13 +179,13 @@ def fetches(
     If a stranger fetched a secret, change the secret. --confirm shows nothing: the condition SecretsPrivate holds again
     until another address fetches a secret, or until ten more fetches.
     """
-    from gitboot.cli.terminal import table
+    from gitboot.cli.terminal import format_table
 
     if confirm is not None:
-        _confirm(servers, selector, state, confirm)
+        _confirm_fetches(servers, selector, state, confirm)
         return
-    with looked_at(state, now()) as look:
-        names = chosen(servers, look, selector)
+    with open_offline(state, current_time()) as look:
+        names = select_names(servers, look, selector)
         known = {
             machine.name: look.knowledge.secret_fetches.get(uuid) for uuid, machine in look.commit.machines.items()
         }
@@ -208,21 +208,25 @@ def fetches(
         for item in items
         for each in (*item["addresses"], *([item["others"]] if item["others"] is not None else []))
     ]
-    text = partial(table, ("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), rows)
-    write_outputs(outputs, json=partial(document, items=items), text=text)
+    text = partial(format_table, ("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), rows)
+    write_outputs(outputs, json=partial(format_document, items=items), text=text)
 
 
-def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
-    with looked_at(state, now()) as look:
+def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
+    with open_offline(state, current_time()) as look:
         known = {
             name: (decision.uuid, look.knowledge.secret_fetches.get(decision.uuid))
-            for name, decision in meant_by(look, servers, selector).items()
+            for name, decision in select_servers(look, servers, selector).items()
         }
     if lacking := [name for name, (_, each) in known.items() if each is None and name in servers]:
         raise UsageError(f"no fetch of a secret of {lacking[0]} is recorded; gitboot secret fetches lists the servers")
     items = [
-        {"uuid": uuid, "server": name, "seen": {secret: list(found.seen) for secret, found in each.fetched.items()}}
+        {
+            "uuid": uuid,
+            "server": name,
+            "seen": {secret: list(found.totals) for secret, found in each.secret_fetches.items()},
+        }
         for name, (uuid, each) in known.items()
         if each is not None
     ]
-    click.echo(request(state, SECRET_FETCHES, {"items": items, "reason": reason}))
+    click.echo(request_change(state, SECRET_FETCHES, {"items": items, "reason": reason}))

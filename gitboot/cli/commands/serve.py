@@ -15,44 +15,50 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import structs
 
-from gitboot.child_processes import end_with, python, raise_limits, reap_orphans, uncollected
+from gitboot.child_processes import (
+    end_with_parent,
+    pause_garbage_collection,
+    python_command,
+    raise_limits,
+    reap_orphans,
+)
 from gitboot.cli.endpoint_options import (
     AccessSettings,
     _clock,
-    access_arguments,
-    access_of,
     access_options,
-    arguments_of_forwarding,
-    check,
-    clients_of,
+    build_clients,
+    check_access_settings,
+    check_shared_ledger,
+    create_spool,
     credential_files,
-    keys_in,
-    make_spool,
-    operators_socket,
-    recording_in,
-    shared_ledger_of,
+    format_access_arguments,
+    format_ledger_arguments,
+    load_secret_keys,
+    open_operators_socket,
+    open_recording,
+    parse_shared_ledger,
     shared_ledger_options,
-    why_not_shared,
+    take_access_settings,
 )
 from gitboot.cli.options import (
     VARIABLES,
     accept_filesystem_option,
     config_option,
-    handed_settings,
+    inherited_settings_option,
     reject_old_variables,
     secret_keys_option,
 )
-from gitboot.cli.terminal import Stop, log_format_option, stopped_by_signal, tell, tell_what_is_logged
+from gitboot.cli.terminal import StopRequest, log_format_option, log_to_events, print_event, stop_on_signal
 from gitboot.errors import UsageError
-from gitboot.files import check_spool
+from gitboot.files import check_fetch_log_folder
 from gitboot.ledger.location import PostgresAddress
 from gitboot.status.conditions import Event
-from gitboot.system_clock import keeping
+from gitboot.system_clock import read_clock_state
 
 if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles
-    from gitboot.endpoint.age_encryption import Keys
-    from gitboot.endpoint.app import Clients
+    from gitboot.endpoint.age_encryption import AgeKeys
+    from gitboot.endpoint.app import ClientRules
     from gitboot.endpoint.tls import Certificate
 
 
@@ -91,7 +97,7 @@ if TYPE_CHECKING:
 @shared_ledger_options
 @access_options
 @accept_filesystem_option
-@handed_settings
+@inherited_settings_option
 @click.option("--operators-fd", type=int, hidden=True, help="The same for operators.")
 @click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
 @click.option("--life-fd", type=int, hidden=True, help="A pipe to write to while this process responds.")
@@ -123,86 +129,88 @@ def command(
     It answers at once whatever the tree's size, sees what is published at the next request, and turns entries at the
     instants that the tree names.
     """
-    with uncollected():  # what modules make stays
+    with pause_garbage_collection():  # what modules make stays
         from gitboot.endpoint import app, recorder, server  # noqa: F401
-    tell_what_is_logged()
+    log_to_events()
     reject_old_variables()
     if parent is not None:
-        end_with(parent)
+        end_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
     if not output.is_dir():
         raise UsageError(f"{output} is not a directory; give what was published with --out")
     if spool is not None:
-        make_spool(spool)
+        create_spool(spool)
         if parent is None:  # else the instance has looked at it
-            check_spool(spool, accepted_filesystems, partial(_tell, "StateMayBeLost", is_warning=True))
-    access = access_of(given)
-    shared = shared_ledger_of(ledger, ledger_password, spool)
+            check_fetch_log_folder(
+                spool, accepted_filesystems, partial(_print_event, "StateMayBeLost", is_warning=True)
+            )
+    access = take_access_settings(given)
+    shared = parse_shared_ledger(ledger, ledger_password, spool)
     if fd is None:
-        check(access)
-    keys = keys_in(secret_keys, may_be_wrong=fd is not None)
-    stop = stopped_by_signal(signal.SIGTERM) if parent is not None else stopped_by_signal()
+        check_access_settings(access)
+    keys = load_secret_keys(secret_keys, skip_check=fd is not None)
+    stop = stop_on_signal(signal.SIGTERM) if parent is not None else stop_on_signal()
     if fd is not None:
         operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
-        sockets, clients = (socket.socket(fileno=fd), operators), clients_of(access, operators)
+        sockets, clients = (socket.socket(fileno=fd), operators), build_clients(access, operators)
         if push_secret is not None and parent is not None:
-            from gitboot.endpoint.webhooks import Pushes, PushSecret
+            from gitboot.endpoint.webhooks import PushSecret, Webhooks
 
             fetch = partial(os.kill, parent, signal.SIGHUP)  # as `gitboot reconcile` asks for it
-            clients = structs.replace(clients, pushes=Pushes(PushSecret(push_secret), fetch))
-        _work(
+            clients = structs.replace(clients, webhooks=Webhooks(PushSecret(push_secret), fetch))
+        _serve_until_stopped(
             *(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared),
             access=access,
             push_secret=push_secret,
             life=life_fd,
         )
         return
-    from gitboot.endpoint.server import listen_at, url_of
+    from gitboot.endpoint.server import build_url, open_listening_socket
     from gitboot.publish.manifest import MANIFEST
 
-    listening = listen_at(listen)
-    url = url_of(listen, listening)
-    operators = operators_socket(access)
-    _tell("Listening", url, url=url)
+    listening = open_listening_socket(listen)
+    url = build_url(listen, listening)
+    operators = open_operators_socket(access)
+    _print_event("Listening", url, url=url)
     if not (output / MANIFEST).exists():
-        _tell(
+        _print_event(
             "NothingPublished",
             f"{output} holds nothing that was published: nobody is answered until it does",
             is_warning=True,
         )
     if spool is None:
-        _tell(
+        _print_event(
             "NotRecording",
             "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count",
             is_warning=True,
         )
-    if (why := why_not_shared(shared)) is not None:  # what changes later is told with NotReady
-        _tell(why[0], f"{why[1]}: no boot that is made once is given", is_warning=True)
+    if (why := check_shared_ledger(shared)) is not None:  # what changes later is told with NotReady
+        _print_event(why[0], f"{why[1]}: no boot that is made once is given", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
-        clients = clients_of(access, operators)
-        _work(
+        clients = build_clients(access, operators)
+        _serve_until_stopped(
             *(output, (listening, operators), clients, spool, assets, stop),
             keys=keys,
-            shared=shared,
+            shared_ledger=shared,
             access=access,
         )
     else:
         from gitboot.endpoint.server import Workers
 
-        command = worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
-        command += arguments_of_forwarding(shared)
+        command = format_worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
+        command += format_ledger_arguments(shared)
         with Workers(command, listening, workers, operators=operators):
             while not stop.wait(3600):
                 pass
-    _tell("Stopped", "the tree stays as it is")
+    _print_event("Stopped", "the tree stays as it is")
 
 
-def _tell(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
-    tell(Event(at=_clock(), type=type, message=message, facts=facts, warning=is_warning))
+def _print_event(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
+    print_event(Event(at=_clock(), type=type, message=message, facts=facts, warning=is_warning))
 
 
-def worker_command(
+def format_worker_command(
     output: Path,
     spool: Path | None,
     assets: Path | None,
@@ -220,90 +228,92 @@ def worker_command(
     for name, path in paths:
         if path is not None:
             arguments += [name, str(path.absolute())]
-    arguments += access_arguments(access)
-    return python("gitboot", "serve", *arguments, *(["--ledger-id", ledger] if ledger is not None else []))
+    arguments += format_access_arguments(access)
+    return python_command("gitboot", "serve", *arguments, *(["--ledger-id", ledger] if ledger is not None else []))
 
 
-def _work(
+def _serve_until_stopped(
     output: Path,
     sockets: tuple[socket.socket, socket.socket | None],
-    clients: Clients,
+    clients: ClientRules,
     spool: Path | None,
     assets: Path | None,
-    stop: Stop,
+    stop: StopRequest,
     status: Path | None = None,
     ledger: str | None = None,
-    keys: Keys | None = None,
-    shared: PostgresAddress | None = None,
+    keys: AgeKeys | None = None,
+    shared_ledger: PostgresAddress | None = None,
     *,
     access: AccessSettings,
     push_secret: Path | None = None,
     life: int | None = None,
 ) -> None:
-    from gitboot.endpoint.access_control import Stranger
+    from gitboot.endpoint.access_control import OperatorDenial
     from gitboot.endpoint.app import Endpoint
-    from gitboot.endpoint.boot_gate import reporting_to
-    from gitboot.endpoint.recorder import Turns, why_not_ready
-    from gitboot.endpoint.served_files import LOOK_S, ComparedClock, PublishedTree
+    from gitboot.endpoint.boot_gate import open_denial_reports
+    from gitboot.endpoint.recorder import ReadinessEvents, find_unready_reason
+    from gitboot.endpoint.served_files import REFRESH_S, CheckedClock, PublishedTree
     from gitboot.endpoint.server import EndpointServer
-    from gitboot.endpoint.tls import EncryptedSocket
-    from gitboot.fetchlog.log_entries import unnamed_message
-    from gitboot.fetchlog.spool import aside
-    from gitboot.fetchlog.unknown_machines import UnknownAsked
-    from gitboot.publish.tree_reader import Words, folders
+    from gitboot.endpoint.tls import TlsSocket
+    from gitboot.fetchlog.log_entries import build_unnamed_proxy_message
+    from gitboot.fetchlog.spool import endpoint_folder
+    from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
+    from gitboot.publish.tree_reader import StopReader, stop_folders
 
     raise_limits()
     if life is not None:
         os.set_blocking(life, False)
     with ExitStack() as stack:
-        recording = stack.enter_context(recording_in(spool, shared))
-        compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
-        words = Words(*folders(output, spool))
-        tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared, words=words)
-        clients = structs.replace(clients, asked=UnknownAsked(spool))
+        recording = stack.enter_context(open_recording(spool, shared_ledger))
+        compared = CheckedClock(
+            _clock, keeping=read_clock_state, folder=endpoint_folder(spool) if spool is not None else None
+        )
+        words = StopReader(*stop_folders(output, spool))
+        tree = PublishedTree(output, _clock, status=status, ledger=ledger, checked_clock=compared, stop_orders=words)
+        clients = structs.replace(clients, unknown_recorder=UnknownMachineRecorder(spool))
         endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
         files = credential_files(access, keys, push_secret)
-        _tell_news(files, clients.certificate)
+        _print_changed_files(files, clients.certificate)
         plain, encrypted = [each for each in sockets if each is not None], None
         if len(plain) > 1 and clients.certificate is not None:
 
             def refuse() -> None:
-                endpoint.strangers[Stranger.HANDSHAKE] += 1
+                endpoint.operator_denials[OperatorDenial.HANDSHAKE] += 1
 
-            encrypted = EncryptedSocket(plain.pop(), clients.certificate.context, endpoint.limits, refuse)
-        server = stack.enter_context(EndpointServer(endpoint, *plain, encrypted=encrypted))
+            encrypted = TlsSocket(plain.pop(), clients.certificate.context, endpoint.limits, refuse)
+        server = stack.enter_context(EndpointServer(endpoint, *plain, tls_socket=encrypted))
         gc.freeze()  # what is there now stays; it need not be looked through again and again
-        reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
-        ready, closed, proxied, looks = Turns(), 0, False, count()
-        while not stop.wait(LOOK_S):
-            tree.look()
-            compared.keep()
-            _tell_news(files, clients.certificate)
+        reporting = stack.enter_context(open_denial_reports(spool, endpoint.denials))
+        ready, closed, proxied, looks = ReadinessEvents(), 0, False, count()
+        while not stop.wait(REFRESH_S):
+            tree.refresh()
+            compared.save()
+            _print_changed_files(files, clients.certificate)
             if recording is not None:
-                recording.look()
-            if (event := ready.turn(why_not_ready(tree, recording), _clock())) is not None:
-                tell(event)
+                recording.check()
+            if (event := ready.update(find_unready_reason(tree, recording), _clock())) is not None:
+                print_event(event)
             reporting(_clock())
-            if next(looks) % _LEAVING_LOOKS == 0:
-                clients.asked.leave()
-            if (found := endpoint.refusals.since(_clock()).proxies) and not proxied:
-                _tell("ProxyNotTrusted", unnamed_message(found), is_warning=True)
+            if next(looks) % _DRAIN_CHECKS == 0:
+                clients.unknown_recorder.write_file()
+            if (found := endpoint.denials.build_report(_clock()).proxies) and not proxied:
+                _print_event("ProxyNotTrusted", build_unnamed_proxy_message(found), is_warning=True)
             proxied = proxied or bool(found)
-            if endpoint.limits.closed and not closed:
-                _tell("TooManyIdleConnections", _TOO_MANY_IDLE, is_warning=True)
-            closed = endpoint.limits.closed
+            if endpoint.limits.closed_count and not closed:
+                _print_event("TooManyIdleConnections", _TOO_MANY_IDLE, is_warning=True)
+            closed = endpoint.limits.closed_count
             if life is not None:
-                server.show_life(life)
+                server.write_heartbeat(life)
 
 
-def _tell_news(files: CredentialFiles, certificate: Certificate | None) -> None:
+def _print_changed_files(files: CredentialFiles, certificate: Certificate | None) -> None:
     at = _clock()
-    for event in (files.look(at), certificate.look(at) if certificate is not None else None):
+    for event in (files.report_changes(at), certificate.reload_if_changed(at) if certificate is not None else None):
         if event is not None:
-            tell(event)
+            print_event(event)
 
 
-_LEAVING_LOOKS: Final = 5  # so often, at most, a flood of unknown machines wakes an instance
+_DRAIN_CHECKS: Final = 5  # so often, at most, a flood of unknown machines wakes an instance
 _TOO_MANY_IDLE: Final = (
     "clients keep more connections open without asking than idle-connections in the file of --config allows: the "
     "oldest are closed, and counted in gitboot_idle_connections_closed_total"

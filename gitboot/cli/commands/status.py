@@ -13,24 +13,31 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.options import VARIABLES, OutputOption, output_option, state_option, write_outputs
-from gitboot.cli.terminal import table, wrapped
-from gitboot.controller.instance.state_directory import LEDGER, acting_here, has_ledger, never_ran, read_status, running
+from gitboot.cli.terminal import format_table, wrap_text
+from gitboot.controller.instance.state_directory import (
+    LEDGER,
+    find_running_process,
+    has_ledger,
+    no_instance_error,
+    read_own_lease,
+    read_status,
+)
 from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.standard_streams import style
-from gitboot.status.conditions import with_state
-from gitboot.status.instance_status import with_age, written_at
-from gitboot.text import count, did_you_mean, more, one_line, printable
+from gitboot.status.conditions import fill_state
+from gitboot.status.instance_status import add_age, parse_written_at
+from gitboot.text import did_you_mean, format_count, format_rest, one_line, printable
 
 if TYPE_CHECKING:
     from gitboot.fetchlog.unknown_machines import UnknownMachines
 
 
-_MOST_PROBLEMS: Final = 10
-_MOST_INSTALLATIONS: Final = 10
-_MOST_SERVERS: Final = 20
+_MAX_PROBLEMS: Final = 10
+_MAX_INSTALLATIONS: Final = 10
+_MAX_SERVERS: Final = 20
 
 
 @click.command(context_settings=VARIABLES)
@@ -41,27 +48,27 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
 
     Its conditions say what is the matter, with a reason, a message, and since when.
     """
-    from gitboot.cli.instance_client import folders_of, output_of
-    from gitboot.publish.tree_reader import Words, with_stop
+    from gitboot.cli.instance_client import find_output, list_endpoint_folders
+    from gitboot.publish.tree_reader import StopReader, add_stop_condition
 
     status = read_status(state)
-    process = running(state)
-    if process and (published := output_of(state)) is not None:
-        status = newest(status, published)
+    process = find_running_process(state)
+    if process and (published := find_output(state)) is not None:
+        status = read_newest_status(status, published)
     status["process"] = process
     status["lease"] = None
     with suppress(LedgerError):  # else nobody can say now by which lease the instance acts
-        if process and (lease := acting_here(state)) is not None:
+        if process and (lease := read_own_lease(state)) is not None:
             status["lease"] = {"number": lease.number, "until": lease.until}
-    written = written_at(status)
+    written = parse_written_at(status)
     age_s = max((datetime.now(UTC) - written).total_seconds(), 0) if written is not None else None
-    status = with_age(status, age_s, written)
-    status["conditions"] = with_stop(status["conditions"], Words(*folders_of(state)).now)
+    status = add_age(status, age_s, written)
+    status["conditions"] = add_stop_condition(status["conditions"], StopReader(*list_endpoint_folders(state)).current)
     listed = partial(json.dumps, status, indent=2, sort_keys=True)
-    write_outputs(outputs, text=partial(_as_text, status, state), json=listed)
+    write_outputs(outputs, text=partial(_format_text, status, state), json=listed)
 
 
-def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
+def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
     """The status that the instance has left in its tree, where that is newer: STATE may take no more writes."""
     from gitboot.publish.manifest import STATUS
 
@@ -73,24 +80,24 @@ def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
     return status
 
 
-def _as_text(status: dict[str, Any], state: Path) -> str:
+def _format_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
-    age = [f"written    {count(age_seconds, 'second')} ago"] if age_seconds is not None else []
+    age = [f"written    {format_count(age_seconds, 'second')} ago"] if age_seconds is not None else []
     if any(each["type"] == "Active" and not each["status"] for each in status["conditions"]):  # who acts says the rest
         return "\n".join(
             [
                 f"gitboot    {runs}{', stands by' if process else ''}",
                 *age,
                 "",
-                *_conditions(status["conditions"], state),
+                *_format_conditions(status["conditions"], state),
             ]
         )
     lease, problems = status["lease"], status["attempted"]["problems"]
     attempted = str(status["attempted"]["commit"] or "-")
     if problems:
-        attempted += f", {count(len(problems), 'problem')}"
+        attempted += f", {format_count(len(problems), 'problem')}"
     accepted, signer = status["accepted"], status["accepted"].get("signer")
     numbers = {
         name: ", ".join(f"{number} {what}" for what, number in status[name].items())
@@ -120,33 +127,33 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]
     installations = status.get("installations", [])
-    shown = installations[:_MOST_INSTALLATIONS]
-    lines += [wrapped(f"{each['server']}: {each['message']}", "    ", then="      ") for each in shown]
-    if left := more(sum(status.get("installing", {}).values()) - min(len(installations), _MOST_INSTALLATIONS)):
+    shown = installations[:_MAX_INSTALLATIONS]
+    lines += [wrap_text(f"{each['server']}: {each['message']}", "    ", continuation="      ") for each in shown]
+    if left := format_rest(sum(status.get("installing", {}).values()) - min(len(installations), _MAX_INSTALLATIONS)):
         lines.append(f"    {left}; `gitboot records` shows all records")
     if held := status["attempted"].get("held"):
         lines.append(f"held       by {', '.join(held['guards'])}")
-        lines += _limited([wrapped(f"{name} may be reinstalled", "    ") for name in held.get("reinstalls", ())])
+        lines += _limit_lines([wrap_text(f"{name} may be reinstalled", "    ") for name in held.get("reinstalls", ())])
     withheld = []
     for each in status["attempted"].get("withheld", ()):
         by = ", ".join(commit[:12] for commit in each["by"])
         boots = each["boots"] or "its disk"
-        withheld.append(wrapped(f"withheld   {each['server']} boots {boots}; its install boot is not in {by}"))
-    lines += _limited(withheld)
+        withheld.append(wrap_text(f"withheld   {each['server']} boots {boots}; its install boot is not in {by}"))
+    lines += _limit_lines(withheld)
     lines += [
-        f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MOST_PROBLEMS]
+        f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MAX_PROBLEMS]
     ]
-    if left := more(len(problems) - _MOST_PROBLEMS):
+    if left := format_rest(len(problems) - _MAX_PROBLEMS):
         lines.append(f"    {left}; `gitboot validate` shows them all")
-    return "\n".join([*lines, "", *_conditions(status["conditions"], state)])
+    return "\n".join([*lines, "", *_format_conditions(status["conditions"], state)])
 
 
-def _limited(lines: list[str]) -> list[str]:
-    left = more(len(lines) - _MOST_SERVERS, "server")
-    return [*lines[:_MOST_SERVERS], *([f"    {left}; `gitboot status -o json` lists them all"] if left else [])]
+def _limit_lines(lines: list[str]) -> list[str]:
+    left = format_rest(len(lines) - _MAX_SERVERS, "server")
+    return [*lines[:_MAX_SERVERS], *([f"    {left}; `gitboot status -o json` lists them all"] if left else [])]
 
 
-def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
+def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
         (
@@ -160,11 +167,11 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     ]
     below = []
     for each in found:
-        sentences = [] if each["status"] else [wrapped(each["message"], "    ")]
+        sentences = [] if each["status"] else [wrap_text(each["message"], "    ")]
         if sentences and each.get("remedy"):
-            sentences.append(f"    {with_state(each['remedy'], str(state))}")
+            sentences.append(f"    {fill_state(each['remedy'], str(state))}")
         below.append("\n".join(sentences))
-    yield table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, below=below)
+    yield format_table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, below=below)
 
 
 @click.command(context_settings=VARIABLES)
@@ -174,21 +181,21 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
 def events_command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
     """Print what the instance on STATE did, a line each: commits, publications, evidence, every override."""
     if not has_ledger(state):
-        raise never_ran(state)
+        raise no_instance_error(state)
     with open_ledger(state / LEDGER) as ledger:
         names = {machine.name for machine in server_tables.read_machines(ledger).values()} if server is not None else ()
-        if server is not None and server not in names and not any(True for _ in _read(ledger, server)):
+        if server is not None and server not in names and not any(True for _ in _read_events(ledger, server)):
             hint = did_you_mean(server, names, "none is near")
             raise UsageError(f"nothing was ever known of a server {server!r}; {hint}")
         for output in outputs:
-            output.write_lines(_line(event, output.format) for event in _read(ledger, server))
+            output.write_lines(_format_event(event, output.format) for event in _read_events(ledger, server))
 
 
-def _read(ledger: Store, server: str | None) -> Iterator[dict[str, Any]]:
+def _read_events(ledger: Store, server: str | None) -> Iterator[dict[str, Any]]:
     return (event for event in instance_tables.read_events(ledger) if server is None or event.get("server") == server)
 
 
-def _line(event: Mapping[str, Any], format: str) -> str:
+def _format_event(event: Mapping[str, Any], format: str) -> str:
     if format == "json":
         return json.dumps(event, sort_keys=True)
     return printable(f"{event['at']} {event['type']:<18} {one_line(str(event['message']))}")
@@ -206,33 +213,33 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     one network address; what is kept is never pushed out.
     """
     from gitboot.controller.reconcile_inputs import forget_unknown, read_unknown
-    from gitboot.endpoint.api import seen_facts
+    from gitboot.endpoint.api import format_unknown_machines
 
     if not has_ledger(state):
-        raise never_ran(state)
+        raise no_instance_error(state)
     if forget:
         forget_unknown(state)
     found = read_unknown(state)
-    listed = partial(json.dumps, seen_facts(found), indent=2, sort_keys=True)
-    write_outputs(outputs, json=listed, text=partial(_as_text_unknown_machines, found))
+    listed = partial(json.dumps, format_unknown_machines(found), indent=2, sort_keys=True)
+    write_outputs(outputs, json=listed, text=partial(_format_unknown_machines, found))
 
 
-def _as_text_unknown_machines(found: UnknownMachines) -> str:
-    if not found.machines and not found.unkept:
+def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
+    if not unknown_machines.machines and not unknown_machines.unkept:
         return "every machine that asked for a boot is described by a document"
     header = ["MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER"]
     rows: list[list[str]] = []
-    for each in found.machines:
+    for each in unknown_machines.machines:
         mac = each.macs[0].replace("-", ":") if each.macs else "-"
         who = f"{mac} +{len(each.macs) - 1}" if len(each.macs) > 1 else mac
         words = (each.uuid or "-", each.serial or "-", each.client)
         rows.append([who, *words, f"{each.last:%m-%d %H:%M}", str(each.times), each.server or "-"])
-    if not any(each.server for each in found.machines):  # most often none has a document
+    if not any(each.server for each in unknown_machines.machines):  # most often none has a document
         header, rows = header[:-1], [row[:-1] for row in rows]
-    found_in = [wrapped(str(each.inventory), "    ") if each.inventory else "" for each in found.machines]
-    text = table(header, rows, shortened=(2,), below=found_in) if rows else ""
-    if found.unkept:
-        requests = count(found.unkept, "request")
+    found_in = [wrap_text(str(each.inventory), "    ") if each.inventory else "" for each in unknown_machines.machines]
+    text = format_table(header, rows, shrinkable=(2,), below=found_in) if rows else ""
+    if unknown_machines.unkept:
+        requests = format_count(unknown_machines.unkept, "request")
         notice = f"There was no room for the machines of {requests} more; gitboot unknown-machines --forget makes it."
-        text += "\n" + wrapped(notice)
+        text += "\n" + wrap_text(notice)
     return text.strip("\n")

@@ -14,18 +14,18 @@ from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
     at_option,
+    current_second,
     fleet_argument,
-    opened_registries,
+    format_path_prefix,
+    open_registries,
     output_option,
-    prefix_of,
     registry_options,
-    this_second,
     write_outputs,
 )
-from gitboot.cli.problem_formats import FORMATS, counted
+from gitboot.cli.problem_formats import FORMATS, count_problems
 from gitboot.errors import InvalidRepository
 from gitboot.problems import Code, Problem, Severity
-from gitboot.text import count
+from gitboot.text import format_count
 
 
 @click.command()
@@ -53,17 +53,17 @@ def command(
     then those of --registries are, for the digests to write.
     """
     from gitboot.cli.evaluated_fleet import evaluate_fleet
-    from gitboot.resolve.policy_selection import overdue
+    from gitboot.resolve.policy_selection import find_overdue_opt_outs
 
-    now = at or this_second()
+    now = at or current_second()
     problems: tuple[Problem, ...]
     summary = ""
     try:
         decided = evaluate_fleet(path, rev, now).decided
         repository = decided.repository
-        problems = tuple(sorted((*decided.decisions.problems_at(now), *overdue(repository, now))))
+        problems = tuple(sorted((*decided.decisions.problems_at(now), *find_overdue_opt_outs(repository, now))))
         servers, images = len(repository.servers), len(repository.images)
-        summary = f"{count(servers, 'server')}, {count(images, 'image')}, "
+        summary = f"{format_count(servers, 'server')}, {format_count(images, 'image')}, "
     except InvalidRepository as error:
         problems = error.problems
         if registries and any(problem.code == Code.OCI_TAG for problem in problems):
@@ -71,12 +71,14 @@ def command(
 
             problems = with_digests(
                 problems,
-                opened_registries(
+                open_registries(
                     registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http
                 ),
             )
-    write_outputs(outputs, **{name: partial(write, problems, prefix_of(path)) for name, write in FORMATS.items()})
+    write_outputs(
+        outputs, **{name: partial(write, problems, format_path_prefix(path)) for name, write in FORMATS.items()}
+    )
     if any(output.format == "text" for output in outputs):
-        click.echo(f"{path}: {summary}{counted(problems)}", err=True)
+        click.echo(f"{path}: {summary}{count_problems(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
         sys.exit(Exit.INVALID)

@@ -15,29 +15,29 @@ import click
 
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, output_option, write_outputs
-from gitboot.cli.terminal import growing, table
+from gitboot.cli.terminal import format_table, show_growing_progress
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.jsonio import document, format_instant
+from gitboot.jsonio import format_document, format_instant
 from gitboot.publish.mirror_comparison import (
     FolderMirror,
     MirrorFault,
     MirrorFinding,
     MirrorReport,
     WebMirror,
-    compared,
-    expected,
+    compare_mirror,
+    read_expected_files,
 )
 from gitboot.publish.mirror_repair import BucketStore, FolderStore, MirrorStore, mirror_files, repair
-from gitboot.publish.signed_list_check import compare_with_list, facts_of, signature_of
+from gitboot.publish.signed_list_check import compare_with_list, describe_signature, list_facts
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, parse_keys
 from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
 from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
-from gitboot.text import count
+from gitboot.text import format_count
 
-_STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
+_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
 
 
 @click.command()
@@ -118,7 +118,7 @@ def command(
     if program_folder is not None:
         if source is None or not keys:
             raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
-        digits = "".join(f"{key.hex()}\n" for each in keys for key in _public_keys(each))
+        digits = "".join(f"{key.hex()}\n" for each in keys for key in _parse_public_keys(each))
         for name, content in mirror_files(source, mirror, digits).items():
             write_output_file(program_folder / name, [content], make_folders=True)
             click.echo(f"wrote {program_folder / name}")
@@ -132,33 +132,33 @@ def command(
     if repaired:
         _repair(context, mirror, tree, repaired, parallel, outputs)
         return
-    public_keys = [key for each in keys for key in _public_keys(each)]
+    public_keys = [key for each in keys for key in _parse_public_keys(each)]
     opened: FolderMirror | WebMirror
     if "://" in mirror and not mirror.startswith("file://"):
         nonce = secrets.token_hex(8)
         opened = WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=nonce)
     else:
-        opened = FolderMirror(_folder(mirror), tree)
+        opened = FolderMirror(_resolve_folder(mirror), tree)
     now = datetime.now(UTC)
     report: MirrorReport | None = None
-    with growing("files") as (begun, done):
+    with show_growing_progress("files") as (begun, done):
         if tree is None:
-            report = compare_with_list(opened, public_keys, now, parallel=parallel, begun=begun, done=done)
+            report = compare_with_list(opened, public_keys, now, parallel=parallel, on_start=begun, on_progress=done)
             found, files, unread = report.findings, report.files, report.unread
         else:
-            look = partial(expected, tree, as_target=as_target)
-            by_tree = compared(look, opened, parallel=parallel, begun=begun, done=done)
+            look = partial(read_expected_files, tree, as_target=as_target)
+            by_tree = compare_mirror(look, opened, parallel=parallel, on_start=begun, on_progress=done)
             found, files, unread = by_tree.findings, by_tree.files, by_tree.unread
             if (tree / BOOT / SIGNED / TIMESTAMP).exists():
-                found = (*opened.cached(), *found)
+                found = (*opened.find_cached_list(), *found)
     listed = {}
     if report is not None:
-        about = facts_of(report.signed, now) if report.signed is not None else None
-        listed = {"list": about, "hidden": report.hidden, "turning": list(report.turning)}
+        about = list_facts(report.signed_list, now) if report.signed_list is not None else None
+        listed = {"list": about, "hidden": report.hidden_files, "turning": list(report.in_transition)}
     write_outputs(
         outputs,
-        json=partial(document, files=files, items=found, unchecked=unread, **listed),
-        text=partial(_as_text, found, files, unread, report, now),
+        json=partial(format_document, files=files, items=found, unchecked=unread, **listed),
+        text=partial(_format_text, found, files, unread, report, now),
     )
     if found:
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
@@ -174,24 +174,26 @@ def _repair(
 ) -> None:
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
-    with ExitStack() as stack, growing("files") as (begun, done):
-        store = _store(mirror, tree, stack)
-        report = repair(store, tree, paths, partial(datetime.now, UTC), parallel=parallel, begun=begun, done=done)
+    with ExitStack() as stack, show_growing_progress("files") as (begun, done):
+        store = _open_store(mirror, tree, stack)
+        report = repair(
+            store, tree, paths, partial(datetime.now, UTC), parallel=parallel, on_start=begun, on_progress=done
+        )
     rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
-    rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
-    left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"
-    total = f"{count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.left else ''}"
+    rows += [(style("Left", fg="red"), f"/{path}") for path in report.extra_paths]
+    left = f", {len(report.extra_paths)} left that {'is' if len(report.extra_paths) == 1 else 'are'} not published"
+    total = f"{format_count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.extra_paths else ''}"
     write_outputs(
         outputs,
-        json=partial(document, files=report.files, repairs=report.repairs, left=report.left),
-        text=partial("\n".join, (*([table(("DONE", "PATH"), rows), ""] if rows else []), total)),
+        json=partial(format_document, files=report.files, repairs=report.repairs, left=report.extra_paths),
+        text=partial("\n".join, (*([format_table(("DONE", "PATH"), rows), ""] if rows else []), total)),
     )
-    if report.left:
+    if report.extra_paths:
         context.exit(Exit.PARTIAL)
 
 
-def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
-    if mirror.startswith(_STORES):
+def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
+    if mirror.startswith(_STORE_SCHEMES):
         from tempfile import TemporaryDirectory
 
         from gitboot.bmc.credentials import read_credentials
@@ -210,21 +212,21 @@ def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
         raise UsageError(
             f"{mirror} cannot be repaired: name the folder or the target (s3://…, ssh://…, rsync://…) that it serves"
         )
-    if (folder := _folder(mirror)).resolve() == (tree / BOOT).resolve():
+    if (folder := _resolve_folder(mirror)).resolve() == (tree / BOOT).resolve():
         raise UsageError(f"{folder} is the tree itself, to which only its instance writes: name a copy of it")
     store = FolderStore(folder)
     stack.callback(store.close)
     return store
 
 
-def _folder(mirror: str) -> Path:
+def _resolve_folder(mirror: str) -> Path:
     folder = Path(mirror.removeprefix("file://"))
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name the URL of a web server, or a folder on this machine")
     return folder
 
 
-def _public_keys(text: str) -> list[bytes]:
+def _parse_public_keys(text: str) -> list[bytes]:
     try:
         if len(text) == 64 and not Path(text).exists():
             return parse_keys(text)
@@ -235,19 +237,23 @@ def _public_keys(text: str) -> list[bytes]:
         raise UsageError(f"--key {text}: {error}") from error
 
 
-def _as_text(
-    found: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
+def _format_text(
+    comparison: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
 ) -> str:
-    rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in found]
-    counts = Counter(str(each.fault).lower() for each in found)
+    rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in comparison]
+    counts = Counter(str(each.fault).lower() for each in comparison)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "all as published"
-    listed = [table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []
-    omitted = [f"{count(len(unread), 'file')} not read, which only machines fetch (--read-entries)"] if unread else []
-    return "\n".join((*listed, *_about(report, now), *omitted, f"{count(files, 'file')}: {told}"))
+    listed = [format_table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []
+    omitted = (
+        [f"{format_count(len(unread), 'file')} not read, which only machines fetch (--read-entries)"] if unread else []
+    )
+    return "\n".join(
+        (*listed, *_format_signature_details(report, now), *omitted, f"{format_count(files, 'file')}: {told}")
+    )
 
 
-def _about(report: MirrorReport | None, now: datetime) -> list[str]:
-    if report is None or (signed := report.signed) is None:
+def _format_signature_details(report: MirrorReport | None, now: datetime) -> list[str]:
+    if report is None or (signed := report.signed_list) is None:
         return []
     signatures = {
         "Verified": "its signatures are right",
@@ -256,12 +262,17 @@ def _about(report: MirrorReport | None, now: datetime) -> list[str]:
     }
     seconds = max(0, int((now - signed.made).total_seconds()))
     units = ((86400, "day"), (3600, "hour"), (60, "minute"))  # the largest of which one has passed is shown
-    age = next((count(seconds // size, unit) for size, unit in units if seconds >= size), count(seconds, "second"))
+    age = next(
+        (format_count(seconds // size, unit) for size, unit in units if seconds >= size),
+        format_count(seconds, "second"),
+    )
     ago = f" ({age} ago)" if signed.made <= now else ""
     made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"
-    lines = [f"list {signed.version}, {made}: {signatures[signature_of(signed)]}"]
-    if report.hidden:
-        lines.append(f"{count(report.hidden, 'file')} not read, whose paths have tokens (compare a folder)")
-    if report.turning:
-        lines.append(f"{count(len(report.turning), 'file')} about to turn, or just turned")
+    lines = [f"list {signed.version}, {made}: {signatures[describe_signature(signed)]}"]
+    if report.hidden_files:
+        lines.append(
+            f"{format_count(report.hidden_files, 'file')} not read, whose paths have tokens (compare a folder)"
+        )
+    if report.in_transition:
+        lines.append(f"{format_count(len(report.in_transition), 'file')} about to turn, or just turned")
     return lines

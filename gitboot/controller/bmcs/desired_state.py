@@ -9,10 +9,10 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from gitboot.bmc.override_session import BmcTask
-from gitboot.bmc.override_state import Override, Wanted
-from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
+from gitboot.bmc.override_state import Override, WantedOverride
+from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordState, WantedPowerChange
 from gitboot.controller.records.evidence import awaits_progress
-from gitboot.controller.records.ledger_snapshot import Knowledge, Learning
+from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
 from gitboot.controller.records.ledger_trust import Beginning
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio import format_instant
@@ -20,10 +20,10 @@ from gitboot.model.boot_policy import HttpBoot, MaintenancePower, OverrideMode, 
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
-from gitboot.render.server_files import About, ServerState
+from gitboot.render.server_files import ServerDetails, ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_limits import Halt
-from gitboot.resolve.install_attempts import last_attempt, provision_reason
+from gitboot.resolve.boot_limits import StopScope
+from gitboot.resolve.install_attempts import last_attempt, provision_key
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision, OverrideTarget
 from gitboot.resolve.server_plan import (
@@ -38,33 +38,33 @@ SITE = "Site"  # maxUnavailablePer, where it names no label
 class PowerPlan(Struct, frozen=True, kw_only=True):
     """What is to become of one machine's power, and among whom it has its turn."""
 
-    switching: Switching
+    switching: WantedPowerChange
     is_due: bool  # whether the plan wants it now; else it is only seen to that whoever was switched comes back
     maintenance: str | None = None  # None: a policy wants it, and nobody waits for anybody
     group: str | None = None  # of those that the limit is for
     limit: str = ""
     run_at: datetime | None = None  # when its run was seen to be made
 
-    def switching_for(self, switches: Iterable[SwitchRecord], *, now: bool) -> Switching | None:
+    def find_switching(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
         """Return the switching that a task brings about or follows up; ``now``: the machine's turn has come."""
-        return structs.replace(self.switching, now=now) if self.is_due or self._is_open(switches) else None
+        return structs.replace(self.switching, may_start_now=now) if self.is_due or self._is_open(switches) else None
 
-    def is_new(self, switches: Iterable[SwitchRecord]) -> bool:
+    def is_new(self, switches: Iterable[PowerRecord]) -> bool:
         """Return whether a machine is to be switched, as far as the ledger knows."""
         own = next((each for each in switches if each.reason == self.switching.reason), None)
-        return self.is_due and (own is None or own.state is SwitchState.REFUSED)
+        return self.is_due and (own is None or own.state is PowerRecordState.REFUSED)
 
-    def without_asking(self, switches: Iterable[SwitchRecord]) -> PowerPlan | None:
+    def as_wait_only(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
         """Return a plan that only waits until the machine is back; None: it was not switched."""
         if not self._is_open(switches):
             return None
-        return structs.replace(self, is_due=False, switching=structs.replace(self.switching, may_ask=False))
+        return structs.replace(self, is_due=False, switching=structs.replace(self.switching, may_reset=False))
 
-    def _is_open(self, switches: Iterable[SwitchRecord]) -> bool:
+    def _is_open(self, switches: Iterable[PowerRecord]) -> bool:
         return any(each.reason == self.switching.reason and each.state.is_open for each in switches)
 
     @property
-    def turn(self) -> str:
+    def turn_text(self) -> str:
         if self.maintenance is None:
             return "at once"
         among = f" in {self.group}" if self.group is not None else ""
@@ -75,16 +75,16 @@ def plan_power(
     decision: Decision,
     plan: BootPlan | None,
     record: Record | None,
-    switches: Mapping[str, SwitchRecord],
+    switches: Mapping[str, PowerRecord],
     *,
-    stop: Halt,
-    about: About,
+    stop: StopScope,
+    about: ServerDetails,
 ) -> PowerPlan | None:
     """Return what a server's plan wants of its power; None: nothing.
 
     A plan wants nothing of the power while boots are stopped, or if nothing is known of the machine.
     """
-    if plan is None or record is None or decision.stopped or stop is not Halt.NONE:
+    if plan is None or record is None or decision.stopped or stop is not StopScope.NONE:
         return None
     override = plan.override.reason if plan.override is not None else None
     # A machine that resets boots what is planned if an override leads there, or the firmware's own order does.
@@ -95,7 +95,9 @@ def plan_power(
             return None
         if not is_reached and policy.override is not OverrideMode.NONE:
             return None
-        switching = Switching(reason=plan.key, manner=Manner.ON, override=override, until=plan.next_transition)
+        switching = WantedPowerChange(
+            reason=plan.key, operation=PowerOperation.ON, override_reason=override, valid_until=plan.next_transition
+        )
         return PowerPlan(switching=switching, is_due=True)
     maintenance = next(each for each in decision.maintenances if each.name == plan.maintenance)
     if maintenance.power is MaintenancePower.NONE:
@@ -105,12 +107,12 @@ def plan_power(
     ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
     made, per = record.runs.get(maintenance.name), maintenance.max_unavailable_per
     return PowerPlan(
-        switching=Switching(
-            reason=_reason(maintenance, switches),
-            manner=Manner(maintenance.power.value),
-            override=override,
-            until=min(ends, default=None),
-            end=maintenance.end,
+        switching=WantedPowerChange(
+            reason=_find_switch_reason(maintenance, switches),
+            operation=PowerOperation(maintenance.power.value),
+            override_reason=override,
+            valid_until=min(ends, default=None),
+            window_end=maintenance.end,
         ),
         is_due=is_due and (is_reached or maintenance.override is OverrideMode.NONE),
         maintenance=maintenance.name,
@@ -120,7 +122,7 @@ def plan_power(
     )
 
 
-def _reason(maintenance: MaintenanceDecision, switches: Mapping[str, SwitchRecord]) -> str:
+def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str, PowerRecord]) -> str:
     """Return the run of a maintenance; one in a window after that in which a machine was switched is another reason."""
     first = reason = f"power/{maintenance.name}/{maintenance.run}"
     while (before := switches.get(reason)) is not None and before.end is not None:
@@ -133,44 +135,44 @@ def _reason(maintenance: MaintenanceDecision, switches: Mapping[str, SwitchRecor
     return reason
 
 
-def carry_switches(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
+def extend_switches(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
     """Let what was done to power count for as long as the windows in which it was, wherever a commit moved those."""
     for name in sorted(changed):
         if (decision := commit.decisions.servers.get(name)) is None:
             continue
-        switches = {each.reason: each for each in learning.switches.of(decision.uuid)}
+        switches = {each.reason: each for each in update.switches.list_records(decision.uuid)}
         for each in decision.maintenances if switches else ():
-            record = switches.get(_reason(each, switches))
+            record = switches.get(_find_switch_reason(each, switches))
             if record is not None and record.end is not None and (each.end is None or each.end > record.end):
-                learning.switches.note(decision.uuid, structs.replace(record, end=each.end))
+                update.switches.set_record(decision.uuid, structs.replace(record, end=each.end))
 
 
-def settle_switches(
-    learning: Learning, uuid: SystemUuid, state: SwitchState, which: Callable[[SwitchRecord], bool]
+def resolve_switches(
+    update: KnowledgeUpdate, uuid: SystemUuid, state: PowerRecordState, is_selected: Callable[[PowerRecord], bool]
 ) -> int:
     """Take a person's word for what became of what was done to a machine's power; return of how many."""
-    meant = [each for each in learning.switches.of(uuid) if each.state is not state and which(each)]
-    for each in meant:
-        learning.switches.note(uuid, structs.replace(each, state=state))
-    return len(meant)
+    selected = [each for each in update.switches.list_records(uuid) if each.state is not state and is_selected(each)]
+    for each in selected:
+        update.switches.set_record(uuid, structs.replace(each, state=state))
+    return len(selected)
 
 
-def media_urls(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
+def build_media_urls(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
     """The URLs of the image that lies, or may still lie, in a virtual drive, and of the one with its user data."""
     if plan is None:
         return None, None
     if (token := plan.data_medium) is None:
         return plan.medium, None
-    name = keys.name(token) if token == plan.data else token  # a digest is published as it is
-    return plan.medium, f"{plan.base_url}/{MEDIUM.of(plan.uuid, name).removeprefix(BOOT)}"
+    name = keys.build_name(token) if token == plan.data else token  # a digest is published as it is
+    return plan.medium, f"{plan.base_url}/{MEDIUM.build_path(plan.uuid, name).removeprefix(BOOT)}"
 
 
-def wanted_override(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
+def build_wanted_override(plan: BootPlan | None, keys: TokenKeys) -> WantedOverride | None:
     if plan is None or plan.override is None:
         return None
     override = plan.override
-    medium, data_medium = media_urls(plan, keys) if override.target is OverrideTarget.CD else (None, None)
-    return Wanted(
+    medium, data_medium = build_media_urls(plan, keys) if override.target is OverrideTarget.CD else (None, None)
+    return WantedOverride(
         reason=override.reason,
         plan_digest=plan.digest,
         override=Override(
@@ -183,9 +185,11 @@ def wanted_override(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
         ),
         set_again=override.set_again,
         writes_disk=plan.boot is not None and plan.boot.writes_disk,
-        by_uri_alone=plan.boot is not None and plan.boot.http_boot is HttpBoot.ISO,
-        own_loaders=f"{plan.base_url}/" if plan.boot is not None and plan.boot.http_boot is HttpBoot.LOADER else None,
-        until=plan.next_transition,
+        needs_http_uri=plan.boot is not None and plan.boot.http_boot is HttpBoot.ISO,
+        loader_url_prefix=f"{plan.base_url}/"
+        if plan.boot is not None and plan.boot.http_boot is HttpBoot.LOADER
+        else None,
+        valid_until=plan.next_transition,
     )
 
 
@@ -197,7 +201,7 @@ class DesiredState(NamedTuple):
     is_new: bool = False  # whether something new is to be set there, were it allowed
 
 
-def desired_state(
+def find_desired_state(
     uuid: SystemUuid,
     commit: Commit,
     servers: Mapping[str, ServerState],
@@ -211,9 +215,9 @@ def desired_state(
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return DesiredState()
     wanted, records, switches = (
-        wanted_override(state.plan, keys),
-        knowledge.overrides_of(uuid),
-        knowledge.switches_of(uuid),
+        build_wanted_override(state.plan, keys),
+        knowledge.list_overrides(uuid),
+        knowledge.list_switches(uuid),
     )
     power = plan_power(
         state.decision,
@@ -226,23 +230,23 @@ def desired_state(
     is_new = power is not None and power.is_new(switches)
     if wanted is not None:
         own = next((each for each in records if each.reason == wanted.reason), None)
-        is_new = is_new or wanted.is_new(own)
+        is_new = is_new or wanted.should_set(own)
         # A person has said, of all servers at once, that none is installed, and nothing else is known of this one.
         is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
         wanted = structs.replace(
             wanted,
-            ends=_end_of(wanted, state),
-            is_first=is_bare and knowledge.facts.initialised == Beginning.FRESH,
-            only_off=_waits_for_off(state),
+            planned_end=_find_override_end(wanted, state),
+            is_first_install=is_bare and knowledge.facts.initialised == Beginning.FRESH,
+            only_while_off=_waits_for_off(state),
             may_set=may_set,
         )
-        if not may_set and (own is None or own.state.is_free):
+        if not may_set and (own is None or own.state.is_unused):
             wanted = None
     if not may_set and power is not None:
-        power = power.without_asking(switches)
+        power = power.as_wait_only(switches)
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
-    runs = state.plan is not None and state.plan.cause is Cause.RUNS  # it is to be seen off
-    stands = any(each.stays_behind for each in records)
+    runs = state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF  # it is to be seen off
+    stands = any(each.may_be_left_on_bmc for each in records)
     if wanted is None and power is None and not (stands or awaits or runs):
         return DesiredState(is_new=is_new)
     task = BmcTask(
@@ -254,20 +258,20 @@ def desired_state(
         site=commit.sites.get(machine.name),
         serial=machine.serial,
         with_clock=awaits,
-        keeps=tuple(filter(None, media_urls(state.plan, keys))),
-        switches=switches,
+        keep_media=tuple(filter(None, build_media_urls(state.plan, keys))),
+        power_records=switches,
     )
     return DesiredState(task, power, is_new)
 
 
-def _end_of(wanted: Wanted, state: ServerState) -> datetime | None:
+def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime | None:
     """Return from when on the plan wants another override, or none; None: not within the transitions that are planned.
 
     A maintenance without an end goes on for as long as an instance plans it.
     """
     for since, plan in state.later:
         if plan is None or plan.override is None or plan.override.reason != wanted.reason:
-            return since if plan is None or plan.cause is not Cause.UNHEARD else None
+            return since if plan is None or plan.cause is not Cause.INSTANCE_SILENT else None
     return None
 
 
@@ -276,19 +280,21 @@ def _waits_for_off(state: ServerState) -> bool:
     plan, policy, record = state.plan, state.decision.policy, state.record
     if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
         return False
-    return plan.phase is Phase.NETWORK and last_attempt(record, provision_reason(policy, record)) is None
+    return plan.phase is Phase.NETWORK and last_attempt(record, provision_key(policy, record)) is None
 
 
-def leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
+def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
     """Return the task that withdraws what stands at a BMC that no document names any more for its machine."""
-    records = knowledge.overrides_of(uuid)
-    standing = [each for each in records if each.stays_behind]
+    records = knowledge.list_overrides(uuid)
+    standing = [each for each in records if each.may_be_left_on_bmc]
     if not standing:
         return None
     machine, last = commit.machines.get(uuid), knowledge.machines.get(uuid)
-    was = next((each.bmc for each in standing if each.bmc is not None), None)
-    bmc = was or (last.bmc if last is not None else None)
-    if bmc is None or (machine is not None and machine.bmc is not None and machine.bmc.place == bmc.place):
+    recorded_bmc = next((each.bmc for each in standing if each.bmc is not None), None)
+    bmc = recorded_bmc or (last.bmc if last is not None else None)
+    if bmc is None or (
+        machine is not None and machine.bmc is not None and machine.bmc.normalized_address == bmc.normalized_address
+    ):
         return None
     server = last.name if last is not None else uuid
     return BmcTask(server=server, uuid=uuid, bmc=bmc, wanted=None, records=records)

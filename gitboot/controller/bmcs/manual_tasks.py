@@ -11,55 +11,55 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.credentials import NO_SIGN, Sign, pair_of
-from gitboot.bmc.identity import Sharing, known_at
-from gitboot.bmc.override_session import BmcTask, look, would_send
+from gitboot.bmc.credentials import NO_SAMPLE, ResponseSample, credential_use
+from gitboot.bmc.identity import SharedIdentityValues, find_pin_at
+from gitboot.bmc.override_session import BmcTask, describe_request, observe_bmc
 from gitboot.bmc.override_state import (
     AskOperator,
-    Confirm,
-    Eject,
-    Insert,
-    Leave,
-    Observed,
+    BmcObservation,
+    ClearOverride,
+    ConfirmRecord,
+    EjectMedium,
+    InsertMedium,
+    NoChange,
     Override,
-    Set,
-    State,
+    OverrideState,
+    SetOverride,
     Step,
     Wait,
-    Withdraw,
 )
-from gitboot.bmc.override_steps import left_to_dhcp, next_step, uri_to_keep
+from gitboot.bmc.override_steps import choose_firmware_uri, explain_dhcp_loader, next_step
 from gitboot.bmc.power_steps import (
-    AskForReset,
-    NotSwitched,
     PowerAction,
+    PowerChangeRefused,
+    PowerChangeStep,
     PowerStep,
+    RequestReset,
     ResetType,
-    SwitchStep,
-    marks_that_move,
-    next_power,
-    next_switch,
+    choose_reset_type,
+    find_moving_marks,
+    next_power_step,
 )
-from gitboot.bmc.worker_pool import Connections, Crew, Task
-from gitboot.controller.bmcs.desired_state import PowerPlan, media_urls, plan_power, wanted_override
-from gitboot.controller.current_plans import about
-from gitboot.controller.operator_requests import stop_of
-from gitboot.controller.records.install_boots import offering
+from gitboot.bmc.worker_pool import ConnectionCache, Task, TaskRunner
+from gitboot.controller.bmcs.desired_state import PowerPlan, build_media_urls, build_wanted_override, plan_power
+from gitboot.controller.current_plans import describe_server
+from gitboot.controller.operator_requests import decide_halt
+from gitboot.controller.records.install_boots import remove_withheld_boots
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.controller.records.ledger_trust import doubt_of
+from gitboot.controller.records.ledger_trust import find_unverified_reason
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.install_attempts import step_of
-from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.install_attempts import install_step
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import InstallStep, Record
 from gitboot.resolve.server_decision import Decision, OverrideEnabled
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Phase
-from gitboot.status.conditions import remedy
-from gitboot.text import shell_words
+from gitboot.status.conditions import find_remedy
+from gitboot.text import quote_words
 
 if TYPE_CHECKING:
     from gitboot.bmc.override_session import Driver
@@ -67,21 +67,21 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
-Signed = Callable[[str, str], bool | None]
-_UNNAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
+HasSignature = Callable[[str, str], bool | None]
+_NO_LEDGER_NAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
 _SET_BY_ANOTHER: Final = "was set by another instance, and is not set"
-_FAILED: Final = {
+_FAILURE_TEXTS: Final = {
     BmcUnreachable: "unreachable",
     BmcBusy: "busy",
     BmcRejected: "refused",
     UsageError: "no access",
 }
-_DOUBTS: Final = {
+_UNVERIFIED_CONDITIONS: Final = {
     Cause.CONSUMED: ("InstallsCompleted", "NeedsOperator"),
     Cause.OUTCOME: ("InstallsCompleted", "OutcomeUnknown"),
     Cause.MAINTENANCE_OUTCOME: ("MaintenanceRunsStarted", "OutcomeUnknown"),
     Cause.FAILED: ("InstallsCompleted", "Failed"),
-    Cause.OVERTAKEN: ("InstallsCompleted", "Failed"),
+    Cause.LATER_INSTALL_UNFINISHED: ("InstallsCompleted", "Failed"),
     Cause.OVERWRITTEN: ("RecordsVerified", "UnverifiedServers"),
     Cause.UNKNOWN: ("RecordsVerified", "UnverifiedServers"),
 }
@@ -93,21 +93,23 @@ class Subject(BmcTask, frozen=True, kw_only=True):
     decision: Decision | None  # None: no document describes it any more
     plan: BootPlan | None
     record: Record | None
-    unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
+    is_unobservable: bool = False  # its record is of no use: nothing could prove the boot that it asks for
     power: PowerPlan | None = None  # what its plan wants of the machine's power
-    mistrusted: str | None = None  # why nothing that is recorded counts, in a word
-    unnamed: str | None = None  # the ledger of this instance, where the Fleet names none: nothing is set before it does
+    unverified_reason: str | None = None  # why nothing that is recorded counts, in a word
+    unnamed_ledger: str | None = (
+        None  # the ledger of this instance, where the Fleet names none: nothing is set before it does
+    )
 
     @property
     def evidence(self) -> str:
         record = self.record
         if record is None or self.decision is None:
-            return "unseen" if self.unseen else "unknown"
+            return "unseen" if self.is_unobservable else "unknown"
         if self.is_lost:
             return "lost"
         if self.plan is not None and self.plan.cause in UNKNOWN_OUTCOMES:
             return "outcome unknown"
-        step = step_of(self.decision, record)
+        step = install_step(self.decision, record)
         if step is InstallStep.PENDING and self.plan is not None and record.consumed_key == self.plan.key is not None:
             return "consumed"
         return (record.evidence or "-") if step is InstallStep.PROVISIONED else step.lower()
@@ -118,55 +120,57 @@ class Subject(BmcTask, frozen=True, kw_only=True):
         plan = self.plan
         if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
             return False
-        return any(each.reason == plan.key and each.state is State.LOST for each in self.records)
+        return any(each.reason == plan.key and each.state is OverrideState.LOST for each in self.records)
 
     @property
-    def doubt(self) -> tuple[str, str] | None:
+    def unverified_condition(self) -> tuple[str, str] | None:
         """Why only a person can tell what is on the machine's disks: the condition that says so, and its reason."""
-        if self.plan is None or self.unseen:
+        if self.plan is None or self.is_unobservable:
             return None
-        if self.mistrusted is not None:
-            return "RecordsVerified", self.mistrusted
-        return _DOUBTS.get(Cause.CONSUMED if self.is_lost else self.plan.cause)
+        if self.unverified_reason is not None:
+            return "RecordsVerified", self.unverified_reason
+        return _UNVERIFIED_CONDITIONS.get(Cause.CONSUMED if self.is_lost else self.plan.cause)
 
 
 class Inspection(Struct, frozen=True, kw_only=True):
     """What was found."""
 
     subject: Subject
-    seen: Observed | None = None  # None: it could not be read
+    observed: BmcObservation | None = None  # None: it could not be read
     step: Step | None = None
     failure: Failure | None = None
-    unsigned: tuple[str, ...] = ()  # the URLs of what its firmware would start, and has no signature
-    switch: SwitchStep | None = None  # what would be done to its power, were it its turn; None: nothing is wanted
+    unsigned_urls: tuple[str, ...] = ()  # the URLs of what its firmware would start, and has no signature
+    switch: PowerChangeStep | None = None  # what would be done to its power, were it its turn; None: nothing is wanted
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What will go wrong with the boot that is planned, as far as it can be seen from here."""
-        if self.seen is None or not self.seen.secure_boot:
+        if self.observed is None or not self.observed.secure_boot:
             return ()
-        return tuple(f"Secure Boot is on, and {url} has no signature: firmware will refuse it" for url in self.unsigned)
+        return tuple(
+            f"Secure Boot is on, and {url} has no signature: firmware will refuse it" for url in self.unsigned_urls
+        )
 
     @property
-    def needs_a_person(self) -> bool:
+    def needs_operator(self) -> bool:
         asks = isinstance(self.step, AskOperator) or isinstance(self.switch, AskOperator)
-        return asks or self.subject.doubt is not None
+        return asks or self.subject.unverified_condition is not None
 
     @property
     def is_settled(self) -> bool:
-        return isinstance(self.step, Leave) and self.reset_to_come is None
+        return isinstance(self.step, NoChange) and self.pending_reset is None
 
     @property
-    def reset_to_come(self) -> str | None:
+    def pending_reset(self) -> str | None:
         """The reset that will follow, when and why, or what it waits for; None: no reset will follow."""
         power = self.subject.power
         match self.switch:
-            case AskForReset(record=record) if power is not None:
-                uri = uri_to_keep(self.subject.wanted, self.seen) if self.seen is not None else None
+            case RequestReset(record=record) if power is not None:
+                uri = choose_firmware_uri(self.subject.wanted, self.observed) if self.observed is not None else None
                 before = f"; before it firmware is told to keep {uri} for its HTTP boots" if uri is not None else ""
-                return f"{record.type} for {record.reason}, {power.turn}{before}"
+                return f"{record.type} for {record.reason}, {power.turn_text}{before}"
             case Wait(why=why) if power is not None:
-                return f"{power.switching.manner} for {power.switching.reason} waits: {why}"
+                return f"{power.switching.operation} for {power.switching.reason} waits: {why}"
             case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
         return None
@@ -174,7 +178,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     @property
     def request(self) -> tuple[str, ...]:
         """What would be sent to the BMC: the method, and a path and a body; by IPMI the command alone."""
-        return would_send(self.step, self.seen) if self.seen is not None else ()
+        return describe_request(self.step, self.observed) if self.observed is not None else ()
 
     def facts(self) -> dict[str, Any]:
         subject, record = self.subject, self.subject.record
@@ -183,19 +187,19 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "uuid": subject.uuid,
             "bmc": subject.bmc.address,
             "credentials": subject.bmc.credentials,
-            "responded": self.seen is not None,
+            "responded": self.observed is not None,
             "phase": subject.plan.phase if subject.plan else None,
             "cause": subject.plan.cause if subject.plan else None,
             "wanted": _facts(subject.wanted.override, reason=subject.wanted.reason) if subject.wanted else None,
             "seen": _facts(
-                self.seen.override,
-                power=self.seen.power,
-                inPost=self.seen.in_post,
-                bootOrder=list(self.seen.boot_order),
-                secureBoot=self.seen.secure_boot,
-                firmwareUri=self.seen.firmware_uri,
+                self.observed.override,
+                power=self.observed.power,
+                inPost=self.observed.in_post,
+                bootOrder=list(self.observed.boot_order),
+                secureBoot=self.observed.secure_boot,
+                firmwareUri=self.observed.firmware_uri,
             )
-            if self.seen
+            if self.observed
             else None,
             "recorded": [
                 _facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
@@ -203,12 +207,12 @@ class Inspection(Struct, frozen=True, kw_only=True):
             ],
             "evidence": record.evidence if record else None,
             "provisionedAt": format_instant(record.provisioned_at) if record and record.provisioned_at else None,
-            "next": self.next,
+            "next": self.next_action,
             "why": self.why,
             "hint": self.hint,
-            "needsOperator": self.needs_a_person,
+            "needsOperator": self.needs_operator,
             "patch": self.request[-1] if self.request else None,
-            "power": self.reset_to_come,
+            "power": self.pending_reset,
             "warnings": list(self.warnings),
         }
 
@@ -222,67 +226,69 @@ class Inspection(Struct, frozen=True, kw_only=True):
                 return why
             case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
-            case Withdraw(record=record):
+            case ClearOverride(record=record):
                 return f"it was set for {record.reason}, which is not wanted now"
-            case Insert(record=record):
+            case InsertMedium(record=record):
                 return f"its medium is wanted for {record.reason}"
-            case Eject(record=record):
+            case EjectMedium(record=record):
                 return f"it was inserted for {record.reason}, which needs it no more"
-            case Confirm(record=record):
-                became = _SET_BY_ANOTHER if record.state is State.SET_BY_ANOTHER else f"is {record.state.lower()}"
+            case ConfirmRecord(record=record):
+                became = (
+                    _SET_BY_ANOTHER if record.state is OverrideState.SET_BY_ANOTHER else f"is {record.state.lower()}"
+                )
                 return f"{record.reason} {became}"
-            case Set(record=record):
-                wanted, seen = self.subject.wanted, self.seen
-                by = left_to_dhcp(wanted.override, seen) if wanted is not None and seen is not None else None
+            case SetOverride(record=record):
+                wanted, seen = self.subject.wanted, self.observed
+                by = explain_dhcp_loader(wanted.override, seen) if wanted is not None and seen is not None else None
                 otherwise = f"; the BMC {by}, so DHCP names the loader" if by is not None else ""
                 return f"wanted for {record.reason}{otherwise}"
-            case Leave() if self.reset_to_come is not None:
-                return self.reset_to_come
+            case NoChange() if self.pending_reset is not None:
+                return self.pending_reset
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
 
     @property
     def hint(self) -> str | None:
         """The line that a person may copy, once they have looked at it; STATE: the state directory."""
-        name, doubt = self.subject.server, self.subject.doubt
+        name, doubt = self.subject.server, self.subject.unverified_condition
         match self.failure:
             case BmcUnreachable() | BmcBusy():
                 # The service root needs no password: DSP0266, "Authentication requirements".
-                return f"curl -ksS {shell_words(self.subject.bmc.address.rstrip('/') + '/redfish/v1/')}"
+                return f"curl -ksS {quote_words(self.subject.bmc.address.rstrip('/') + '/redfish/v1/')}"
             case BmcRejected():
-                return remedy(f"Bmc/{name}", "Stalled")
+                return find_remedy(f"Bmc/{name}", "Stalled")
             case BmcNotTrusted():
                 return "gitboot bmc access-files --state STATE"
             case UsageError():
                 return None
         for step in (self.step, self.switch):
             if isinstance(step, AskOperator):
-                return remedy(f"Bmc/{name}", step.condition)
+                return find_remedy(f"Bmc/{name}", step.condition)
         if doubt is not None:
-            return remedy(*doubt, {"SERVERS": name})
-        if Wait(why=_UNNAMED) in (self.step, self.switch):
-            return remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": self.subject.unnamed or ""})
+            return find_remedy(*doubt, {"SERVERS": name})
+        if Wait(why=_NO_LEDGER_NAMED) in (self.step, self.switch):
+            return find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": self.subject.unnamed_ledger or ""})
         return None
 
     @property
-    def next(self) -> str:
+    def next_action(self) -> str:
         if self.failure is not None:
-            return next(word for kind, word in _FAILED.items() if isinstance(self.failure, kind))
-        if isinstance(self.step, Leave) and self.reset_to_come is not None:
+            return next(word for kind, word in _FAILURE_TEXTS.items() if isinstance(self.failure, kind))
+        if isinstance(self.step, NoChange) and self.pending_reset is not None:
             return "Power"
         return type(self.step).__name__
 
 
-def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
+def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
     """Yield all machines with a BMC, by name; then those that have left an override behind."""
-    commit = offering(commit, knowledge.facts.withheld)
-    shared = Sharing().after(knowledge.pins, knowledge.machines).values
-    stop = stop_of(knowledge, commit, knowledge.facts.orders)
-    mistrusted = doubt_of(knowledge.facts, commit.decisions)
+    commit = remove_withheld_boots(commit, knowledge.facts.withheld)
+    shared = SharedIdentityValues().update(knowledge.pins, knowledge.machines).values
+    stop = decide_halt(knowledge, commit, knowledge.facts.orders)
+    mistrusted = find_unverified_reason(knowledge.facts, commit.decisions)
     for decision in commit.decisions.servers.values():
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
         if machine.bmc is None:
             continue
-        planned = plan(decision, at, record, stop=stop, absent=knowledge.absent(decision))
+        planned = make_plan(decision, at, record, stop=stop, absent=knowledge.find_missing_files(decision))
         yield Subject(
             server=decision.server,
             uuid=decision.uuid,
@@ -290,30 +296,30 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             decision=decision,
             plan=planned,
             record=record,
-            wanted=wanted_override(planned, keys),
-            keeps=tuple(filter(None, media_urls(planned, keys))),
-            records=knowledge.overrides_of(decision.uuid),
+            wanted=build_wanted_override(planned, keys),
+            keep_media=tuple(filter(None, build_media_urls(planned, keys))),
+            records=knowledge.list_overrides(decision.uuid),
             site=commit.sites.get(decision.server),
             serial=machine.serial,
             pinned=knowledge.pins.get(decision.uuid),
-            shared=shared,
-            known=pair_of(machine.bmc) in knowledge.known_pairs,
-            unseen=record is None and knowledge.recorded(decision.uuid) is not None,
+            shared_values=shared,
+            bmc_is_in_ledger=credential_use(machine.bmc) in knowledge.known_pairs,
+            is_unobservable=record is None and knowledge.stored_record(decision.uuid) is not None,
             power=plan_power(
                 decision,
                 planned,
                 record,
                 knowledge.switches.get(decision.uuid, {}),
                 stop=stop,
-                about=about(commit, decision.server),
+                about=describe_server(commit, decision.server),
             ),
-            switches=knowledge.switches_of(decision.uuid),
-            mistrusted=mistrusted,
-            unnamed=knowledge.facts.identity if commit.ledger is None else None,
+            power_records=knowledge.list_switches(decision.uuid),
+            unverified_reason=mistrusted,
+            unnamed_ledger=knowledge.facts.identity if commit.ledger is None else None,
         )
     for uuid in sorted(knowledge.overrides):
-        overrides, described = knowledge.overrides_of(uuid), commit.machines.get(uuid)
-        bmc = next((each.bmc for each in overrides if each.stays_behind and each.bmc is not None), None)
+        overrides, described = knowledge.list_overrides(uuid), commit.machines.get(uuid)
+        bmc = next((each.bmc for each in overrides if each.may_be_left_on_bmc and each.bmc is not None), None)
         if bmc is None or (described is not None and described.bmc is not None):
             continue
         name = knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid)
@@ -327,17 +333,17 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             wanted=None,
             records=overrides,
             pinned=knowledge.pins.get(uuid),
-            known=pair_of(bmc) in knowledge.known_pairs,
+            bmc_is_in_ledger=credential_use(bmc) in knowledge.known_pairs,
         )
 
 
-def inspect(
-    chosen: Iterable[Subject],
-    connections: Connections,
+def inspect_bmcs(
+    subjects: Iterable[Subject],
+    connections: ConnectionCache,
     at: datetime,
     *,
-    read: Callable[[int], None] = lambda _: None,
-    signed: Signed = lambda _url, _base_url: None,
+    on_read: Callable[[int], None] = lambda _: None,
+    has_signature: HasSignature = lambda _url, _base_url: None,
 ) -> list[Inspection]:
     """Read each BMC once, many at a time.
 
@@ -346,49 +352,57 @@ def inspect(
     URL has a signature.
     """
 
-    def failed(subject: Subject, error: Failure) -> Inspection:
+    def build_failed_inspection(subject: Subject, error: Failure) -> Inspection:
         return Inspection(subject=subject, failure=error)
 
-    found = _at_each_bmc(chosen, connections, partial(_read, at=at, signed=signed), failed, read)
+    found = _run_at_each_bmc(
+        subjects,
+        connections,
+        partial(_inspect_bmc, at=at, has_signature=has_signature),
+        build_failed_inspection,
+        on_read,
+    )
     return sorted(
-        found, key=lambda one: (not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.server)
+        found, key=lambda one: (not one.needs_operator, one.observed is not None, one.is_settled, one.subject.server)
     )
 
 
-def _at_each_bmc(
-    chosen: Iterable[Subject],
-    connections: Connections,
+def _run_at_each_bmc(
+    subjects: Iterable[Subject],
+    connections: ConnectionCache,
     work: Callable[[Subject, Driver], Value],
-    failed: Callable[[Subject, Failure], Value],
-    done: Callable[[int], None],
+    build_failure: Callable[[Subject, Failure], Value],
+    on_done: Callable[[int], None],
 ) -> list[Value]:
     """Do some work at each BMC, many at a time; ``done`` is called with how many more are done.
 
     ``failed`` makes a value of an error in place of ``work``.
     """
 
-    def do(subject: Subject) -> tuple[Value, Sign]:
+    def do(subject: Subject) -> tuple[Value, ResponseSample]:
         try:
-            bmc = connections.to(subject.uuid, subject.server, subject.bmc, known=subject.known, pinned=subject.pinned)
+            bmc = connections.connect(
+                subject.uuid, subject.server, subject.bmc, is_in_ledger=subject.bmc_is_in_ledger, pinned=subject.pinned
+            )
         except UsageError as error:
-            return failed(subject, error), NO_SIGN
-        with bmc.reach.watched() as sign:
+            return build_failure(subject, error), NO_SAMPLE
+        with bmc.policy.measure_requests() as sign:
             try:
                 value = work(subject, bmc)
             except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
-                value = failed(subject, error)
+                value = build_failure(subject, error)
             return value, sign()
 
     found: list[Value] = []
-    with closing(Crew[SystemUuid, Value]()) as crew:
-        crew.add(Task(each.uuid, each.site, partial(do, each)) for each in chosen)
-        while ended := crew.next_ended():
+    with closing(TaskRunner[SystemUuid, Value]()) as crew:
+        crew.add(Task(each.uuid, each.site, partial(do, each)) for each in subjects)
+        while ended := crew.wait_for_results():
             found += ended.values()
-            done(len(ended))
+            on_done(len(ended))
     return found
 
 
-def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
+def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterator[str]:
     """Yield the programs that its plan has firmware start, directly or by a loader, without a signature.
 
     The content of an ISO is not checked.
@@ -398,46 +412,52 @@ def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
         return
     loader = boot.files.loader if boot.http_boot is HttpBoot.LOADER else None
     for file in (boot.direct_uki,) if boot.direct else (loader, boot.files.kernel):
-        if file is not None and signed(file.url, decision.base_url) is False:
+        if file is not None and has_signature(file.url, decision.base_url) is False:
             yield file.url
 
 
-def _read(subject: Subject, bmc: Driver, *, at: datetime, signed: Signed) -> Inspection:
+def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: HasSignature) -> Inspection:
     """Read a BMC, and decide what would be done at it: to its override now, to its power were it its turn."""
-    seen = look(bmc, subject.wanted, subject.records, lambda: at)
+    observed = observe_bmc(bmc, subject.wanted, subject.records, lambda: at)
     if bmc.firmware is not None:
-        seen = bmc.firmware.with_secure_boot(seen)
-    identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
+        observed = bmc.firmware.with_secure_boot(observed)
+    identified = subject.identify(observed, find_pin_at(subject.pinned, subject.bmc.normalized_address))
     step = next_step(
         wanted=subject.wanted,
-        observed=seen,
+        observed=observed,
         records=subject.records,
-        at=at,
-        identified=identified,
-        keeps=subject.keeps,
+        now=at,
+        identity_result=identified,
+        keep_media=subject.keep_media,
     )
-    is_new = isinstance(step, Set | Insert)
-    is_new = is_new or (isinstance(step, Confirm) and step.record.state is State.SET_BY_ANOTHER)
-    if subject.unnamed is not None and is_new:
-        step = Wait(why=_UNNAMED)
-    wanted = subject.power.switching_for(subject.switches, now=True) if subject.power is not None else None
-    switch: SwitchStep | None = None
+    is_new = isinstance(step, SetOverride | InsertMedium)
+    is_new = is_new or (isinstance(step, ConfirmRecord) and step.record.state is OverrideState.SET_BY_ANOTHER)
+    if subject.unnamed_ledger is not None and is_new:
+        step = Wait(why=_NO_LEDGER_NAMED)
+    wanted = subject.power.find_switching(subject.power_records, now=True) if subject.power is not None else None
+    switch: PowerChangeStep | None = None
     if wanted is not None:
-        switch = next_switch(
+        switch = next_power_step(
             wanted=wanted,
-            record=next((each for each in subject.switches if each.reason == wanted.reason), None),
-            observed=bmc.with_reset_types(seen),
+            record=next((each for each in subject.power_records if each.reason == wanted.reason), None),
+            observed=bmc.with_reset_types(observed),
             overrides=subject.records,
-            at=at,
-            identified=identified,
-            moving=marks_that_move(seen, subject.records, subject.switches),
+            now=at,
+            identity_result=identified,
+            moving_marks=find_moving_marks(observed, subject.records, subject.power_records),
         )
-        if isinstance(switch, AskForReset) and subject.unnamed is not None:
-            switch = Wait(why=_UNNAMED)
-    return Inspection(subject=subject, seen=seen, step=step, switch=switch, unsigned=tuple(_unsigned(subject, signed)))
+        if isinstance(switch, RequestReset) and subject.unnamed_ledger is not None:
+            switch = Wait(why=_NO_LEDGER_NAMED)
+    return Inspection(
+        subject=subject,
+        observed=observed,
+        step=step,
+        switch=switch,
+        unsigned_urls=tuple(_find_unsigned_urls(subject, has_signature)),
+    )
 
 
-def shown(override: Override | None) -> str:
+def format_override(override: Override | None) -> str:
     """Return an override in two words; a disabled override has no target that matters."""
     if override is None:
         return "-"
@@ -460,11 +480,11 @@ def _facts(override: Override, **more: Any) -> dict[str, Any]:
     }
 
 
-class Powered(Struct, frozen=True, kw_only=True):
+class PowerResult(Struct, frozen=True, kw_only=True):
     """What is to be done to one machine's power, or was."""
 
     subject: Subject
-    seen: Observed | None  # before; None: it could not be read
+    observed: BmcObservation | None  # before; None: it could not be read
     step: PowerStep
     sent: bool | None = False  # None: its answer was lost, and it may have been taken
 
@@ -473,11 +493,11 @@ class Powered(Struct, frozen=True, kw_only=True):
         return isinstance(self.step, ResetType)
 
     @property
-    def failed(self) -> bool:
-        return isinstance(self.step, NotSwitched)
+    def is_failed(self) -> bool:
+        return isinstance(self.step, PowerChangeRefused)
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return str(self.step) if isinstance(self.step, ResetType) else self.step.why
 
     def facts(self) -> dict[str, Any]:
@@ -486,7 +506,7 @@ class Powered(Struct, frozen=True, kw_only=True):
             "server": self.subject.server,
             "uuid": self.subject.uuid,
             "bmc": self.subject.bmc.address,
-            "power": self.seen.power if self.seen is not None else None,
+            "power": self.observed.power if self.observed is not None else None,
             "phase": plan.phase if plan is not None else None,
             "writesDisk": plan.writes_disk if plan is not None else None,
             "resetType": self.step if isinstance(self.step, ResetType) else None,
@@ -495,39 +515,41 @@ class Powered(Struct, frozen=True, kw_only=True):
         }
 
 
-def switch(
-    chosen: Iterable[Subject],
+def switch_power(
+    subjects: Iterable[Subject],
     action: PowerAction,
-    connections: Connections,
+    connections: ConnectionCache,
     *,
     force: bool,
     send: bool,
-    each: Callable[[int], None] = lambda _: None,
-) -> list[Powered]:
+    on_done: Callable[[int], None] = lambda _: None,
+) -> list[PowerResult]:
     """Read each BMC; with ``send``, request the reset that `next_power` decides on, once.
 
     The results are in the order of names. ``each`` is called with how many more are done.
     """
 
-    def work(subject: Subject, bmc: Driver) -> Powered:
+    def work(subject: Subject, bmc: Driver) -> PowerResult:
         if bmc.login is not None:
-            bmc.login.keeps = False  # it is asked twice at the most: no session is worth its while
+            bmc.login.keeps_session = False  # it is asked twice at the most: no session is worth its while
         seen = bmc.with_reset_types(bmc.observe())
-        identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
-        step = next_power(action, seen, identified, force=force)
-        powered = Powered(subject=subject, seen=seen, step=step)
+        identified = subject.identify(seen, find_pin_at(subject.pinned, subject.bmc.normalized_address))
+        step = choose_reset_type(action, seen, identified, force=force)
+        powered = PowerResult(subject=subject, observed=seen, step=step)
         if not send or not isinstance(step, ResetType):
             return powered
         try:
             bmc.reset(step, seen)
         except (BmcBusy, BmcRejected) as error:
-            return structs.replace(powered, step=NotSwitched(why=str(error)))
+            return structs.replace(powered, step=PowerChangeRefused(why=str(error)))
         except BmcUnreachable as error:
             why = f"{error}: whether it has taken {step} is not known; look before you ask again"
-            return structs.replace(powered, step=NotSwitched(why=why), sent=None)
+            return structs.replace(powered, step=PowerChangeRefused(why=why), sent=None)
         return structs.replace(powered, sent=True)
 
-    def failed(subject: Subject, error: Failure) -> Powered:
-        return Powered(subject=subject, seen=None, step=NotSwitched(why=str(error)))
+    def build_failed_result(subject: Subject, error: Failure) -> PowerResult:
+        return PowerResult(subject=subject, observed=None, step=PowerChangeRefused(why=str(error)))
 
-    return sorted(_at_each_bmc(chosen, connections, work, failed, each), key=lambda one: one.subject.server)
+    return sorted(
+        _run_at_each_bmc(subjects, connections, work, build_failed_result, on_done), key=lambda one: one.subject.server
+    )

@@ -9,21 +9,23 @@ from datetime import datetime, timedelta
 from msgspec import Struct, field, structs
 
 from gitboot.bmc.override_session import BmcTask, Outcome
-from gitboot.bmc.override_state import State
-from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
+from gitboot.bmc.override_state import OverrideState
+from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordState
 from gitboot.controller.bmcs.desired_state import PowerPlan
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.records.ledger_snapshot import Knowledge
 
 
-def grant_turns(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
+def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
     """Return the schedule with the machines whose turn it is.
 
     A maintenance stops if one of its machines has not come back within ``patience``.
     """
     if not schedule.power:
         return (
-            structs.replace(schedule, going=frozenset(), stopped={}) if schedule.going or schedule.stopped else schedule
+            structs.replace(schedule, in_wave=frozenset(), stopped_maintenances={})
+            if schedule.in_wave or schedule.stopped_maintenances
+            else schedule
         )
     going, members, uuids = set(), [], {}
     for uuid, power in sorted(schedule.power.items()):
@@ -33,11 +35,19 @@ def grant_turns(schedule: Schedule, knowledge: Knowledge, at: datetime, patience
         if power.maintenance is None:
             going |= {uuid} if is_ready else set()
             continue
-        since = [each.since for each in task.switches if each is not record and _counts_still(each, seen, at, patience)]
+        since = [
+            each.since
+            for each in task.power_records
+            if each is not record and _may_still_be_down(each, seen, at, patience)
+        ]
         if record is not None and record.state.is_open and not _is_back(power, seen, record):
             since.append(record.since)
-        is_unread = seen is None or seen.outcome is None or seen.granted
-        is_down = seen is not None and (seen.power == "Off" or seen.in_post) and power.switching.manner is not Manner.ON
+        is_unread = seen is None or seen.outcome is None or seen.may_be_switching
+        is_down = (
+            seen is not None
+            and (seen.power == "Off" or seen.in_post)
+            and power.switching.operation is not PowerOperation.ON
+        )
         uuids[task.server] = uuid
         members.append(
             Member(
@@ -50,42 +60,56 @@ def grant_turns(schedule: Schedule, knowledge: Knowledge, at: datetime, patience
                 down=is_unread or is_down,
             )
         )
-    found = choose_turns(members, at, patience)
-    return structs.replace(schedule, going=frozenset(going | {uuids[name] for name in found.go}), stopped=found.stopped)
+    found = choose_wave(members, at, patience)
+    return structs.replace(
+        schedule, in_wave=frozenset(going | {uuids[name] for name in found.servers}), stopped_maintenances=found.stopped
+    )
 
 
 def _is_ready(
-    task: BmcTask, power: PowerPlan, seen: BmcState | None, record: SwitchRecord | None, at: datetime
+    task: BmcTask, power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord | None, at: datetime
 ) -> bool:
     """Return whether a machine could be switched now, by what its BMC has shown last.
 
     Its override stands, and its power is what it has to be. One that was to be switched and was not is looked at again
     first.
     """
-    if seen is None or not power.is_due or seen.outcome not in (Outcome.UNCHANGED, Outcome.APPLIED) or seen.granted:
+    if (
+        bmc_state is None
+        or not power.is_due
+        or bmc_state.outcome not in (Outcome.UNCHANGED, Outcome.APPLIED)
+        or bmc_state.may_be_switching
+    ):
         return False
-    if record is not None and record.state is not SwitchState.REFUSED:
+    if record is not None and record.state is not PowerRecordState.REFUSED:
         return False
-    if (seen.held and at < seen.due) or seen.in_post:
+    if (bmc_state.was_not_switched and at < bmc_state.due) or bmc_state.in_post:
         return False
-    if seen.power != ("Off" if power.switching.manner is Manner.ON else "On"):
+    if bmc_state.power != ("Off" if power.switching.operation is PowerOperation.ON else "On"):
         return False
-    override = power.switching.override
-    return override is None or any(each.reason == override and each.state is State.CONFIRMED for each in task.records)
+    override = power.switching.override_reason
+    return override is None or any(
+        each.reason == override and each.state is OverrideState.CONFIRMED for each in task.records
+    )
 
 
-def _counts_still(record: SwitchRecord, seen: BmcState | None, at: datetime, patience: timedelta) -> bool:
+def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: datetime, patience: timedelta) -> bool:
     """Return whether a machine that was switched for another reason may be down because of that: an earlier run, say.
 
     If its BMC does not show the boot progress, gitboot cannot learn that the machine is back.
     """
-    shows = seen is None or seen.outcome is None or seen.shows_progress
+    shows = bmc_state is None or bmc_state.outcome is None or bmc_state.shows_progress
     return record.state.is_open and (shows or at - record.since < patience)
 
 
-def _is_back(power: PowerPlan, seen: BmcState | None, record: SwitchRecord) -> bool:
+def _is_back(power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord) -> bool:
     """Return whether the run of a machine was made, if its BMC does not show the boot progress."""
-    if seen is None or seen.outcome is None or seen.shows_progress or record.state is SwitchState.RECORDED:
+    if (
+        bmc_state is None
+        or bmc_state.outcome is None
+        or bmc_state.shows_progress
+        or record.state is PowerRecordState.RECORDED
+    ):
         return False
     return power.run_at is not None and power.run_at >= record.since
 
@@ -102,14 +126,14 @@ class Member(Struct, frozen=True, kw_only=True):
     down: bool = False  # whether it is, or may be, down without having been switched
 
 
-class WhoseTurn(Struct, frozen=True, kw_only=True):
+class PowerWave(Struct, frozen=True, kw_only=True):
     """Whose turn it is, by names."""
 
-    go: frozenset[str] = frozenset()
+    servers: frozenset[str] = frozenset()
     stopped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by maintenance: who does not come back
 
 
-def choose_turns(members: Iterable[Member], at: datetime, patience: timedelta) -> WhoseTurn:
+def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) -> PowerWave:
     """Return the members that may be switched at ``at``: by name, as many of each group as may be down.
 
     If a server was switched and has not come back within ``patience``, its maintenance stops in all groups until then.
@@ -127,4 +151,4 @@ def choose_turns(members: Iterable[Member], at: datetime, patience: timedelta) -
             most = max(int(limit[:-1]) * len(group) // 100, 1) if limit.endswith("%") else int(limit)
             spare = most - sum(each.down or each.away_since is not None for each in group)
             go.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])
-    return WhoseTurn(go=frozenset(go), stopped={name: tuple(sorted(who)) for name, who in sorted(stopped.items())})
+    return PowerWave(servers=frozenset(go), stopped={name: tuple(sorted(who)) for name, who in sorted(stopped.items())})

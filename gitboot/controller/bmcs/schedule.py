@@ -10,13 +10,13 @@ from zlib import crc32
 
 from msgspec import Struct, field, structs
 
-from gitboot.bmc.credentials import pair_of
-from gitboot.bmc.identity import CannotTell, Sharing
+from gitboot.bmc.credentials import credential_use
+from gitboot.bmc.identity import SharedIdentityValues, UnprovenIdentity
 from gitboot.bmc.override_session import BmcTask, Outcome, TaskResult
-from gitboot.bmc.override_state import OperatorCondition, Override, State, Wanted
-from gitboot.bmc.override_steps import left_to_dhcp
-from gitboot.bmc.power_steps import SwitchState
-from gitboot.controller.bmcs.desired_state import PowerPlan, desired_state, leftover_task
+from gitboot.bmc.override_state import OperatorCondition, Override, OverrideState, WantedOverride
+from gitboot.bmc.override_steps import explain_dhcp_loader
+from gitboot.bmc.power_steps import PowerRecordState
+from gitboot.controller.bmcs.desired_state import PowerPlan, build_leftover_task, find_desired_state
 from gitboot.controller.current_plans import Agenda
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
@@ -33,7 +33,7 @@ FIRST_RETRY: Final = timedelta(seconds=5)
 LONGEST_RETRY: Final = timedelta(minutes=10)
 WITHDRAW_EVERY: Final = timedelta(seconds=10)  # while a BMC answers that it cannot now
 OVERDUE: Final = timedelta(minutes=5)
-_REST: Final = timedelta(minutes=1)  # after too many failures in a row
+_PAUSE: Final = timedelta(minutes=1)  # after too many failures in a row
 _FINE: Final = (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
 
@@ -42,11 +42,11 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     name: str  # of its server
     due: datetime
-    wanted: Wanted | None = None  # what it was asked for last
+    wanted: WantedOverride | None = None  # what it was asked for last
     bmc: BmcAccess | None = None  # and where
     outcome: Outcome | None = None
     message: str = ""
-    asks: OperatorCondition | None = None  # what a person has to decide
+    operator_condition: OperatorCondition | None = None  # what a person has to decide
     answered: bool = True
     credentials: str | None = None  # the fingerprint of those that it was asked with
     failures: int = 0
@@ -54,11 +54,11 @@ class BmcState(Struct, frozen=True, kw_only=True):
     power: str | None = None  # as it was shown last
     in_post: bool = False
     shows_progress: bool = False  # whether its BMC shows how far a boot has come
-    left_to_dhcp: str | None = None  # why DHCP names the loader, where the plan names a URI: `left_to_dhcp`
-    granted: bool = False  # whether a task is under way that may switch it
-    held: bool = False  # whether the last that might has not
-    judges: frozenset[int] = frozenset()  # the observations that were pending when it was asked last
-    intents: frozenset[str] = frozenset()  # the intents whose outcome was unknown then
+    dhcp_reason: str | None = None  # why DHCP names the loader, where the plan names a URI: `left_to_dhcp`
+    may_be_switching: bool = False  # whether a task is under way that may switch it
+    was_not_switched: bool = False  # whether the last that might has not
+    pending_ids: frozenset[int] = frozenset()  # the observations that were pending when it was asked last
+    open_intents: frozenset[str] = frozenset()  # the intents whose outcome was unknown then
 
     @property
     def is_fine(self) -> bool:
@@ -71,7 +71,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     def reason(self, at: datetime) -> str:
         late = self.late_since is not None and at - self.late_since >= OVERDUE
-        return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.asks or self.outcome)
+        return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.operator_condition or self.outcome)
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
@@ -80,30 +80,34 @@ class Schedule(Struct, frozen=True, kw_only=True):
     most_failures: int = 20  # in a row, until nothing more is set for a while
     jitter: float = 0.2  # by how much less than planned is waited at most, so that not all are asked at once
     may_set: bool | None = None  # as the tasks below were made; None: there are none yet
-    is_named: bool | None = None  # whether the Fleet names a ledger, as they were made
-    unnamed: frozenset[SystemUuid] = frozenset()  # of whom nothing is wanted because it names none
+    is_ledger_named: bool | None = None  # whether the Fleet names a ledger, as they were made
+    without_named_ledger: frozenset[SystemUuid] = frozenset()  # of whom nothing is wanted because it names none
     tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)  # as plans want them, whenever they are due
-    left_behind: frozenset[SystemUuid] = frozenset()  # of whose tasks the BMC is none that their document names
+    leftovers: frozenset[SystemUuid] = frozenset()  # of whose tasks the BMC is none that their document names
     power: Mapping[SystemUuid, PowerPlan] = field(default_factory=dict)  # of which machines' power plans want what
-    going: frozenset[SystemUuid] = frozenset()  # of them, those whose turn it is
-    stopped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # maintenances, and who does not come back
+    in_wave: frozenset[SystemUuid] = frozenset()  # of them, those whose turn it is
+    stopped_maintenances: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # maintenances, and who does not come back
     blocked: frozenset[SystemUuid] = frozenset()  # machines at whose BMC something has to be withdrawn first
     bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
-    refused: frozenset[SystemUuid] = frozenset()  # whose last task still runs: asked again after it
+    still_running: frozenset[SystemUuid] = frozenset()  # whose last task still runs: asked again after it
     failing: frozenset[SystemUuid] = frozenset()
-    left_to_dhcp: frozenset[SystemUuid] = frozenset()  # whose BMC does not take the URI that the plan names
+    uri_not_taken: frozenset[SystemUuid] = frozenset()  # whose BMC does not take the URI that the plan names
     outcomes: Mapping[str, int] = field(default_factory=dict)  # how many ended their last task how
     failures: int = 0  # in a row, over all BMCs
     last_failure: str = ""
-    resting_until: datetime | None = None
-    has_asked: bool = False  # whether any task has ended
-    sharing: Sharing = field(default_factory=Sharing)  # what the BMCs of several machines show
+    paused_until: datetime | None = None
+    has_results: bool = False  # whether any task has ended
+    sharing: SharedIdentityValues = field(
+        default_factory=SharedIdentityValues
+    )  # what the BMCs of several machines show
 
     @property
     def next_due(self) -> datetime | None:
         """When the next BMC is asked without anything else having happened."""
-        return self.agenda.next
+        return self.agenda.next_due
 
     def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
         """Return the schedule with the states of these BMCs replaced, or dropped if there is none."""
@@ -118,13 +122,15 @@ class Schedule(Struct, frozen=True, kw_only=True):
                 outcomes[str(each.outcome or "Pending")] += 1
         found = {uuid: each for uuid, each in changed.items() if each is not None}
         failing = {uuid for uuid, each in found.items() if not each.is_fine}
-        left = {uuid for uuid, each in found.items() if each.left_to_dhcp is not None}
+        left = {uuid for uuid, each in found.items() if each.dhcp_reason is not None}
         return structs.replace(
             self,
             bmcs=bmcs,
-            agenda=self.agenda.moved({uuid: each.due if each is not None else None for uuid, each in changed.items()}),
+            agenda=self.agenda.reschedule(
+                {uuid: each.due if each is not None else None for uuid, each in changed.items()}
+            ),
             failing=(self.failing - changed.keys()) | failing,
-            left_to_dhcp=(self.left_to_dhcp - changed.keys()) | left,
+            uri_not_taken=(self.uri_not_taken - changed.keys()) | left,
             outcomes={outcome: count for outcome, count in outcomes.items() if count},
         )
 
@@ -141,7 +147,7 @@ def plan_tasks(
     *,
     may_set: bool,
     keys: TokenKeys,
-    late: Collection[str | None] = frozenset(),
+    outdated_base_urls: Collection[str | None] = frozenset(),
 ) -> tuple[Schedule, frozenset[SystemUuid]]:
     """Return the schedule with the tasks that plans want, and the machines whose task may have changed.
 
@@ -153,42 +159,44 @@ def plan_tasks(
     withdrawn there, before anything else is set on that BMC.
     """
     uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
-    if (may_set, is_named) != (schedule.may_set, schedule.is_named):
+    if (may_set, is_named) != (schedule.may_set, schedule.is_ledger_named):
         uuids = {*schedule.tasks, *commit.machines, *knowledge.overrides}
     if not uuids:
         return schedule, frozenset()
     tasks = {**schedule.tasks}
     for uuid in uuids:
         tasks.pop(uuid, None)
-    left = {uuid: task for uuid in uuids if (task := leftover_task(uuid, commit, knowledge)) is not None}
+    left = {uuid: task for uuid in uuids if (task := build_leftover_task(uuid, commit, knowledge)) is not None}
     tasks |= left
-    left_behind = (schedule.left_behind - uuids) | left.keys()
-    taken = {tasks[uuid].bmc.place for uuid in left_behind}
+    left_behind = (schedule.leftovers - uuids) | left.keys()
+    taken = {tasks[uuid].bmc.normalized_address for uuid in left_behind}
     if left:  # whoever is asked at a BMC that is to be cleared first
-        uuids |= {uuid for uuid, task in tasks.items() if uuid not in left_behind and task.bmc.place in taken}
+        uuids |= {
+            uuid for uuid, task in tasks.items() if uuid not in left_behind and task.bmc.normalized_address in taken
+        }
     blocked, unnamed = set(), set()
     power = {uuid: each for uuid, each in schedule.power.items() if uuid not in uuids}
     for uuid in uuids - left_behind:
         tasks.pop(uuid, None)
         machine = commit.machines.get(uuid)
         state = servers.get(machine.name) if machine is not None else None
-        waits = (state.decision.base_url if state is not None else None) in late
-        desired = desired_state(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits and is_named)
+        waits = (state.decision.base_url if state is not None else None) in outdated_base_urls
+        desired = find_desired_state(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits and is_named)
         if desired.is_new and not is_named:
             unnamed.add(uuid)
-        if waits or (desired.task is not None and desired.task.bmc.place in taken):
+        if waits or (desired.task is not None and desired.task.bmc.normalized_address in taken):
             blocked.add(uuid)
-        if desired.task is not None and desired.task.bmc.place not in taken:
+        if desired.task is not None and desired.task.bmc.normalized_address not in taken:
             tasks[uuid] = desired.task
             if desired.power is not None:
                 power[uuid] = desired.power
     schedule = structs.replace(
         schedule,
         may_set=may_set,
-        is_named=is_named,
-        unnamed=(schedule.unnamed - uuids) | unnamed,
+        is_ledger_named=is_named,
+        without_named_ledger=(schedule.without_named_ledger - uuids) | unnamed,
         tasks=tasks,
-        left_behind=frozenset(left_behind),
+        leftovers=frozenset(left_behind),
         blocked=frozenset(blocked),
         power=power,
     )
@@ -198,16 +206,16 @@ def plan_tasks(
 # Who is asked now
 
 
-def due_tasks(
+def select_due_tasks(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
     """Return the tasks that are due, because of the time or because plans want something else, and the schedule."""
-    sharing = schedule.sharing.after(knowledge.pins, knowledge.machines)
+    sharing = schedule.sharing.update(knowledge.pins, knowledge.machines)
     if sharing is not schedule.sharing:
         is_same, schedule = sharing.values == schedule.sharing.values, structs.replace(schedule, sharing=sharing)
         if not is_same:  # whoever was held because of what several BMCs show is asked now
             schedule = reschedule_now(schedule, schedule.failing, at)
-    candidates = {*changed, *schedule.refused, *schedule.going, *schedule.agenda.due(at)}
+    candidates = {*changed, *schedule.still_running, *schedule.in_wave, *schedule.agenda.due_keys(at)}
     due = []
     for uuid in candidates & schedule.tasks.keys():
         task, before = schedule.tasks[uuid], schedule.bmcs.get(uuid)
@@ -215,70 +223,72 @@ def due_tasks(
             before is None
             or at >= before.due
             or (before.wanted, before.bmc) != (task.wanted, task.bmc)
-            or _is_asked_anew(uuid, schedule, knowledge, before)
+            or _is_triggered(uuid, schedule, knowledge, before)
         ):
             due.append(task)
-    due.sort(key=lambda task: (task.uuid not in schedule.left_behind, task.server, task.uuid))
+    due.sort(key=lambda task: (task.uuid not in schedule.leftovers, task.server, task.uuid))
     schedule = schedule.with_bmcs(
         {task.uuid: BmcState(name=task.server, due=at) for task in due if task.uuid not in schedule.bmcs}
     )
-    made = []
+    tasks = []
     for task in due:
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
-        has_new_intent = not _open_intents(uuid, knowledge) <= before.intents
+        has_new_intent = not _open_intents(uuid, knowledge) <= before.open_intents
         unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))  # fetches that this BMC judges
-        made.append(
+        tasks.append(
             structs.replace(
                 task,
-                only_read=unread or has_new_intent,
+                read_only=unread or has_new_intent,
                 pinned=knowledge.pins.get(uuid),
-                known=pair_of(task.bmc) in knowledge.known_pairs,
-                shared=schedule.sharing.values,
-                switching=power.switching_for(task.switches, now=uuid in schedule.going) if power is not None else None,
+                bmc_is_in_ledger=credential_use(task.bmc) in knowledge.known_pairs,
+                shared_values=schedule.sharing.values,
+                wanted_power=power.find_switching(task.power_records, now=uuid in schedule.in_wave)
+                if power is not None
+                else None,
             )
         )
-    return _admit(structs.replace(schedule, refused=frozenset()), made, at)
+    return _limit_tasks(structs.replace(schedule, still_running=frozenset()), tasks, at)
 
 
-def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
+def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
     """Return whether a fetch or a served boot came since a BMC's last task, or its machine's turn has come."""
-    is_fetched = any(each.id not in before.judges for each in knowledge.pending.get(uuid, ()))
-    has_turn = uuid in schedule.going and not before.granted
-    return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.intents
+    is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
+    has_turn = uuid in schedule.in_wave and not before.may_be_switching
+    return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.open_intents
 
 
-def _admit(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
+def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
     """Return all tasks; after too many failures in a row only those that set nothing anew, and one to find out."""
     if schedule.failures < schedule.most_failures:
-        return tuple(made), schedule
-    until = schedule.resting_until
+        return tuple(tasks), schedule
+    until = schedule.paused_until
     probing = until is None or at >= until
     admitted, put_off = [], {}
-    for task in made:
+    for task in tasks:
         task = (
-            structs.replace(task, switching=structs.replace(task.switching, now=False))
-            if task.switching is not None
+            structs.replace(task, wanted_power=structs.replace(task.wanted_power, may_start_now=False))
+            if task.wanted_power is not None
             else task
         )
-        if task.only_read or any(each.stays_behind for each in task.records):
+        if task.read_only or any(each.may_be_left_on_bmc for each in task.records):
             admitted.append(task)
         elif probing:
-            probing, until = False, at + _REST
+            probing, until = False, at + _PAUSE
             admitted.append(task)
         else:
             before = schedule.bmcs[task.uuid]
             put_off[task.uuid] = structs.replace(before, due=max(before.due, until or at))
-    return tuple(admitted), structs.replace(schedule.with_bmcs(put_off), resting_until=until)
+    return tuple(admitted), structs.replace(schedule.with_bmcs(put_off), paused_until=until)
 
 
-def note_submission(
-    schedule: Schedule, made: Iterable[BmcTask], taken: Collection[SystemUuid], knowledge: Knowledge, at: datetime
+def record_submission(
+    schedule: Schedule, tasks: Iterable[BmcTask], accepted: Collection[SystemUuid], knowledge: Knowledge, at: datetime
 ) -> Schedule:
     """Return the schedule after tasks were submitted. The pool took the tasks of the machines in ``taken``."""
     changed, refused = {}, set()
-    for task in made:
+    for task in tasks:
         before = schedule.bmcs[task.uuid]
-        if task.uuid not in taken:
+        if task.uuid not in accepted:
             refused.add(task.uuid)
             changed[task.uuid] = structs.replace(before, due=at + FIRST_RETRY)  # its end wakes the loop before that
             continue
@@ -289,21 +299,21 @@ def note_submission(
             wanted=task.wanted,
             bmc=task.bmc,
             due=at + (ONCE_READ_EVERY if _is_urgent(task, schedule.power.get(task.uuid)) else READ_EVERY),
-            granted=task.switching is not None and task.switching.now,
-            judges=frozenset(each.id for each in knowledge.pending.get(task.uuid, ())),
-            intents=_open_intents(task.uuid, knowledge),
+            may_be_switching=task.wanted_power is not None and task.wanted_power.may_start_now,
+            pending_ids=frozenset(each.id for each in knowledge.pending.get(task.uuid, ())),
+            open_intents=_open_intents(task.uuid, knowledge),
         )
-    return structs.replace(schedule.with_bmcs(changed), refused=schedule.refused | refused)
+    return structs.replace(schedule.with_bmcs(changed), still_running=schedule.still_running | refused)
 
 
 def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
     """The intents to serve a machine whose outcome is unknown: what may have come of a new one, its BMC is read for."""
-    record = knowledge.recorded(uuid)
+    record = knowledge.stored_record(uuid)
     serves = record.unknown_serves if record is not None else ()
     return frozenset(each.intent for each in serves if not each.is_withheld)
 
 
-def machines_without_task(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
+def find_machines_without_task(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
     """Return the machines whose fetch waits for a BMC that has no task; none before the first `plan_tasks`."""
     if schedule.may_set is None:
         return frozenset()
@@ -315,13 +325,13 @@ def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: dateti
     if not uuids:
         return schedule
     found = {uuid: structs.replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
-    return structs.replace(schedule.with_bmcs(found), resting_until=None)
+    return structs.replace(schedule.with_bmcs(found), paused_until=None)
 
 
 # What came of it
 
 
-def note_results(
+def record_results(
     schedule: Schedule,
     results: Iterable[TaskResult],
     judged: Collection[SystemUuid],
@@ -336,26 +346,26 @@ def note_results(
             continue
         now = _reschedule(before, result, knowledge, at, schedule.jitter)
         changed[result.uuid] = structs.replace(now, due=at) if result.uuid in judged else now
-    if schedule.failures < schedule.most_failures and schedule.resting_until is not None:
+    if schedule.failures < schedule.most_failures and schedule.paused_until is not None:
         # Put off until one answers, as one has.
-        rested = schedule.resting_until
+        rested = schedule.paused_until
         freed = {uuid: structs.replace(each, due=at) for uuid, each in schedule.bmcs.items() if each.due == rested}
         changed = {**freed, **changed}
-        schedule = structs.replace(schedule, resting_until=None)
+        schedule = structs.replace(schedule, paused_until=None)
     return schedule.with_bmcs(changed)
 
 
 def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
     """Count failures in a row over all BMCs: they mean that the network or a password is wrong."""
-    if not result.asked:
+    if not result.was_attempted:
         return schedule
-    if result.answered:
-        return structs.replace(schedule, failures=0, has_asked=True)
+    if result.is_reachable:
+        return structs.replace(schedule, failures=0, has_results=True)
     failures, last = schedule.failures + 1, f"the last {result.server}: {result.message}"
-    resting = schedule.resting_until
+    resting = schedule.paused_until
     if failures >= schedule.most_failures:
-        resting = resting or at + _REST
-    return structs.replace(schedule, failures=failures, last_failure=last, resting_until=resting, has_asked=True)
+        resting = resting or at + _PAUSE
+    return structs.replace(schedule, failures=failures, last_failure=last, paused_until=resting, has_results=True)
 
 
 def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: datetime, jitter: float) -> BmcState:
@@ -363,29 +373,29 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
         before,
         outcome=result.outcome,
         message=result.message,
-        asks=result.asks,
-        answered=result.answered,
-        credentials=result.credentials,
-        granted=before.granted and not result.granted,
-        held=result.granted and not result.switched,
+        operator_condition=result.condition,
+        answered=result.is_reachable,
+        credentials=result.credentials_fingerprint,
+        may_be_switching=before.may_be_switching and not result.was_power_allowed,
+        was_not_switched=result.was_power_allowed and not result.power_records,
     )
     wanted = before.wanted
     if (seen := result.observed) is not None:
         shows_progress = seen.marks.boot_progress is not None
-        by_dhcp = left_to_dhcp(wanted.override, seen) if wanted is not None else None
+        by_dhcp = explain_dhcp_loader(wanted.override, seen) if wanted is not None else None
         now = structs.replace(
-            now, power=seen.power, in_post=seen.in_post, shows_progress=shows_progress, left_to_dhcp=by_dhcp
+            now, power=seen.power, in_post=seen.in_post, shows_progress=shows_progress, dhcp_reason=by_dhcp
         )
     if now.is_fine:
         return structs.replace(now, failures=0, late_since=None)
     now = structs.replace(now, late_since=before.late_since or at)
     is_withdrawing = any(
         each.state.is_open and (wanted is None or each.reason != wanted.reason)
-        for each in knowledge.overrides_of(result.uuid)
+        for each in knowledge.list_overrides(result.uuid)
     )
     if result.outcome is Outcome.STALLED:  # asked often, a BMC that refuses a password locks its account
         now = structs.replace(now, due=at + LONGEST_RETRY)
-    elif result.answered and is_withdrawing:
+    elif result.is_reachable and is_withdrawing:
         now = structs.replace(now, due=at + WITHDRAW_EVERY)
     else:
         spread = crc32(f"{result.uuid} {at}".encode()) / 2**32
@@ -396,47 +406,47 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
     return now
 
 
-def override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
+def build_override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
     """What a task has written down, each record as it was left; and at first contact, what could not be compared."""
-    if first and isinstance(result.identified, CannotTell):
-        message = f"{result.server}: {result.identified.message}"
+    if first and isinstance(result.identity_result, UnprovenIdentity):
+        message = f"{result.server}: {result.identity_result.message}"
         yield Event(at=at, type="MachineUnverified", message=message, facts={"server": result.server}, warning=True)
-    for record in {record.reason: record for record in result.wrote}.values():
+    for record in {record.reason: record for record in result.written_records}.values():
         facts = {
             "server": result.server,
             "reason": record.reason,
             "plan": record.plan_digest,
-            "before": _describe(result.before),
+            "before": _describe(result.first_override),
             "after": _describe(result.observed.override if result.observed else None),
             "commit": commit,
         }
         ejected = bool(record.media) and not record.has_media and not record.state.is_open
         what = f"{_describe(record.override)} for {record.reason}"
-        if ejected or record.state is State.INSERTED:
+        if ejected or record.state is OverrideState.INSERTED:
             type, became = ("MediumEjected", "is ejected") if ejected else ("MediumInserted", "is inserted")
             yield Event(at=at, type=type, message=f"{result.server}: the medium of {what} {became}", facts=facts)
             continue
-        message = f"{result.server}: {what} {_BECAME[record.state]}"
+        message = f"{result.server}: {what} {_OVERRIDE_STATE_TEXTS[record.state]}"
         yield Event(at=at, type=f"Override{record.state}", message=message, facts=facts)
 
 
-_BECAME: Final = {
-    State.RECORDED: "is about to be set, or was",
-    State.CONFIRMED: "is set",
-    State.WITHDRAWING: "is about to be withdrawn",
-    State.INSERTED: "has its medium inserted",
-    State.WITHDRAWN: "is withdrawn",
-    State.CONSUMED: "is consumed",
-    State.LOST: "is gone, and nothing proves that a boot has consumed it",
-    State.SET_BY_ANOTHER: "was set by another instance, and is not set",
-    State.OPENED: "may be set in place of whatever stands there",
-    State.UNSENT: "was not set: the BMC had changed since it was read",
+_OVERRIDE_STATE_TEXTS: Final = {
+    OverrideState.RECORDED: "is about to be set, or was",
+    OverrideState.CONFIRMED: "is set",
+    OverrideState.CLEARING: "is about to be withdrawn",
+    OverrideState.INSERTED: "has its medium inserted",
+    OverrideState.CLEARED: "is withdrawn",
+    OverrideState.CONSUMED: "is consumed",
+    OverrideState.LOST: "is gone, and nothing proves that a boot has consumed it",
+    OverrideState.SET_BY_ANOTHER: "was set by another instance, and is not set",
+    OverrideState.OPENED: "may be set in place of whatever stands there",
+    OverrideState.UNSENT: "was not set: the BMC had changed since it was read",
 }
 
 
-def power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
+def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
     """Yield what a task has done to a machine's power, each record as it was left."""
-    for record in {record.reason: record for record in result.switched}.values():
+    for record in {record.reason: record for record in result.power_records}.values():
         facts = {
             "server": result.server,
             "reason": record.reason,
@@ -444,20 +454,20 @@ def power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Even
             "commit": commit,
         }
         what = f"{record.type} for {record.reason}"
-        message = f"{result.server}: {what} {_SWITCHED[record.state]}"
+        message = f"{result.server}: {what} {_SWITCH_STATE_TEXTS[record.state]}"
         yield Event(at=at, type=f"Power{record.state}", message=message, facts=facts)
-    if result.kept_uri is not None:
-        message = f"{result.server}: its firmware was told to boot {result.kept_uri} by HTTP, from this reset on"
-        facts = {"server": result.server, "uri": result.kept_uri, "commit": commit}
+    if result.firmware_uri is not None:
+        message = f"{result.server}: its firmware was told to boot {result.firmware_uri} by HTTP, from this reset on"
+        facts = {"server": result.server, "uri": result.firmware_uri, "commit": commit}
         yield Event(at=at, type="FirmwareUriKept", message=message, facts=facts)
 
 
-_SWITCHED: Final = {
-    SwitchState.RECORDED: "is about to be asked for, or was",
-    SwitchState.ASKED: "was asked for",
-    SwitchState.DONE: "is done",
-    SwitchState.BACK: "is done, and the machine's system runs again",
-    SwitchState.REFUSED: "was not done",
+_SWITCH_STATE_TEXTS: Final = {
+    PowerRecordState.RECORDED: "is about to be asked for, or was",
+    PowerRecordState.REQUESTED: "was asked for",
+    PowerRecordState.DONE: "is done",
+    PowerRecordState.BACK: "is done, and the machine's system runs again",
+    PowerRecordState.REFUSED: "was not done",
 }
 
 
@@ -465,18 +475,18 @@ def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
     """Return whether something may happen at any moment: a one-time override is consumed, or an end is awaited."""
     wanted = task.wanted
     if power is not None:
-        before = next((each for each in task.switches if each.reason == power.switching.reason), None)
-        if before is None or before.state is SwitchState.REFUSED:
+        before = next((each for each in task.power_records if each.reason == power.switching.reason), None)
+        if before is None or before.state is PowerRecordState.REFUSED:
             if power.is_due:
                 return True  # whoever is down holds up the others
         elif before.state.is_open:
             return True  # it is to come back
-        if wanted is None and not any(each.stays_behind for each in task.records):
+        if wanted is None and not any(each.may_be_left_on_bmc for each in task.records):
             return False
     return (
         wanted is None
         or wanted.override.enabled is OverrideEnabled.ONCE
-        or not all(each.state is State.CONFIRMED for each in task.records if each.state.is_open)
+        or not all(each.state is OverrideState.CONFIRMED for each in task.records if each.state.is_open)
     )
 
 

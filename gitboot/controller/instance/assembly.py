@@ -14,82 +14,82 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from gitboot.artifacts.availability import ArtifactWatch, Lookout, ReadResults, Sighting
+from gitboot.artifacts.availability import ArtifactWatch, ReadResults, Sighting, ThreadedArtifactWatch
 from gitboot.bmc.credentials import is_covered
 from gitboot.bmc.override_state import OverrideRecord
-from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.bmcs.schedule import Schedule
-from gitboot.controller.checkpoint import Checkpoint, Patrol
-from gitboot.controller.commit_acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority
-from gitboot.controller.forge import project_of
+from gitboot.controller.checkpoint import Checkpoint, DamageSearch
+from gitboot.controller.commit_acceptance import NO_AUTHORITY, Attempt, Authority, CommitAcceptor
+from gitboot.controller.forge import find_project
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.git_source import (
     KEYS,
     BranchInLedger,
-    fetched_apart,
-    look_for_repository,
-    source_of,
-    trust_of,
+    build_authority,
+    build_source,
+    check_repository,
+    open_source,
 )
 from gitboot.controller.instance.settings import CheckAssets, Clock, Settings, Tell
 from gitboot.controller.instance.state_directory import (
     check_acts,
     check_spool_rights,
-    lines_of,
-    private,
-    restored,
+    make_private,
+    read_key_lines,
     token_keys,
+    write_key_lines,
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import BEGIN, REFUSED
 from gitboot.controller.reconcile import Reconciler
-from gitboot.controller.reconcile_inputs import Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
+from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals, SharedFetchLog, UnknownMachineFile
 from gitboot.controller.reconcile_pass import Components, ignore
-from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import (
     Knowledge,
-    known,
-    looked_around,
-    output_modes,
-    write,
+    choose_output_modes,
+    read_knowledge,
+    record_instance_facts,
     write_events,
+    write_updates,
 )
-from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
+from gitboot.controller.target_followers import FollowedTarget, ListedTarget, build_followers
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.cache import Cache
-from gitboot.evaluator.client import Evaluation
-from gitboot.evaluator.evaluation_result import Commit, commit_of
-from gitboot.fetchlog.one_time_boots import claims_in
+from gitboot.evaluator.client import EvaluatorClient
+from gitboot.evaluator.evaluation_result import Commit, build_commit
+from gitboot.fetchlog.one_time_boots import read_claims
 from gitboot.fetchlog.spool import IDENTITY
-from gitboot.files import check_output, check_spool, check_state
+from gitboot.files import check_fetch_log_folder, check_output_directory, check_state_directory
 from gitboot.fleet.revision import Revision
-from gitboot.git.clone import Source, accepted_snapshot
-from gitboot.jsonio import canonical, format_instant
+from gitboot.git.clone import Source, load_accepted_snapshot
+from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Request
-from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
-from gitboot.ledger.location import address_beside, is_named, note_address
+from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
+from gitboot.ledger.location import has_address_file, read_address, write_address
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.durable_files import OPEN
+from gitboot.publish.durable_files import OPEN_MODES
 from gitboot.publish.manifest import STATUS, UNKNOWN
-from gitboot.publish.publisher import Directory, Looked
+from gitboot.publish.publisher import OutputDirectory, PublicationPreview
 from gitboot.publish.targets.follower import Followers
-from gitboot.publish.tree_reader import Words, folders, records_in
+from gitboot.publish.tree_reader import StopReader, read_tree_records, stop_folders
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.provisioning_record import Record, ahead
+from gitboot.resolve.provisioning_record import Record, find_newer_records
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Held, Status
-from gitboot.status.work_progress import Laps, Stage, Underway, Work, WorkListener
-from gitboot.system_clock import Uptime, uptime
+from gitboot.status.work_progress import Stage, StageTimes, Work, WorkListener, WorkProgress
+from gitboot.system_clock import Uptime, read_uptime
 
 Fence = Callable[[], None]  # raises where another instance may act, right before anything is changed at a BMC
-WriteRecord = Callable[[SystemUuid, OverrideRecord | SwitchRecord], None]  # stores what a job at a BMC is about to do
+WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]  # stores what a job at a BMC is about to do
 
 
 class Dependencies(Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class Dependencies(Struct, frozen=True, kw_only=True):
 
     store: Store  # the open ledger
     source: Source
-    evaluation: Evaluation
+    evaluation: EvaluatorClient
     target: ListedTarget
     clock: Clock
     make_bmcs: MakeBmcs | None = None  # None: jobs are carried out at real BMCs
@@ -111,7 +111,7 @@ class Dependencies(Struct, frozen=True, kw_only=True):
     observes: bool = True  # whether fetches reach the instance
     is_output_open: bool = False  # whether everybody on this host may read what is published
     keys: TokenKeys = NO_KEYS  # by which tokens are published
-    trust: Authority = NOBODY_SIGNS
+    trust: Authority = NO_AUTHORITY
     artifacts: ArtifactWatch | None = None  # who looks at them; None: they are not checked
     checkpoint: Checkpoint | None = None  # None: the instance writes no checkpoint, and starts without one
     resumes: bool = False  # whether it continues from the checkpoint
@@ -122,8 +122,8 @@ class Dependencies(Struct, frozen=True, kw_only=True):
     wake: Callable[[], None] = ignore  # when a job at a BMC has ended, from its thread
     report: Callable[[Status, datetime], None] = ignore
     stalled: Callable[[Condition], None] = ignore
-    uptime: Callable[[], Uptime] = uptime
-    laps: Laps = field(default_factory=Laps)
+    uptime: Callable[[], Uptime] = read_uptime
+    laps: StageTimes = field(default_factory=StageTimes)
     listener: WorkListener = field(default_factory=WorkListener)
 
 
@@ -138,7 +138,7 @@ class Instance(Struct, frozen=True, kw_only=True):
     store: Store
 
 
-def pool_of(settings: Settings, dependencies: Dependencies, write: WriteRecord) -> BmcPool:
+def build_bmc_pool(settings: Settings, dependencies: Dependencies, write: WriteRecord) -> BmcPool:
     """Return what carries out jobs at real BMCs."""
     return BmcPool(
         credentials=settings.bmc.credentials,
@@ -154,40 +154,41 @@ def pool_of(settings: Settings, dependencies: Dependencies, write: WriteRecord) 
 
 
 @contextmanager
-def build(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
+def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
     """Put an instance together; its jobs at BMCs have ended when the block ends."""
     store, held = dependencies.store, dependencies.store.database.lease
     shared = dependencies.shared
     inbox = Inbox(
         store,
         settings.spool,
-        witness_of(settings),
-        Words(*folders(settings.output, settings.spool)),
+        separate_mark_path(settings),
+        StopReader(*stop_folders(settings.output, settings.spool)),
         dependencies.uptime,
         dependencies.artifacts,
-        SharedSpool(shared, held.lease) if shared is not None and held is not None else None,
+        SharedFetchLog(shared, held.lease) if shared is not None and held is not None else None,
         settings.state / state.SPOOL,
         withdrawals=NotedWithdrawals(
-            None if dependencies.dry_run else settings.state / state.WITHDRAWALS, instance_tables.read(store).identity
+            None if dependencies.dry_run else settings.state / state.WITHDRAWALS,
+            instance_tables.read_facts(store).identity,
         ),
         clock=dependencies.clock,
     )
-    bmcs = (dependencies.make_bmcs or pool_of)(settings, dependencies, inbox.record)
-    standing = _start(settings, dependencies)
-    accepting = Accepting(
+    bmcs = (dependencies.make_bmcs or build_bmc_pool)(settings, dependencies, inbox.record)
+    standing = _build_start_state(settings, dependencies)
+    accepting = CommitAcceptor(
         dependencies.source,
         dependencies.evaluation,
         limits=settings.limits,
-        covered=partial(is_covered, settings.bmc.credentials),
-        published=dependencies.published,
-        trust=dependencies.trust,
-        kept=standing.plans.commit,
+        is_covered=partial(is_covered, settings.bmc.credentials),
+        published_commit=dependencies.published,
+        authority=dependencies.trust,
+        checkpoint_commit=standing.plans.commit,
     )
     components = Components(
         accepting=accepting,
         inbox=inbox,
         store=store,
-        target=Followed(dependencies.target, dependencies.followers, settings.list_keys),
+        target=FollowedTarget(dependencies.target, dependencies.followers, settings.list_keys),
         bmcs=bmcs,
         checkpoint=dependencies.checkpoint,
         tell=dependencies.tell,
@@ -203,9 +204,9 @@ def build(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
         bmcs.close()
 
 
-def _start(settings: Settings, dependencies: Dependencies) -> InstanceState:
+def _build_start_state(settings: Settings, dependencies: Dependencies) -> InstanceState:
     store, records = dependencies.store, dependencies.records
-    looked_around(
+    record_instance_facts(
         store,
         observes=dependencies.observes,
         owner=dependencies.owner,
@@ -213,15 +214,15 @@ def _start(settings: Settings, dependencies: Dependencies) -> InstanceState:
         spool=settings.spool,
         site=settings.site,
     )
-    knowledge = known(store) if dependencies.read is None else dependencies.read
-    knowledge = structs.replace(knowledge, facts=instance_tables.read(store))
-    if dependencies.owner == knowledge.facts.identity and ahead(
+    knowledge = read_knowledge(store) if dependencies.read is None else dependencies.read
+    knowledge = structs.replace(knowledge, facts=instance_tables.read_facts(store))
+    if dependencies.owner == knowledge.facts.identity and find_newer_records(
         records, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()
     ):
-        instance_tables.doubt(store, "RestoredLedger")  # it knows less than the tree that it published
-        knowledge = structs.replace(knowledge, facts=instance_tables.read(store))
+        instance_tables.mark_unverified(store, "RestoredLedger")  # it knows less than the tree that it published
+        knowledge = structs.replace(knowledge, facts=instance_tables.read_facts(store))
     if not knowledge.is_trusted:
-        knowledge = structs.replace(knowledge, published=records)
+        knowledge = structs.replace(knowledge, published_records=records)
     standing = InstanceState(
         knowledge=knowledge,
         keys=dependencies.keys,
@@ -241,31 +242,31 @@ def _start(settings: Settings, dependencies: Dependencies) -> InstanceState:
 # To run
 
 
-class _Reports:
+class _StatusReporter:
     """What a running instance tells of itself: events, progress, and the status that it leaves."""
 
     def __init__(
-        self, settings: Settings, tell: Tell, clock: Clock, judged: Callable[[Status, int], None] | None
+        self, settings: Settings, tell: Tell, clock: Clock, on_status: Callable[[Status, int], None] | None
     ) -> None:
-        self._settings, self._tell, self._clock, self._judged = settings, tell, clock, judged
-        self.left = state.LeftStatus(settings.state, clock)
-        self._unknown = KeptUnknown(settings.state, settings.spool, settings.output, clock)
-        self._spooled = _mark_in_spool(settings)
-        project = project_of(settings)
+        self._settings, self._tell, self._clock, self._judged = settings, tell, clock, on_status
+        self.left = state.StatusFile(settings.state, clock)
+        self._unknown = UnknownMachineFile(settings.state, settings.spool, settings.output, clock)
+        self._spooled = _spool_mark_path(settings)
+        project = find_project(settings)
         self._links = project.links() if project is not None else None  # to the project at the forge
-        self.laps = Laps()
+        self.laps = StageTimes()
         self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
 
     def warn(self, message: str) -> None:
         self._tell(Event(at=self._clock(), type="CacheUnusable", message=message, warning=True))
 
-    def _tell_progress(self, underway: Underway | None) -> None:
-        self.left.note(underway)
+    def _tell_progress(self, underway: WorkProgress | None) -> None:
+        self.left.note_progress(underway)
         if underway is not None:
             facts = {name: value for name, value in underway.facts().items() if name != "message"}
             self._tell(Event(at=self._clock(), type="Progress", message=underway.message, facts=facts))
 
-    def leave_status(self, store: Store, source: Source, tree: Directory, status: Status, at: datetime) -> None:
+    def leave_status(self, store: Store, source: Source, tree: OutputDirectory, status: Status, at: datetime) -> None:
         """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
 
         It has how far the ledger has come: an older copy of it is noticed by that.
@@ -278,11 +279,11 @@ class _Reports:
             "links": self._links,
             "branch": source.reference,
         }
-        tree.write_status(canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
+        tree.write_status(encode_canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
         if self._spooled is not None and read_mark(self._spooled) != (identity, changes):
             with suppress(OSError):  # it says less then, and is trusted less
                 write_mark(self._spooled, identity, changes)
-        if (seen := self._unknown.take_in(status.applied, at)) is not None:
+        if (seen := self._unknown.update(status.applied, at)) is not None:
             content, events = seen
             tree.write_status(content, at, UNKNOWN)
             with suppress(LedgerError):  # they are told all the same
@@ -295,17 +296,17 @@ class _Reports:
 
 
 @contextmanager
-def running(
+def run_instance(
     settings: Settings,
     *,
     tell: Tell,
     clock: Clock,
     wake: Callable[[], None] = ignore,
     wait: bool = False,
-    judged: Callable[[Status, int], None] | None = None,
-    evaluation_of: Callable[[Path], Evaluation] | None = None,
-    uptime: Callable[[], Uptime] = uptime,
-    lost: Callable[[], None] = ignore,
+    on_status: Callable[[Status, int], None] | None = None,
+    evaluation_of: Callable[[Path], EvaluatorClient] | None = None,
+    uptime: Callable[[], Uptime] = read_uptime,
+    on_lease_lost: Callable[[], None] = ignore,
 ) -> Iterator[tuple[Instance, Source]]:
     """The instance that settings describe, over its own ledger, clone and tree, which no other instance has meanwhile.
 
@@ -315,48 +316,48 @@ def running(
     a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
     then. ``evaluation_of`` a clone is a process of its own, and so is what fetches, if not a test's.
     """
-    look_for_repository(settings)
+    check_repository(settings)
     with ExitStack() as stack:
-        stack.enter_context(private(settings.state))
+        stack.enter_context(make_private(settings.state))
         if settings.spool is not None:
             check_spool_rights(settings.spool)
         _check_storage(settings, tell, clock)
-        stack.enter_context(state.locked(settings.state))
+        stack.enter_context(state.lock(settings.state))
         state.remove_former_caches(settings.state)
-        reports = _Reports(settings, tell, clock, judged)
+        reports = _StatusReporter(settings, tell, clock, on_status)
         cache = stack.enter_context(state.open_cache(settings.state, reports.warn))
-        store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
-        store.database.hold(Holder.of(settings.state, settings.lease_s))
-        shared, fence, ending_fence = stack.enter_context(_kept(store, tell, clock(), lost))
-        modes = output_modes(store, settings.output, settings.output_group)
-        opened = Directory.open(
+        store, read = stack.enter_context(open_or_replace_ledger(find_ledger(settings), tell, clock))
+        store.database.take_lease(Holder.load(settings.state, settings.lease_s))
+        shared, fence, ending_fence = stack.enter_context(_hold_lease(store, tell, clock(), on_lease_lost))
+        modes = choose_output_modes(store, settings.output, settings.output_group)
+        opened = OutputDirectory.open(
             settings.output,
-            ledger=instance_tables.read(store).identity,
-            heir_of=lambda: instance_tables.read(store).heir_of,
-            told=reports.listener.of(Work.PUBLISH),
+            ledger=instance_tables.read_facts(store).identity,
+            heir_of=lambda: instance_tables.read_facts(store).heir_of,
+            report_progress=reports.listener.make_reporter(Work.PUBLISH),
             modes=modes,
         )
         tree = stack.enter_context(opened)
         owner = tree.stamp.ledger if tree.stamp is not None else None
-        _doubt_without_marks(store, settings, owner)
+        _doubt_older_ledger(store, settings, owner)
         branch = BranchInLedger(store, tell, clock)
         if evaluation_of is None:
-            evaluation = Evaluation(
+            evaluation = EvaluatorClient(
                 settings.state,
-                allowance=settings.allowance,
-                waits=wait,
-                timed=partial(reports.laps.measure, Stage.EVALUATE),
-                read=reports.listener.of(Work.READ),
+                limits=settings.allowance,
+                waits_for_answer=wait,
+                start_timer=partial(reports.laps.start_stage, Stage.EVALUATE),
+                report_progress=reports.listener.make_reporter(Work.READ),
                 site=settings.site,
                 cache=cache,
             )
-            source = stack.enter_context(fetched_apart(settings, settings.state, branch))
+            source = stack.enter_context(open_source(settings, settings.state, branch))
         else:
             evaluation = evaluation_of(settings.state)
-            source = source_of(settings, settings.state, record=branch)
+            source = build_source(settings, settings.state, record=branch)
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
-        patrol = Patrol(settings.output, wake)
+        patrol = DamageSearch(settings.output, wake)
         stack.callback(patrol.close)
         dependencies = Dependencies(
             store=store,
@@ -366,15 +367,15 @@ def running(
             clock=clock,
             fence=fence,
             ending_fence=ending_fence,
-            followers=stack.enter_context(followers_of(settings, store, source, clock, wake).running()),
+            followers=stack.enter_context(build_followers(settings, store, source, clock, wake).running()),
             published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
             owner=owner,
-            records=records_in(settings.output),
+            records=read_tree_records(settings.output),
             observes=settings.spool_folder is not None,
-            is_output_open=modes is OPEN,
-            keys=keys_of(settings.state, store, tell, clock),
-            trust=trust_of(settings.trust, source, settings.state / KEYS),
-            artifacts=stack.enter_context(looking(settings, store, cache, wake)),
+            is_output_open=modes is OPEN_MODES,
+            keys=load_token_keys(settings.state, store, tell, clock),
+            trust=build_authority(settings.trust, source, settings.state / KEYS),
+            artifacts=stack.enter_context(watch_artifacts(settings, store, cache, wake)),
             checkpoint=Checkpoint(cache, tree, patrol, reports.warn, settings.site),
             resumes=not wait,
             shared=shared,
@@ -382,33 +383,35 @@ def running(
             tell=tell,
             wake=wake,
             report=partial(reports.leave_status, store, source, tree),
-            stalled=reports.left.add,
+            stalled=reports.left.add_condition,
             uptime=uptime,
             laps=reports.laps,
             listener=reports.listener,
         )
-        yield stack.enter_context(build(settings, dependencies)), source
+        yield stack.enter_context(build_instance(settings, dependencies)), source
 
 
 @contextmanager
-def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple[Instance, Source, Looked]]:
+def open_dry_run(
+    settings: Settings, *, tell: Tell, clock: Clock
+) -> Iterator[tuple[Instance, Source, PublicationPreview]]:
     """An instance over a copy of the state, with a target and BMCs that are only looked at."""
-    look_for_repository(settings)
+    check_repository(settings)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
         if state.has_ledger(settings.state):
-            in_use = state.running(settings.state) is not None
+            in_use = state.find_running_process(settings.state) is not None
             copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
-        store, read = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
+        store, read = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
         has_keys = (settings.state / state.TOKEN_KEYS).exists()  # they are read then, and none is made
-        keys = keys_of(settings.state if has_keys else copy, store, tell, clock)
+        keys = load_token_keys(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
-            instance_tables.lapse(tx)  # it is not in the copy's clone
-        about = instance_tables.read(store)
+            instance_tables.mark_accepted_lapsed(tx)  # it is not in the copy's clone
+        about = instance_tables.read_facts(store)
         cache = stack.enter_context(state.open_cache(settings.state, ignore, writes=False))
-        looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
-        source = stack.enter_context(fetched_apart(settings, copy, BranchInLedger(store, tell, clock)))
-        evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
+        looked = PublicationPreview(settings.output, ledger=about.identity, heir_of=about.heir_of)
+        source = stack.enter_context(open_source(settings, copy, BranchInLedger(store, tell, clock)))
+        evaluation = EvaluatorClient(copy, limits=settings.allowance, waits_for_answer=True, site=settings.site)
         stack.callback(evaluation.close)
         dependencies = Dependencies(
             store=store,
@@ -419,8 +422,8 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             dry_run=True,
             observes=settings.spool_folder is not None,
             keys=keys,
-            trust=trust_of(settings.trust, source, copy / KEYS),
-            artifacts=stack.enter_context(looking(settings, store, cache, ignore)),
+            trust=build_authority(settings.trust, source, copy / KEYS),
+            artifacts=stack.enter_context(watch_artifacts(settings, store, cache, ignore)),
             read=read,
             tell=tell,
         )
@@ -430,83 +433,88 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             empty = copy / "spool"
             empty.mkdir()
             shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
-        yield stack.enter_context(build(structs.replace(settings, spool=empty), dependencies)), source, looked
+        yield stack.enter_context(build_instance(structs.replace(settings, spool=empty), dependencies)), source, looked
 
 
 @contextmanager
-def _kept(
-    store: Store, tell: Tell, at: datetime, lost: Callable[[], None]
+def _hold_lease(
+    store: Store, tell: Tell, at: datetime, on_lease_lost: Callable[[], None]
 ) -> Iterator[tuple[RecordedFetches | None, Fence, Fence]]:
     """The spool of a ledger that other hosts share, None if no host shares it, and what keeps hosts apart.
 
     The second fence is for what only ends something (`LeaseKeeper.check_ending`).
     """
-    held, address = store.database.lease, address_beside(store.path)
+    held, address = store.database.lease, read_address(store.path)
     if held is None or address is None:
         yield None, ignore, ignore
         return
-    from gitboot.ledger.postgresql import PostgresRenewing
+    from gitboot.ledger.postgresql import LeaseConnection
 
-    if held.before is not None:
+    if held.previous_place is not None:
         number = held.lease.epoch
-        message = f"this instance acts by {held.name} now, under lease {number}; before, {held.before} did"
-        event = Event(at=at, type="TookOver", message=message, facts={"lease": number, "before": held.before})
+        message = f"this instance acts by {held.name} now, under lease {number}; before, {held.previous_place} did"
+        event = Event(at=at, type="TookOver", message=message, facts={"lease": number, "before": held.previous_place})
         tell(event)
         write_events(store, [event])
-    with closing(RecordedFetches(address)) as shared, LeaseKeeper(held, PostgresRenewing(address), lost) as keeper:
+    with (
+        closing(RecordedFetches(address)) as shared,
+        LeaseKeeper(held, LeaseConnection(address), on_lease_lost) as keeper,
+    ):
         yield shared, keeper.check, keeper.check_ending
 
 
-def named_ledger(settings: Settings) -> Path:
+def find_ledger(settings: Settings) -> Path:
     """Where the ledger is, or is named; raises `UsageError` where one is in STATE and another was meant."""
     path, wanted = settings.state / state.LEDGER, settings.ledger
-    if wanted is not None and address_beside(path) != wanted:
-        if path.exists() and not is_named(path):
+    if wanted is not None and read_address(path) != wanted:
+        if path.exists() and not has_address_file(path):
             raise UsageError(
                 f"{path} is a ledger already; take it to {wanted.name} first: gitboot ledger copy --state"
                 f" {settings.state} --to URL"
             )
-        note_address(path, wanted)
+        write_address(path, wanted)
     return path
 
 
 @contextmanager
-def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
+def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
     """The ledger at ``path``, and what it knows; where it is damaged, a new one, which is in doubt.
 
     One that other hosts share is read once the lease is taken, and none of them sets it aside.
     """
-    if address_beside(path) is not None:
+    if read_address(path) is not None:
         store, read = Store.open(path), None
     else:
         try:
-            store, read = _read_through(path)
+            store, read = _read_whole_ledger(path)
         except DamagedLedger as error:
             aside = set_aside(path)
             tell(Event(at=clock(), type="LedgerDamaged", message=f"{error}; it is kept as {aside.name}", warning=True))
-            store, read = _read_through(path)
-            instance_tables.doubt(store, "DamagedLedger")
+            store, read = _read_whole_ledger(path)
+            instance_tables.mark_unverified(store, "DamagedLedger")
     with store:
         if instance_tables.is_behind(store):
-            instance_tables.doubt(store, "RestoredLedger")
+            instance_tables.mark_unverified(store, "RestoredLedger")
         if store.mark is None:
             store.write_mark(*store.progress)
         yield store, read
 
 
-def _read_through(path: Path) -> tuple[Store, Knowledge]:
+def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
     """A ledger whose every book was read; raises `DamagedLedger`."""
     store = Store.open(path)
     try:
         instance_tables.read_requests(store)
-        return store, known(store)
+        return store, read_knowledge(store)
     except BaseException:
         store.close()
         raise
 
 
 @contextmanager
-def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[], None]) -> Iterator[Lookout | None]:
+def watch_artifacts(
+    settings: Settings, store: Store, cache: DiskCache, wake: Callable[[], None]
+) -> Iterator[ThreadedArtifactWatch | None]:
     """Look at artifacts until the block ends. None: the settings turn that off.
 
     The ledger has what the instance saw before its start, and the cache what gitboot read.
@@ -515,17 +523,17 @@ def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[
         yield None
         return
     from gitboot.artifacts.availability import Fetcher
-    from gitboot.artifacts.fetchers import Fetchers, FirstOf, FolderFetcher, WebFetcher
+    from gitboot.artifacts.fetchers import FallbackFetcher, FolderFetcher, PrefixFetcher, WebFetcher
 
     web = WebFetcher()
 
-    def fetcher_of(bases: tuple[str, ...]) -> tuple[Fetcher, Callable[[str], bool]]:
+    def build_fetchers(bases: tuple[str, ...]) -> tuple[Fetcher, Callable[[str], bool]]:
         own, *sites = (f"{base}/o/" for base in bases)
         tree = settings.output / "boot" / "o"
         mirrored: dict[str, Fetcher] = {
             # A site's copy of the tree is asked itself; where it cannot be reached, it will have what is here.
-            **{prefix: FirstOf(web, FolderFetcher(tree, prefix), unless=HostUnreachable) for prefix in sites},
-            own: FirstOf(FolderFetcher(tree, own), web, unless=ArtifactMissing),
+            **{prefix: FallbackFetcher(web, FolderFetcher(tree, prefix), unless=HostUnreachable) for prefix in sites},
+            own: FallbackFetcher(FolderFetcher(tree, own), web, unless=ArtifactMissing),
         }
         here = {own}
         by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, **mirrored}
@@ -534,22 +542,24 @@ def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[
             by_prefix[served] = FolderFetcher(settings.assets, served)
             here.add(served)
         is_read = settings.artifacts.check is CheckAssets.READ
-        return Fetchers(by_prefix), lambda url: is_read or url.startswith(tuple(here))
+        return PrefixFetcher(by_prefix), lambda url: is_read or url.startswith(tuple(here))
 
-    before = seen_before(settings, store)
+    before = read_sightings(settings, store)
     every_s = settings.artifacts.every_s
-    lookout = Lookout(fetcher_of, before=before, results=ReadResults(cache), every_s=every_s, wake=wake)
+    lookout = ThreadedArtifactWatch(
+        build_fetchers, before=before, results=ReadResults(cache), every_s=every_s, wake=wake
+    )
     with closing(lookout):
         yield lookout
 
 
-def seen_before(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
+def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
     """Return what the instance saw of artifacts before its start; an earlier version stored that in a file.
 
     The file goes once the ledger has sightings.
     """
     former = settings.state / state.FORMER_SIGHTINGS
-    if before := instance_tables.sightings(store, place_of(settings.state)):
+    if before := instance_tables.read_sightings(store, describe_place(settings.state)):
         with suppress(OSError):
             former.unlink()
         return before
@@ -558,12 +568,12 @@ def seen_before(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
     return {}
 
 
-def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
+def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
     """The keys by which tokens are published; where they are lost, who was told one of them is heard no more."""
-    about, at = instance_tables.read(store), clock()
+    about, at = instance_tables.read_facts(store), clock()
     is_shared = store.database.lease is not None
     if is_shared and (lines := instance_tables.read_token_keys(store)):
-        restored(directory, lines)
+        write_key_lines(directory, lines)
     if about.keyed and not (directory / state.TOKEN_KEYS).exists():
         message = (
             f"{state.TOKEN_KEYS} is not in STATE any more: installers that are at work now cannot report, and have no"
@@ -571,37 +581,37 @@ def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKey
         )
         tell(Event(at=at, type="TokenKeysLost", message=message, warning=True))
     keys = token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
-    if is_shared and instance_tables.read_token_keys(store) != (lines := lines_of(directory)):
+    if is_shared and instance_tables.read_token_keys(store) != (lines := read_key_lines(directory)):
         with store.writing() as tx:
             instance_tables.write_token_keys(tx, lines)
     return keys
 
 
-def _doubt_without_marks(store: Store, settings: Settings, owner: str | None) -> None:
+def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
     """Doubt a ledger that has published a tree which is not there, or of which something outside knows more."""
     identity, changes = store.progress
-    marks = [read_mark(spooled) if (spooled := _mark_in_spool(settings)) else None]
+    marks = [read_mark(spooled) if (spooled := _spool_mark_path(settings)) else None]
     with suppress(OSError, ValueError, TypeError, KeyError):  # the tree has the status of the ledger that published it
         found = json.loads((settings.output / STATUS).read_bytes())
         marks.append((str(found["ledger"]), int(found["changes"])))
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
-    is_alone = store.database.is_local and instance_tables.read(store).published and owner is None
+    is_alone = store.database.is_local and instance_tables.read_facts(store).published and owner is None
     if known > changes or is_alone:
-        instance_tables.doubt(store, "RestoredLedger", known)
+        instance_tables.mark_unverified(store, "RestoredLedger", known)
 
 
-def _mark_in_spool(settings: Settings) -> Path | None:
+def _spool_mark_path(settings: Settings) -> Path | None:
     """Where, besides STATE and OUTPUT, it is noted how far the ledger has come: a copy of both is told by it."""
     return settings.spool / "ledger.mark" if settings.spool is not None else None
 
 
-def witness_of(settings: Settings) -> Path | None:
+def separate_mark_path(settings: Settings) -> Path | None:
     """The same, where it lies on a disk of its own: what agrees with it is no copy of an older state of the machine."""
     with suppress(OSError):
         if settings.spool is not None:
             own, others = settings.spool.stat().st_dev, (settings.state, settings.output)
             if own not in {path.stat().st_dev for path in others if path.exists()}:
-                return _mark_in_spool(settings)
+                return _spool_mark_path(settings)
     return None
 
 
@@ -611,17 +621,17 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="StateMayBeLost", message=message, warning=True))
 
-    check_state(settings.state, settings.accepted_filesystems, warn)
+    check_state_directory(settings.state, settings.accepted_filesystems, warn)
     if settings.spool is not None and settings.spool.exists():
-        check_spool(settings.spool, settings.accepted_filesystems, warn, state=settings.state)
+        check_fetch_log_folder(settings.spool, settings.accepted_filesystems, warn, state=settings.state)
     if settings.output.exists():
-        check_output(settings.output, settings.accepted_filesystems, warn, state=settings.state)
+        check_output_directory(settings.output, settings.accepted_filesystems, warn, state=settings.state)
 
 
 # To look at
 
 
-class Look(Struct, frozen=True, kw_only=True):
+class OfflineInstance(Struct, frozen=True, kw_only=True):
     """What an instance goes by: the commit that it accepted last, and what it knows."""
 
     commit: Commit
@@ -630,9 +640,9 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def looked_at(
-    directory: Path, at: datetime, *, begun: Callable[[int], None] = lambda _: None, results: Cache | None = None
-) -> Iterator[Look]:
+def open_offline(
+    directory: Path, at: datetime, *, on_begin: Callable[[int], None] = lambda _: None, results: Cache | None = None
+) -> Iterator[OfflineInstance]:
     """The instance on ``directory`` as it is, running or not; nothing there is changed.
 
     ``begun`` is called with how many files its commit has, before that is read. ``results`` are looked up by key.
@@ -641,54 +651,56 @@ def looked_at(
     from gitboot.evaluator.evaluation import Evaluator
 
     if not state.has_ledger(directory):
-        raise state.never_ran(directory)
+        raise state.no_instance_error(directory)
     check_acts(directory)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))
-        copy_ledger(directory / state.LEDGER, copy / state.LEDGER, in_use=state.running(directory) is not None)
+        copy_ledger(
+            directory / state.LEDGER, copy / state.LEDGER, in_use=state.find_running_process(directory) is not None
+        )
         try:
             store = stack.enter_context(open_ledger(copy / state.LEDGER))
         except LedgerError as error:  # of the copy, whose path says nothing to anyone
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
-        snapshot = accepted_snapshot(directory)
-        evaluator = Evaluator(lambda _, __: snapshot, begun=begun, results=results)
+        snapshot = load_accepted_snapshot(directory)
+        evaluator = Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
-        whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
+        whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
         has_keys = (directory / state.TOKEN_KEYS).exists()  # they are read then, and none is made
         keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
-        before = _known_offline(store)
+        before = _read_offline_knowledge(store)
         commit = whole.at_site(before.facts.site or None)
-        learnt = learn(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
+        learnt = apply_batch(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
-        seen = instance_tables.sightings(store, place_of(directory))
-        knowledge = structs.replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))
-        yield Look(commit=commit, knowledge=knowledge, keys=keys)
+        seen = instance_tables.read_sightings(store, describe_place(directory))
+        knowledge = structs.replace(learnt, sightings=seen, claims=read_claims(folders, folders[-1]))
+        yield OfflineInstance(commit=commit, knowledge=knowledge, keys=keys)
 
 
-def carried_out(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
+def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
     """Do what operators asked for, in the place of an instance that does not run.
 
     ``commit`` is the accepted one, ``held`` what the instance held when it ran last.
     """
     changed = tuple(commit.decisions.servers) if commit else ()
     batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)
-    write(store, [learn(_known_offline(store), batch, at).news])
+    write_updates(store, [apply_batch(_read_offline_knowledge(store), batch, at).update])
 
 
-def begun(look: Look, facts: Mapping[str, Any], at: datetime) -> Knowledge:
+def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
     """What would be known after a request to begin with what it says; raises `UsageError` where it is refused."""
     request = Request(0, at, "", BEGIN, facts)
     batch = Batch(requests=(request,), commit=look.commit, changed=tuple(look.commit.decisions.servers))
-    learnt = learn(look.knowledge, batch, at)
-    ((_, outcome),) = learnt.news.outcomes
+    learnt = apply_batch(look.knowledge, batch, at)
+    ((_, outcome),) = learnt.update.request_outcomes
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
     return learnt.knowledge
 
 
-def _known_offline(store: Store) -> Knowledge:
+def _read_offline_knowledge(store: Store) -> Knowledge:
     """Return what the ledger of an instance knows that does not reconcile now."""
-    found = known(store)
+    found = read_knowledge(store)
     if found.is_trusted or found.facts.output is None:
         return found
-    return structs.replace(found, published=records_in(Path(found.facts.output)))
+    return structs.replace(found, published_records=read_tree_records(Path(found.facts.output)))

@@ -13,23 +13,23 @@ from gitboot.controller.commit_acceptance import Authority
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.settings import Clock, GitSettings, Settings, Tell, TrustSettings
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
-from gitboot.git.clone import BranchRecord, FollowedBranch, Source, detached
+from gitboot.git.clone import BranchRecord, FollowedBranch, Source, explain_detached_head
 from gitboot.git.fetch import CLONE, FetchProcess, Upstream
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.git.repository import has_repository
-from gitboot.git.signatures import SignatureKeys, Signatures
+from gitboot.git.signatures import SignatureChecker, SignatureKeys
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.status.conditions import Event
 
 
-def look_for_repository(settings: Settings) -> None:
+def check_repository(settings: Settings) -> None:
     """Raise `UsageError` if a first start lacks what only a person can name.
 
     That is a repository on this host, Git credentials that can be read, or a branch if HEAD is detached. A later start
     goes on with the accepted commit, and the condition SourceReady shows what is wrong.
     """
-    remote = remote_of(settings.git)
+    remote = build_remote(settings.git)
     with suppress(PermissionError):  # which is said where it is read
         if (settings.state / CLONE).exists():
             return
@@ -46,15 +46,15 @@ def look_for_repository(settings: Settings) -> None:
         with suppress(SourceError, UsageError):  # the fetch reports it
             head = Upstream(remote, settings.state).read_head()
         if head is not None and head.branch is None:
-            raise BranchNotNamed(detached(remote))
+            raise BranchNotNamed(explain_detached_head(remote))
 
 
 @contextmanager
-def fetched_apart(settings: Settings, state: Path, record: BranchRecord) -> Iterator[Source]:
+def open_source(settings: Settings, state: Path, record: BranchRecord) -> Iterator[Source]:
     """What the settings follow, fetched by a process of its own, which ends with the block."""
     fetcher = FetchProcess(settings.git.fetch_mebibytes)
     try:
-        yield source_of(settings, state, fetcher, record)
+        yield build_source(settings, state, fetcher, record)
     finally:
         fetcher.close()
 
@@ -66,29 +66,29 @@ class BranchInLedger:
         self._store, self._tell, self._clock = store, tell, clock
 
     def read(self) -> FollowedBranch | None:
-        about = instance_tables.read(self._store)
+        about = instance_tables.read_facts(self._store)
         return FollowedBranch(about.branch, about.is_default_branch) if about.branch is not None else None
 
     def accepted(self) -> str | None:
-        about = instance_tables.read(self._store)
+        about = instance_tables.read_facts(self._store)
         return about.accepted or about.lapsed
 
-    def write(self, followed: FollowedBranch) -> None:
-        message = f"the instance follows {followed.reference} from now on, until --rev names something else"
-        event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": followed.reference})
+    def write(self, branch: FollowedBranch) -> None:
+        message = f"the instance follows {branch.reference} from now on, until --rev names something else"
+        event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": branch.reference})
         with self._store.writing() as tx:
-            instance_tables.write_facts(tx, branch=followed.reference, is_default_branch=followed.is_default)
-            instance_tables.write(tx, [event])
+            instance_tables.write_facts(tx, branch=branch.reference, is_default_branch=branch.is_default)
+            instance_tables.write_events(tx, [event])
         self._tell(event)
 
 
-def source_of(
+def build_source(
     settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
 ) -> Source:
     """Return what the settings follow, which is fetched into the state directory ``state``."""
     has_credentials = settings.git.ssh is not None or settings.git.credentials is not None
     read = partial(read_git_credentials, settings.git) if has_credentials else None
-    return Source(remote_of(settings.git), state, fetcher, read_credentials=read, record=record)
+    return Source(build_remote(settings.git), state, fetcher, read_credentials=read, record=record)
 
 
 def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
@@ -105,7 +105,7 @@ def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
     return Password(user=found.username, password=found.password)
 
 
-def remote_of(settings: GitSettings) -> Remote:
+def build_remote(settings: GitSettings) -> Remote:
     """Return where commits are fetched from. Raises `UsageError` if the URL and the kind of credentials do not fit.
 
     The credentials are of the kind that the URL needs, but have no password: each fetch reads that.
@@ -123,13 +123,13 @@ def remote_of(settings: GitSettings) -> Remote:
     )
 
 
-def trust_of(settings: TrustSettings, source: Source, folder: Path) -> Authority:
+def build_authority(settings: TrustSettings, source: Source, folder: Path) -> Authority:
     """Whose word counts; raises `UsageError` where keys cannot be read, now at the start."""
     signatures = None
-    if settings.keys.any:
+    if settings.keys.has_keys:
         keys = SignatureKeys(settings.keys, folder)
-        keys.mark()
-        signatures = Signatures(source.clone, keys, settings.verify, source.tag_on)
+        keys.fingerprint()
+        signatures = SignatureChecker(source.clone, keys, settings.verify, source.read_tag_on)
     return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
 
 

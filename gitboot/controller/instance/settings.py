@@ -10,12 +10,12 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
+from gitboot.bmc.worker_pool import MAX_PARALLEL, MAX_PER_SITE
 from gitboot.controller.instance.state_directory import SPOOL
-from gitboot.evaluator.protocol import Allowance
+from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.git.signatures import TrustedKeys
-from gitboot.ledger.leader_lease import SECONDS
+from gitboot.ledger.leader_lease import LEASE_SECONDS
 from gitboot.ledger.location import PostgresAddress
 from gitboot.publish.targets.follower import TargetAddress
 from gitboot.review.guards import Limits
@@ -54,8 +54,8 @@ class BmcSettings(Struct, frozen=True, kw_only=True):
     """How BMCs are asked."""
 
     credentials: Path | None = None  # a directory with NAME/username and NAME/password
-    parallel: int = MOST  # how many are asked at a time, at most
-    per_site: int = MOST_OF_SITE  # of one site
+    parallel: int = MAX_PARALLEL  # how many are asked at a time, at most
+    per_site: int = MAX_PER_SITE  # of one site
     failures: int = 20  # in a row, until nothing more is set for a while
     jitter: float = 0.2  # by how much less than planned is waited at most
 
@@ -94,7 +94,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     git: GitSettings
     trust: TrustSettings = TrustSettings()
     bmc: BmcSettings = BmcSettings()
-    allowance: Allowance = field(default_factory=Allowance)  # what evaluating one commit may take
+    allowance: EvaluationLimits = field(default_factory=EvaluationLimits)  # what evaluating one commit may take
     limits: Limits = field(default_factory=Limits)
     output_group: str | None = None  # who may read OUTPUT besides this user; None: this process's own group
     site: str | None = None  # whose servers alone it acts for; None: all
@@ -109,7 +109,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     forge: ForgeSettings | None = None
     push_secret: Path | None = None  # the file with what webhooks of forges are signed by
     ledger: PostgresAddress | None = None  # where the ledger is; None: in STATE, or where it was said before
-    lease_s: float = SECONDS  # how long that is this instance's without its saying so again
+    lease_s: float = LEASE_SECONDS  # how long that is this instance's without its saying so again
     notify: Path | None = None  # the file that names receivers of notices
     targets: tuple[TargetAddress, ...] = ()  # that follow what is published
     list_keys: Path | None = None  # the folder of the keys that sign the list; None: it is unsigned

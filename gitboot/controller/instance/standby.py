@@ -19,46 +19,46 @@ from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
-from gitboot.controller.checkpoint import WORTH, Checkpoint
+from gitboot.controller.checkpoint import MIN_SERVERS, Checkpoint
 from gitboot.controller.commit_acceptance import Attempt
-from gitboot.controller.current_plans import WindowWatch, changed_by, replanned
+from gitboot.controller.current_plans import WindowWatch, find_changed_servers, replan
 from gitboot.controller.instance import state_directory as state
-from gitboot.controller.instance.assembly import named_ledger
-from gitboot.controller.instance.git_source import look_for_repository, source_of
+from gitboot.controller.instance.assembly import find_ledger
+from gitboot.controller.instance.git_source import build_source, check_repository
 from gitboot.controller.instance.settings import CheckAssets, Settings
-from gitboot.controller.instance.state_directory import is_of, private, restored, token_keys
-from gitboot.controller.instance_state import InstanceState, goes_by
-from gitboot.controller.offered_files import Dated, published
-from gitboot.controller.operator_requests import stop_of
-from gitboot.controller.records.install_boots import offers_of
-from gitboot.controller.records.ledger_changes import Batch, learn
-from gitboot.controller.records.ledger_snapshot import known, looked_around, output_modes
+from gitboot.controller.instance.state_directory import is_published_under, make_private, token_keys, write_key_lines
+from gitboot.controller.instance_state import InstanceState, plans_by
+from gitboot.controller.offered_files import DatedPath, publish_plans
+from gitboot.controller.operator_requests import decide_halt
+from gitboot.controller.records.install_boots import list_offers
+from gitboot.controller.records.ledger_changes import Batch, apply_batch
+from gitboot.controller.records.ledger_snapshot import choose_output_modes, read_knowledge, record_instance_facts
 from gitboot.disk_cache import DiskCache, this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, NotYetDone, SourceError
-from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
-from gitboot.jsonio import decoder, format_instant
+from gitboot.jsonio import build_decoder, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.location import address_beside
-from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
-from gitboot.ledger.store import Store, mark_of, read_mark, write_mark
-from gitboot.publish.publisher import Directory, Published
+from gitboot.ledger.location import read_address
+from gitboot.ledger.open_ledger import copy_ledger, read_lease, read_shared_token_keys
+from gitboot.ledger.store import Store, mark_path, read_mark, write_mark
+from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.tree_changes import WindowEnds, end_windows
 from gitboot.publish.tree_reader import Inventory
-from gitboot.render.endpoint_files import Terms
-from gitboot.render.paths import File, Files, token_in
-from gitboot.render.plan_and_record_files import PartFiles
+from gitboot.render.endpoint_files import ServingTerms
+from gitboot.render.paths import File, Files, find_token
+from gitboot.render.plan_and_record_files import FileUpdates
 from gitboot.render.server_files import ServerState
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status
 
 if TYPE_CHECKING:
-    from gitboot.ledger.postgresql import PostgresRenewing
+    from gitboot.ledger.postgresql import LeaseConnection
 
 LOOK_S: Final = 2.0  # between two looks at the lease
 _PREPARE_S: Final = 3600.0  # between two times that the tree is brought near to what is published
@@ -89,16 +89,16 @@ class Standby:
         preparing: Sequence[str] = (),  # the command that brings the tree near to what is published; (): none does
     ) -> None:
         self._settings, self._tell, self._clock, self._preparing = settings, tell, clock, preparing
-        look_for_repository(settings)  # before anything is made
-        with private(settings.state):
-            self.address = address_beside(named_ledger(settings))
+        check_repository(settings)  # before anything is made
+        with make_private(settings.state):
+            self.address = read_address(find_ledger(settings))
         if self.address is not None:
             this_program()  # which is on the disk still: what another one has prepared does not count
         self.is_patient = False  # whether a ledger that cannot be reached is waited for
         self._reference = settings.git.reference  # that is fetched meanwhile: of --rev, or of the acting instance
         self._accepted: str | None = None  # the commit that the acting instance has accepted
-        self._woken = threading.Event()  # whether there is anything new to fetch, or to evaluate
-        self._has_failed, self._said = False, ""
+        self._wake_event = threading.Event()  # whether there is anything new to fetch, or to evaluate
+        self._has_failed, self._last_message = False, ""
         self._windows = WindowWatch(partial(end_windows, settings.output, WindowEnds()))
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
@@ -109,41 +109,41 @@ class Standby:
         """
         if self.address is None:
             return True
-        from gitboot.ledger.postgresql import PostgresRenewing
+        from gitboot.ledger.postgresql import LeaseConnection
 
         with ExitStack() as stack:
-            stack.enter_context(state.locked(self._settings.state))
+            stack.enter_context(state.lock(self._settings.state))
             end = stack.enter_context(ending())
             is_large = stack.enter_context(
-                _following(
+                _follow_active(
                     self._settings,
                     self._tell,
                     self._clock,
-                    self._woken,
+                    self._wake_event,
                     lambda: (self._reference, self._accepted),
                 )
             )
             preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state, self._tell)))
-            looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
+            looking, since = stack.enter_context(closing(LeaseConnection(self.address))), self._clock()
             if self._has_failed:
                 end.wait(LOOK_S)
                 self._has_failed = False
             while not end.wait(0):
-                if (waits := self._looked(looking)) is None:
+                if (waits := self._find_wait_reason(looking)) is None:
                     return True
                 if waits[0] == _STANDING_BY and is_large():
-                    preparation.look()
-                self._say(*waits, since, preparation.said)
+                    preparation.start_if_due()
+                self._report(*waits, since, preparation.tree_message)
                 wait_s = min(LOOK_S, self._settings.lease_s / 5)
                 if not preparation.is_running:
                     wait_s = min(wait_s, self._end_windows())
                 end.wait(wait_s)
             return False
 
-    def _looked(self, looking: PostgresRenewing) -> tuple[str, str] | None:
+    def _find_wait_reason(self, looking: LeaseConnection) -> tuple[str, str] | None:
         """Why it waits: a word, and in words; None: the lease can be taken."""
         try:
-            other = looking.other_than(Holder.of(self._settings.state))
+            other = looking.find_other_holder(Holder.load(self._settings.state))
         except LedgerError as error:
             if not self.is_patient:
                 self._end_windows()  # the service manager starts it again, until the ledger answers
@@ -151,43 +151,43 @@ class Standby:
             return _reason(error), str(error)
         self.is_patient = True
         if other is not None:
-            self._note_progress(looking.progress())
-            self._reference = self._settings.git.reference or looking.fact("branch") or self._reference
-            if (accepted := looking.fact("accepted")) not in (None, self._accepted):
+            self._note_progress(looking.read_progress())
+            self._reference = self._settings.git.reference or looking.read_fact("branch") or self._reference
+            if (accepted := looking.read_fact("accepted")) not in (None, self._accepted):
                 self._accepted = accepted
-                self._woken.set()
+                self._wake_event.set()
         return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None
 
     def _end_windows(self) -> float:
         """End the windows that are over in the tree of this host; return the seconds until the next window ends."""
-        _, events = self._windows.end(self._clock())
+        _, events = self._windows.end_windows(self._clock())
         for event in events:
             self._tell(event)
         next_end = self._windows.next_end
         return math.inf if next_end is None else max((next_end - self._clock()).total_seconds(), 0)
 
-    def _note_progress(self, found: tuple[str, int] | None) -> None:
+    def _note_progress(self, progress: tuple[str, int] | None) -> None:
         """Note how far the ledger has come: so a backup that is put in its place is known for one by who acts next."""
-        path = mark_of(self._settings.state / state.LEDGER)
+        path = mark_path(self._settings.state / state.LEDGER)
         before = read_mark(path)
-        if found is not None and (before is None or (before[0] == found[0] and before[1] < found[1])):
+        if progress is not None and (before is None or (before[0] == progress[0] and before[1] < progress[1])):
             with suppress(OSError):
-                write_mark(path, *found)
+                write_mark(path, *progress)
 
     def fail(self, error: LedgerError) -> None:
         """Note that the ledger could not be read once the lease was taken: it is waited for."""
         self._has_failed = True
-        self._say(_reason(error), str(error), self._clock())
+        self._report(_reason(error), str(error), self._clock())
 
-    def _say(self, reason: str, message: str, since: datetime, of_tree: str = "") -> None:
+    def _report(self, reason: str, message: str, since: datetime, of_tree: str = "") -> None:
         """Tell what has changed, and leave it for `gitboot status`, with what there is to say of the tree."""
         at = self._clock()
-        if message != self._said:
+        if message != self._last_message:
             self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDING_BY))
-            self._said = message
+            self._last_message = message
         whole = "; ".join(filter(None, (message, of_tree)))
         acting = Condition(type="Active", status=False, reason=reason, message=whole, last_transition_time=since)
-        left = state.LeftStatus(self._settings.state, self._clock)
+        left = state.StatusFile(self._settings.state, self._clock)
         left.write({**Status(conditions=(acting,)).facts(), "at": format_instant(at)})
 
 
@@ -205,20 +205,20 @@ class _Preparation:
         self._process: subprocess.Popen[bytes] | None = None
         self._due, self._pause_s = time.monotonic(), _FIRST_PAUSE_S
         self._last: Event | None = None  # that was told
-        self.said = ""  # how far the tree has come
+        self.tree_message = ""  # how far the tree has come
 
     @property
     def is_running(self) -> bool:
         return self._process is not None
 
-    def look(self) -> None:
+    def start_if_due(self) -> None:
         """Start it where it is due, and tell what came of it; of the thread with which it is to end."""
         if self._process is not None and (status := self._process.poll()) is not None:
             self._end(self._process, status)
         if self._command and self._process is None and time.monotonic() >= self._due:
             with suppress(OSError):  # there is no room for one more process, and nothing else waits for it
                 self._process = spawn(self._command, stdout=subprocess.PIPE)
-                self.said = self.said or "its tree is being made"
+                self.tree_message = self.tree_message or "its tree is being made"
 
     def close(self) -> None:
         """Whoever acts has the tree for itself."""
@@ -236,24 +236,24 @@ class _Preparation:
         except msgspec.DecodeError:  # it was killed, or has said on standard error what it came to
             return
         if status == 0:
-            self.said = f"its tree is as of {event.facts['asOf']}"
-        elif not self.said.startswith("its tree is as of"):
-            self.said = f"its tree could not be made: {event.message}"
+            self.tree_message = f"its tree is as of {event.facts['asOf']}"
+        elif not self.tree_message.startswith("its tree is as of"):
+            self.tree_message = f"its tree could not be made: {event.message}"
         if self._last is None or (event.type, event.message) != (self._last.type, self._last.message):
             self._tell(event)
         self._last = event
 
 
-_event: Final = decoder(Event)
+_event: Final = build_decoder(Event)
 
 
 @contextmanager
-def _following(
+def _follow_active(
     settings: Settings,
     tell: Callable[[Event], None],
     clock: Callable[[], datetime],
-    woken: threading.Event,
-    followed: Callable[[], tuple[str | None, str | None]],
+    wake_event: threading.Event,
+    read_followed: Callable[[], tuple[str | None, str | None]],
 ) -> Iterator[Callable[[], bool]]:
     """Fetch the branch of the acting instance, and evaluate the commit that it accepted, until the block ends.
 
@@ -267,22 +267,22 @@ def _following(
         tell(Event(at=clock(), type="CacheUnusable", message=message, warning=True))
 
     cache = state.open_cache(settings.state, warn)
-    evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site, cache=cache)
-    evaluation.on_answer = woken.set
+    evaluation = EvaluatorClient(settings.state, limits=settings.allowance, site=settings.site, cache=cache)
+    evaluation.on_answer = wake_event.set
 
     def follow(fetcher: FetchProcess) -> None:
         commit: Commit | None = None
         source: Source | None = None
         while not ended.is_set():
-            woken.clear()
-            reference, accepted = followed()
+            wake_event.clear()
+            reference, accepted = read_followed()
             if reference is None:
-                woken.wait(LOOK_S)
+                wake_event.wait(LOOK_S)
                 continue
             with suppress(GitbootError):
                 if source is None or source.reference != reference:
                     of_branch = structs.replace(settings, git=structs.replace(settings.git, reference=reference))
-                    source = source_of(of_branch, settings.state, fetcher)
+                    source = build_source(of_branch, settings.state, fetcher)
                 source.fetch()
             with suppress(GitbootError):  # also while the remote cannot be reached
                 revision = Revision(accepted) if accepted is not None else None
@@ -291,10 +291,10 @@ def _following(
                     evaluated = evaluation.evaluate(revision, commit)
                     if evaluated is not None:
                         commit = evaluated.commit
-                        evaluation.keep(revision)
-                if commit is not None and len(commit.decisions.servers) >= WORTH:
+                        evaluation.store_results(revision)
+                if commit is not None and len(commit.decisions.servers) >= MIN_SERVERS:
                     large.set()
-            woken.wait(settings.poll_s)
+            wake_event.wait(settings.poll_s)
 
     with closing(evaluation):
         with closing(FetchProcess(settings.git.fetch_mebibytes)) as fetcher:
@@ -304,14 +304,14 @@ def _following(
                 yield large.is_set
             finally:
                 ended.set()
-                woken.set()
+                wake_event.set()
         thread.join()  # its fetcher has been ended
 
 
 # The tree
 
 
-class Prepared(Struct, frozen=True, kw_only=True):
+class PreparedTree(Struct, frozen=True, kw_only=True):
     """The tree of a standby: its commit, and how many servers it has."""
 
     commit: Revision
@@ -320,7 +320,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     at: datetime  # of the ledger
 
 
-def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable[[str], None]) -> Prepared:
+def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable[[str], None]) -> PreparedTree:
     """Publish to OUTPUT what the active instance publishes, except for halted servers, and keep a checkpoint.
 
     A take-over then costs as little as a restart. gitboot plans the tree by a copy of the ledger and writes nothing to
@@ -330,10 +330,10 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
     This runs in a process of its own, which may be killed at any time, while the standby holds STATE. A second call
     publishes only what has changed. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
     """
-    lease = lease_of(settings.state / state.LEDGER)
-    if lease is None or not lease.stands:
+    lease = read_lease(settings.state / state.LEDGER)
+    if lease is None or not lease.is_current:
         raise NotYetDone("no instance acts")
-    if is_of(settings.output, lease):
+    if is_published_under(settings.output, lease):
         raise NotYetDone(f"{settings.output} is where {lease.place} publishes")
     with ExitStack() as stack:
         copy = settings.state / state.PREPARING
@@ -342,22 +342,22 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         stack.callback(shutil.rmtree, copy, ignore_errors=True)
         copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=True)
         store = stack.enter_context(Store.open(copy / state.LEDGER))
-        about = instance_tables.read(store)
+        about = instance_tables.read_facts(store)
         if about.accepted is None or not about.published or instance_tables.is_behind(store):
             raise NotYetDone("the instance that acts has published nothing by this ledger as yet")
         accepted = Revision(about.accepted)
-        if not (lines := token_keys_of(settings.state / state.LEDGER)):
+        if not (lines := read_shared_token_keys(settings.state / state.LEDGER)):
             raise NotYetDone("the ledger has no keys of tokens")
-        restored(copy, lines)
+        write_key_lines(copy, lines)
         at = max(clock(), about.heartbeat.at) if about.heartbeat is not None else clock()
-        modes = output_modes(store, settings.output, settings.output_group)
-        directory = stack.enter_context(Directory.open(settings.output, ledger=about.identity, modes=modes))
-        tree = _StandbyTree(directory, store, _undated(store, at, about))
+        modes = choose_output_modes(store, settings.output, settings.output_group)
+        directory = stack.enter_context(OutputDirectory.open(settings.output, ledger=about.identity, modes=modes))
+        tree = _StandbyTree(directory, store, _find_unused_date(store, at, about))
         cache = stack.enter_context(
             state.open_cache(settings.state, lambda _: None)
         )  # the standby reports what is wrong
         checkpoint = Checkpoint(cache, tree, None, warn, settings.site)
-        looked_around(
+        record_instance_facts(
             store,
             observes=settings.spool is not None,
             owner=directory.stamp.ledger if directory.stamp is not None else None,
@@ -367,54 +367,56 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         )
         # The ledger has the sightings of the other host.
         knowledge = structs.replace(
-            known(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
+            read_knowledge(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
         )
         standing = checkpoint.resume(InstanceState(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
-        commit = _evaluated(settings, accepted, standing.plans.commit, cache)
-        standing = _brought_near(standing, commit, tree, at)
+        commit = _evaluate_accepted(settings, accepted, standing.plans.commit, cache)
+        standing = _publish_without_halted(standing, commit, tree, at)
         checkpoint.store(standing, len(standing.plans.servers), at)
-    return Prepared(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
+    return PreparedTree(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
 
 
-def _undated(store: Store, at: datetime, about: Facts) -> datetime:
+def _find_unused_date(store: Store, at: datetime, about: Facts) -> datetime:
     """Return a second with which no host has dated a boot script, or will date one.
 
     In an access log, the date of a file tells which boot was served. The active instance dates no file before its last
     heartbeat.
     """
     second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
-    while server_tables.is_dated(store, second):
+    while server_tables.has_version_modified_at(store, second):
         second -= 1
     return datetime.fromtimestamp(second, UTC)
 
 
-def _evaluated(settings: Settings, revision: Revision, base: Commit | None, cache: DiskCache) -> Commit:
-    evaluation = Evaluation(settings.state, allowance=settings.allowance, waits=True, site=settings.site, cache=cache)
+def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | None, cache: DiskCache) -> Commit:
+    evaluation = EvaluatorClient(
+        settings.state, limits=settings.allowance, waits_for_answer=True, site=settings.site, cache=cache
+    )
     with closing(evaluation):
         try:
             evaluated = evaluation.evaluate(revision, base)
         except SourceError as error:
             raise NotYetDone(f"the accepted commit {revision[:12]} is not fetched yet ({error})") from None
-        evaluation.keep(revision)
+        evaluation.store_results(revision)
         evaluation.wait_until_stored()
     assert evaluated is not None  # noqa: S101 - with `waits`, `evaluate` returns a result
     return evaluated.commit
 
 
-def _brought_near(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
-    if len(commit.decisions.servers) < WORTH:
-        raise NotYetDone(f"with fewer than {WORTH} servers it saves no time")
+def _publish_without_halted(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
+    if len(commit.decisions.servers) < MIN_SERVERS:
+        raise NotYetDone(f"with fewer than {MIN_SERVERS} servers it saves no time")
     batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
-    learnt = learn(before.knowledge, batch, at).knowledge
-    if learnt.settled is None or not learnt.is_trusted or not goes_by(learnt, commit):
+    learnt = apply_batch(before.knowledge, batch, at).knowledge
+    if learnt.recorded_commit is None or not learnt.is_trusted or not plans_by(learnt, commit):
         raise NotYetDone("nobody knows what is installed, or another ledger is named: nothing is planned")
     knowledge = structs.replace(learnt, records=before.knowledge.records)  # the ledger must have new records first
-    stop = stop_of(knowledge, commit, knowledge.facts.orders)
-    changed = changed_by(before.plans.commit, commit) | commit.called(before.unplanned)
-    plans, different = replanned(before.plans, commit, knowledge, changed, at, stop, before.keys)
-    publication = published(
+    stop = decide_halt(knowledge, commit, knowledge.facts.orders)
+    changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
+    plans, different = replan(before.plans, commit, knowledge, changed, at, stop, before.keys)
+    publication = publish_plans(
         *(before.publication, plans, commit, different, knowledge, tree, tree, at),
-        terms=Terms(prepared=True),
+        terms=ServingTerms(is_prepared=True),
         keys=before.keys,
     )
     if publication.failure is not None:
@@ -435,8 +437,8 @@ class _StandbyTree:
     The checkpoint does not have the states of halted servers, so a standby that becomes active publishes them again.
     """
 
-    def __init__(self, tree: Directory, store: Store, dated: datetime) -> None:
-        self._tree, self._store, self._dated = tree, store, dated
+    def __init__(self, tree: OutputDirectory, store: Store, file_date: datetime) -> None:
+        self._tree, self._store, self._dated = tree, store, file_date
         self.halted = set[str]()
 
     # Methods for publishing
@@ -449,30 +451,32 @@ class _StandbyTree:
         complete: bool,
         commit: str,
         at: datetime,  # noqa: ARG002 - another host may have dated a boot script with it
-        parts: PartFiles,
-    ) -> Published:
+        parts: FileUpdates,
+    ) -> PublicationResult:
         """Publish like `Directory.publish`, with a date that no boot script has."""
         return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._dated, parts=parts)
 
-    def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - likewise
-        return self._tree.dated(path, file, self._dated)
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - likewise
+        return self._tree.predict_mtime(path, file, self._dated)
 
-    def holds(self, files: Files) -> bool:
-        return self._tree.holds(files)
+    def has_files(self, files: Files) -> bool:
+        return self._tree.has_files(files)
 
     # Methods for storing what is offered
 
-    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+    def record_offers(
+        self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
+    ) -> Collection[str]:
         """Write nothing, and return the servers to halt."""
         found = set()
         for name, server in states.items():
-            offers = [(each, server_tables.offered(self._store, each.plan)) for each in offers_of(server)]
+            offers = [(each, server_tables.find_offer(self._store, each.plan)) for each in list_offers(server)]
             has_noted = all(
                 known is not None and structs.replace(each, number=known.number) == known for each, known in offers
             )
             # A path needs no date in the ledger if a token in the path names its boot.
             has_dated = all(
-                token_in(each.path) is not None and server_tables.token_at(self._store, each.path) == each.plan
+                find_token(each.path) is not None and server_tables.find_token(self._store, each.path) == each.plan
                 for each in dates[name]
             )
             if server.installs_at is not None or not (has_noted and has_dated):
@@ -480,7 +484,7 @@ class _StandbyTree:
         self.halted |= found
         return found
 
-    def note_published(self) -> None:
+    def record_publication(self) -> None:
         """Write nothing: the active instance did."""
 
     # Methods for the checkpoint

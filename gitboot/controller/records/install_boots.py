@@ -9,76 +9,76 @@ from typing import Final
 
 from msgspec import structs
 
-from gitboot.bmc.override_state import State
-from gitboot.controller.current_plans import changed_by
+from gitboot.bmc.override_state import OverrideState
+from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fleet.layered_dict import merged
+from gitboot.fleet.layered_dict import merge_changes
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
-from gitboot.ledger.instance_tables import Withheld
+from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
 from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.resolve.install_attempts import (
+    attempt_token,
     disk_boot_token,
-    due_boot,
-    image_reason,
+    image_provision_key,
+    install_progress,
     is_overwritten,
     is_provisioned,
     last_attempt,
-    numbers_of,
-    overtaken_attempt,
-    progress_of,
-    provision_reason,
-    ran,
-    token_of,
+    next_attempt_and_boot,
+    parse_attempt_and_boot,
+    provision_key,
+    record_run,
+    unfinished_later_attempt,
 )
-from gitboot.resolve.plan_at_time import is_made
+from gitboot.resolve.plan_at_time import is_run_consumed
 from gitboot.resolve.provisioning_record import (
     Failure,
     InstallAttempt,
     Record,
     Run,
-    Seen,
+    StepEvidence,
     UnknownServe,
 )
 from gitboot.resolve.server_decision import Boot, Decision, WithheldBoot
-from gitboot.resolve.server_plan import WAITING, BootPlan, Offer, Phase
-from gitboot.review.reinstalls import withheld_boots
+from gitboot.resolve.server_plan import WAITING_CAUSES, BootPlan, Offer, Phase
+from gitboot.review.reinstalls import find_withheld_boots
 
 
-def fetches(boot: Boot) -> bool:
+def boot_identifies_machine(boot: Boot) -> bool:
     """Whether a machine that boots this asks for something by which it can be told from others."""
     return not boot.direct or boot.config_from is ConfigFrom.SYSTEM_UUID
 
 
-def offers_of(state: ServerState) -> Iterator[Offer]:
+def list_offers(state: ServerState) -> Iterator[Offer]:
     """What is offered by a server's plans of now and next, by their data, and by the report of its installer."""
     for plan in (state.plan, *(plan for _, plan in state.later)):
-        if plan is not None and (offer := offer_of(state.decision, plan, state.record)) is not None:
+        if plan is not None and (offer := build_offer(state.decision, plan, state.record)) is not None:
             yield offer
             if plan.data is not None and offer.phase is Phase.MAINTENANCE:
                 yield structs.replace(offer, plan=plan.data)
-    yield from _disk_boots_of(state)
-    if (report := report_of(state.decision, state.record)) is None:
+    yield from _list_disk_boot_offers(state)
+    if (report := find_report_offer(state.decision, state.record)) is None:
         return
     yield report
     common = state.decision.token
-    if common is not None and common != report.plan and not _names_itself(state.decision, common):
+    if common is not None and common != report.plan and not _contains_token(state.decision, common):
         yield structs.replace(report, plan=common, attempt=0)
 
 
 DISK_BOOT: Final = "disk"  # the key of an offer that stands for a boot of the disk after a served installation
 
 
-def _disk_boots_of(state: ServerState) -> Iterator[Offer]:
+def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
     """Yield what a boot of the disk would meet, if an installation was served and its completion is not reported."""
     instants = (state.at, *(since for since, _ in state.later))
     decision, record = state.decision, state.record
-    tokens = {disk_boot_token(decision.uuid, progress_of(record, instant)) for instant in instants}
+    tokens = {disk_boot_token(decision.uuid, install_progress(record, instant)) for instant in instants}
     for token in sorted(each for each in tokens if each is not None):
         yield Offer(
             plan=token,
@@ -98,7 +98,7 @@ def _disk_boots_of(state: ServerState) -> Iterator[Offer]:
         )
 
 
-def _names_itself(decision: Decision, common: Digest) -> bool:
+def _contains_token(decision: Decision, common: Digest) -> bool:
     """Whether an installer reports by a token that can be told from that of another attempt: it is not encoded."""
     boot = decision.policy.boot if decision.policy is not None else None
     if boot is None:
@@ -107,13 +107,13 @@ def _names_itself(decision: Decision, common: Digest) -> bool:
     return any(common in text for text in (*files, *boot.entries.values(), *boot.kernel_arguments))
 
 
-def report_of(decision: Decision, record: Record | None) -> Offer | None:
+def find_report_offer(decision: Decision, record: Record | None) -> Offer | None:
     """What the data and the installer's report of the last attempt would meet, whatever is booted when they come."""
-    policy, token = decision.policy, token_of(decision, record)
+    policy, token = decision.policy, attempt_token(decision, record)
     if token is None or record is None or policy is None or policy.boot is None:
         return None
-    key = provision_reason(policy, record)
-    due, last = due_boot(policy, record), last_attempt(record, key)
+    key = provision_key(policy, record)
+    due, last = next_attempt_and_boot(policy, record), last_attempt(record, key)
     return Offer(
         plan=token,
         server=decision.server,
@@ -135,21 +135,21 @@ def report_of(decision: Decision, record: Record | None) -> Offer | None:
     )
 
 
-def offer_of(decision: Decision, plan: BootPlan, record: Record | None) -> Offer | None:
+def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Offer | None:
     """What the boot of a plan, made of a record, would meet by being made; None where that is nothing.
 
     A plan that waits for what becomes of a boot boots the disk, and can still be reported: its boot is the policy's.
     """
     policy = decision.policy
-    boot = policy.boot if policy is not None and plan.cause in WAITING else plan.boot
+    boot = policy.boot if policy is not None and plan.cause in WAITING_CAUSES else plan.boot
     ran = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
     key = plan.key or (f"maintenance/{ran.name}/{ran.run}" if ran is not None and plan.is_evidence else None)
     if key is None or boot is None:
         return None
     base, attempt, of_attempt, shows_start = None, 1, 1, boot.shows_its_start
     if policy is not None and policy.boot is not None and record is not None and plan.phase is not Phase.MAINTENANCE:
-        base, shows_start = provision_reason(policy, record), policy.boot.shows_its_start
-        attempt, of_attempt = numbers_of(base, key)
+        base, shows_start = provision_key(policy, record), policy.boot.shows_its_start
+        attempt, of_attempt = parse_attempt_and_boot(base, key)
     return Offer(
         plan=plan.digest,
         server=decision.server,
@@ -175,12 +175,12 @@ def offer_of(decision: Decision, plan: BootPlan, record: Record | None) -> Offer
     )
 
 
-def is_run(key: str) -> bool:
+def is_maintenance_key(key: str) -> bool:
     """Whether the key of a boot is of a maintenance's run, and not of an installation."""
     return key.startswith("maintenance/")
 
 
-def is_past(offer: Offer, record: Record) -> bool:
+def is_outdated(offer: Offer, record: Record) -> bool:
     """Whether an offer is older, in the ledger's sequence, than the newest that was met, or than a person's word.
 
     No clock has a say in it.
@@ -188,21 +188,21 @@ def is_past(offer: Offer, record: Record) -> bool:
     return offer.number < max(record.offered, record.answered)
 
 
-def run_made(offer: Offer, record: Record, seen: Seen) -> tuple[Record, str]:
+def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
     """The record once a maintenance's boot was made, and that in words; the same record if that is no news."""
     if offer.maintenance is None or offer.run is None:
         return record, ""
-    if offer.once and is_made(record.runs.get(offer.maintenance), offer.run, offer.start):
+    if offer.once and is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start):
         return record, ""
     run = Run(offer.run, seen.at, offer.end, seen)
     before = record.provisioned_at is not None and (
-        is_past(offer, record) or (offer.number == record.answered and seen.at < record.provisioned_at)
+        is_outdated(offer, record) or (offer.number == record.answered and seen.at < record.provisioned_at)
     )
-    now = ran(record, offer.maintenance, run, once=offer.once, overwrites=offer.writes_disk and not before)
+    now = record_run(record, offer.maintenance, run, once=offer.once, overwrites=offer.writes_disk and not before)
     return (now if now != record else record), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
 
 
-def run_started(offer: Offer, record: Record, seen: Seen) -> tuple[Record, str]:
+def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
     """The record once the system of a maintenance's one boot has asked for its data, and that in words.
 
     The same record where that is no news. What is fetched is of the run that was made last.
@@ -214,9 +214,9 @@ def run_started(offer: Offer, record: Record, seen: Seen) -> tuple[Record, str]:
     return replace(record, runs=runs), f"run {offer.run} of Maintenance/{offer.maintenance} has started: {seen}"
 
 
-def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
+def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
     """The record once a provision key is provisioned, and that in words; the same record if that is no news."""
-    if is_past(offer, record):
+    if is_outdated(offer, record):
         return record, ""
     reached = record.provision is not None and record.provision >= offer.provision
     if reached and (not offer.on_image_change or record.image == offer.image):
@@ -230,57 +230,59 @@ def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) 
         decision=offer.decision,
         evidence=evidence,
         provisioned_at=made_at,
-        grace_until=made_at + FETCH_GRACE if evidence == "Fetched" and not (last is not None and last.runs) else None,
+        grace_until=made_at + FETCH_GRACE
+        if evidence == "Fetched" and not (last is not None and last.is_running)
+        else None,
         answered=max(offer.number, record.answered),
         consumed_at=None,
         consumed_key=None,
         overwritten_by=None,
-        unknown_serves=tuple(each for each in record.unknown_serves if is_run(each.key)),
+        unknown_serves=tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)),
     )
     unseen = " as far as its fetches show" if evidence == "Fetched" else ""
     return now, f"provision {offer.provision} is installed with BootImage/{offer.image}{unseen}"
 
 
 _MOST_OPEN: Final = 32  # intents of one server whose outcome is unknown: a client can ask all the time
-_MORE: Final = "more"  # in place of the ids of all others: no line gives these back
+_OTHER_INTENTS: Final = "more"  # in place of the ids of all others: no line gives these back
 _MOST_EARLY: Final = 32  # withheld intents of one server that have not come yet, and mostly never come
 
 
-def perhaps_served(offer: Offer, record: Record, intent: str, seen: Seen) -> Record:
+def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
     """The record once an endpoint is about to serve an offer's boot; the same record if that is no news.
 
     It is no news of a boot that was made: if that proves to be another client's, its BMC rules this intent out as well.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and known.is_withheld:
-        return _given_back(offer, record, intent, seen)
-    if known is not None or is_past(offer, record) or _is_made(offer, record):
+        return _apply_withheld_intent(offer, record, intent, seen)
+    if known is not None or is_outdated(offer, record) or _is_made(offer, record):
         return record
     count = sum(not each.is_withheld for each in record.unknown_serves)
     if count >= _MOST_OPEN:
         return record
-    perhaps = UnknownServe(intent if count < _MOST_OPEN - 1 else _MORE, offer.key, seen)
+    perhaps = UnknownServe(intent if count < _MOST_OPEN - 1 else _OTHER_INTENTS, offer.key, seen)
     return replace(record, unknown_serves=(*record.unknown_serves, perhaps))
 
 
-def withheld(offer: Offer, record: Record, intent: str, seen: Seen, *, is_early: bool) -> Record:
+def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence, *, is_early: bool) -> Record:
     """The record once an endpoint has sent nothing of an offer's boot; what it served for other intents stays.
 
     ``is_early``: the log has not shown the intent yet, as far as it was read.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and not known.is_withheld:
-        return _given_back(offer, record, intent, seen)
-    if known is not None or is_past(offer, record):
+        return _apply_withheld_intent(offer, record, intent, seen)
+    if known is not None or is_outdated(offer, record):
         return record
     if not is_early:
-        return _given_back(offer, record, intent, seen)
+        return _apply_withheld_intent(offer, record, intent, seen)
     early = [each for each in record.unknown_serves if each.is_withheld and each.intent][1 - _MOST_EARLY :]
     others = (each for each in record.unknown_serves if not each.is_withheld or not each.intent)
     return replace(record, unknown_serves=(*others, *early, UnknownServe(intent, offer.key, seen, is_withheld=True)))
 
 
-def _given_back(offer: Offer, record: Record, intent: str, seen: Seen) -> Record:
+def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
     """The record without an intent that was withheld; it keeps the newest request of such an intent, without its id."""
     others = tuple(each for each in record.unknown_serves if each.intent != intent)
     newest = next((each for each in others if not each.intent), None)
@@ -290,48 +292,50 @@ def _given_back(offer: Offer, record: Record, intent: str, seen: Seen) -> Record
     return replace(record, unknown_serves=others) if others != record.unknown_serves else record
 
 
-def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
+def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Record:
     """The record once the boot of an offer was given; the same where that is no news."""
-    last = last_of(offer, record)
-    if _is_over(offer, record) or (last is not None and _number(last) >= (offer.attempt, offer.boot)):
+    last = find_last_attempt(offer, record)
+    if _is_over(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot)):
         return record
     if last is not None and last.number == offer.attempt:
-        return _with(offer, record, structs.replace(last, boots=(*last.boots, seen)))
-    return _with(offer, record, InstallAttempt(key=_key(offer, record), number=offer.attempt, boots=(seen,)))
+        return _replace_attempt(offer, record, structs.replace(last, boots=(*last.boots, seen)))
+    return _replace_attempt(
+        offer, record, InstallAttempt(key=_find_attempt_key(offer, record), number=offer.attempt, boots=(seen,))
+    )
 
 
-def started(offer: Offer, record: Record, seen: Seen) -> Record:
+def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
     """The record once the system that was booted has asked for its data; that its boot was given goes with it.
 
     From then on the boot is given to nobody more, where it was for a moment.
     """
     if offer.attempt == 0:  # data is asked for by the name of its attempt; the common one is of another by now
         return record
-    if record.grace_until is not None and record.attempts and not is_past(offer, record):
-        return replace(_with(offer, record, _begun(record.attempts[-1], seen)), grace_until=None)
-    given = attempted(offer, record, seen)
-    last = last_of(offer, given)
+    if record.grace_until is not None and record.attempts and not is_outdated(offer, record):
+        return replace(_replace_attempt(offer, record, _add_start(record.attempts[-1], seen)), grace_until=None)
+    served = apply_boot_served(offer, record, seen)
+    last = find_last_attempt(offer, served)
     if last is None or last.failed is not None or last.number != offer.attempt or _is_over(offer, record):
         return record
-    return record if last.runs else _with(offer, given, _begun(last, seen))
+    return record if last.is_running else _replace_attempt(offer, served, _add_start(last, seen))
 
 
-def _begun(attempt: InstallAttempt, seen: Seen) -> InstallAttempt:
+def _add_start(attempt: InstallAttempt, seen: StepEvidence) -> InstallAttempt:
     """With the start of the boot that was given last: of which one it is, the order tells in which they are seen."""
     return structs.replace(attempt, started=seen, started_boot=len(attempt.boots))
 
 
-def failed(offer: Offer, record: Record, failure: Failure) -> Record:
+def apply_failure(offer: Offer, record: Record, failure: Failure) -> Record:
     """The record once an installer has said that it failed; one that was never given has nothing to say."""
-    last = last_of(offer, record)
+    last = find_last_attempt(offer, record)
     if last is None or last.failed is not None or _is_over(offer, record):
         return record
     if last.number != offer.attempt and (offer.attempt or failure.at < last.boots[0].at):
         return record  # news of the attempt before
-    return _with(offer, record, structs.replace(last, failed=failure))
+    return _replace_attempt(offer, record, structs.replace(last, failed=failure))
 
 
-def disk_booted(record: Record, seen: Seen) -> Record:
+def apply_disk_boot(record: Record, seen: StepEvidence) -> Record:
     """Return the record once the machine has fetched a boot of its disk after a served installation."""
     last = record.attempts[-1] if record.attempts else None
     since = record.provisioned_at
@@ -343,7 +347,7 @@ def disk_booted(record: Record, seen: Seen) -> Record:
     return record
 
 
-def taken_back(record: Record, seen: Seen) -> Record:
+def apply_foreign_fetch(record: Record, seen: StepEvidence) -> Record:
     """The record once what was seen has proven to be of another client than the machine.
 
     A boot whose system has asked for its data since was made all the same, by whomever.
@@ -351,10 +355,10 @@ def taken_back(record: Record, seen: Seen) -> Record:
     if not record.attempts:
         return record
     *before, last = record.attempts
-    if last.runs and last.started is not None and not _is_same(last.started, seen):
+    if last.is_running and last.started is not None and not _is_same_request(last.started, seen):
         return record
-    boots = last.boots[:-1] if _is_same(last.boots[-1], seen) else last.boots
-    kept = None if last.started is not None and _is_same(last.started, seen) else last.started
+    boots = last.boots[:-1] if _is_same_request(last.boots[-1], seen) else last.boots
+    kept = None if last.started is not None and _is_same_request(last.started, seen) else last.started
     now = (
         [structs.replace(last, boots=boots, started=kept, started_boot=last.started_boot if kept else 0)]
         if boots
@@ -363,48 +367,48 @@ def taken_back(record: Record, seen: Seen) -> Record:
     return replace(record, attempts=(*before, *now))
 
 
-def _is_same(one: Seen, other: Seen) -> bool:
-    return (one.path, one.client) == (other.path, other.client)
+def _is_same_request(first: StepEvidence, second: StepEvidence) -> bool:
+    return (first.path, first.client) == (second.path, second.client)
 
 
-def _key(offer: Offer, record: Record) -> str:
+def _find_attempt_key(offer: Offer, record: Record) -> str:
     """The provision key that an offer counts for: where an earlier image was heard of since, it is of after that."""
-    if offer.on_image_change and not is_past(offer, record):
-        return image_reason(offer.provision, offer.image, record)
+    if offer.on_image_change and not is_outdated(offer, record):
+        return image_provision_key(offer.provision, offer.image, record)
     return offer.base or offer.key
 
 
-def last_of(offer: Offer, record: Record) -> InstallAttempt | None:
-    return last_attempt(record, _key(offer, record))
+def find_last_attempt(offer: Offer, record: Record) -> InstallAttempt | None:
+    return last_attempt(record, _find_attempt_key(offer, record))
 
 
-def _number(attempt: InstallAttempt) -> tuple[int, int]:
+def _boot_position(attempt: InstallAttempt) -> tuple[int, int]:
     return attempt.number, len(attempt.boots)
 
 
 def _is_made(offer: Offer, record: Record) -> bool:
     if offer.maintenance is not None and offer.run is not None:
-        return is_made(record.runs.get(offer.maintenance), offer.run, offer.start)
-    last = last_of(offer, record)
-    return _is_over(offer, record) or (last is not None and _number(last) >= (offer.attempt, offer.boot))
+        return is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start)
+    last = find_last_attempt(offer, record)
+    return _is_over(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot))
 
 
 def _is_over(offer: Offer, record: Record) -> bool:
     """Whether an offer is older than what is known, or of what is provisioned."""
-    if is_past(offer, record):
+    if is_outdated(offer, record):
         return True
     reached = record.provision is not None and record.provision >= offer.provision
     return reached and (not offer.on_image_change or record.image == offer.image)
 
 
-def _with(offer: Offer, record: Record, attempt: InstallAttempt) -> Record:
+def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> Record:
     """With an attempt in the place of the one of its number; those at other keys are of the past."""
     others = [each for each in record.attempts if each.key == attempt.key and each.number != attempt.number]
     attempts = tuple(sorted([*others, attempt], key=lambda each: each.number))
     return replace(record, attempts=attempts, answered=max(offer.number, record.answered))
 
 
-def withheld_by(accepted: Commit, newer: Sequence[Commit], newest: Revision) -> Withheld | None:
+def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revision) -> WithheldBoots | None:
     """Return the install boots of ``accepted`` that a newer valid commit does not offer; None: there are none.
 
     ``newer`` are the valid commits after it, the oldest first, and ``newest`` the last one that was evaluated.
@@ -412,28 +416,28 @@ def withheld_by(accepted: Commit, newer: Sequence[Commit], newest: Revision) -> 
     found: dict[SystemUuid, list[WithheldBoot]] = {}
     names, before = set[str](), accepted
     for commit in newer:
-        names |= changed_by(before, commit)
+        names |= find_changed_servers(before, commit)
         before = commit
-        for machine in accepted.named(names & accepted.decisions.servers.keys()):
-            offered, other = accepted.decisions.servers[machine.name], _decision_of(commit, machine.uuid)
+        for machine in accepted.select_machines(names & accepted.decisions.servers.keys()):
+            offered, other = accepted.decisions.servers[machine.name], _find_decision(commit, machine.uuid)
             if other is None or other.digest != offered.digest:
-                found.setdefault(machine.uuid, []).extend(withheld_boots(offered, other, commit.revision))
+                found.setdefault(machine.uuid, []).extend(find_withheld_boots(offered, other, commit.revision))
     servers = {uuid: tuple(boots) for uuid, boots in sorted(found.items()) if boots}
-    return Withheld(newest, servers) if servers else None
+    return WithheldBoots(newest, servers) if servers else None
 
 
-def joined(before: Withheld, now: Withheld | None) -> Withheld:
+def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> WithheldBoots:
     """Return the boots that either withholds, until the commit of ``before`` has been evaluated."""
-    if now is None:
+    if after is None:
         return before
-    uuids = sorted({*before.servers, *now.servers})
-    return Withheld(
+    uuids = sorted({*before.servers, *after.servers})
+    return WithheldBoots(
         before.by,
-        {uuid: tuple(dict.fromkeys((*before.servers.get(uuid, ()), *now.servers.get(uuid, ())))) for uuid in uuids},
+        {uuid: tuple(dict.fromkeys((*before.servers.get(uuid, ()), *after.servers.get(uuid, ())))) for uuid in uuids},
     )
 
 
-def offering(accepted: Commit, withheld: Withheld | None) -> Commit:
+def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> Commit:
     """Return the accepted commit as gitboot plans and publishes it: without the boots that are withheld."""
     if withheld is None:
         return accepted
@@ -442,11 +446,13 @@ def offering(accepted: Commit, withheld: Withheld | None) -> Commit:
     changed = {
         (name := accepted.machines[uuid].name): replace(servers[name], withheld=boots) for uuid, boots in here.items()
     }
-    decisions = structs.replace(accepted.decisions, servers=merged(servers, changed))
+    decisions = structs.replace(accepted.decisions, servers=merge_changes(servers, changed))
     return replace(accepted, decisions=decisions, withheld=here)
 
 
-def need_no_install(names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge) -> tuple[SystemUuid, ...]:
+def list_already_installed(
+    names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge
+) -> tuple[SystemUuid, ...]:
     """Return the machines of these servers whose records show as installed what ``commit`` wants.
 
     A server whose record shows anything of the boot that ``base`` offers is left out: its disk may be written by it.
@@ -455,54 +461,59 @@ def need_no_install(names: Sequence[str], base: Commit, commit: Commit, knowledg
         return ()
     here = commit.decisions.servers  # an instance of one site has no decisions for the servers of others
     found = (here[name] for name in names if name in here)
-    return tuple(each.uuid for each in found if _needs_none(_decision_of(base, each.uuid), each, knowledge))
+    return tuple(each.uuid for each in found if _needs_no_install(_find_decision(base, each.uuid), each, knowledge))
 
 
-def _needs_none(old: Decision | None, new: Decision, knowledge: Knowledge) -> bool:
+def _needs_no_install(old: Decision | None, new: Decision, knowledge: Knowledge) -> bool:
     record, policy = knowledge.record(new.uuid), new.policy
     if old is None or record is None or policy is None or policy.network_boot is NetworkBoot.ALWAYS:
         return False
     if is_overwritten(record, policy.provision) or not is_provisioned(policy, record):
         return False
-    if overtaken_attempt(record) is not None or record.consumed_key is not None or new.uuid in knowledge.pending:
+    if unfinished_later_attempt(record) is not None or record.consumed_key is not None or new.uuid in knowledge.pending:
         return False
     if any(not each.is_withheld for each in record.unknown_serves):
         return False
     if old.policy is None:
         return True
-    key = provision_reason(old.policy, record)
-    overrides = (each for each in knowledge.overrides_of(new.uuid) if each.state not in _PROVEN_UNUSED)
+    key = provision_key(old.policy, record)
+    overrides = (each for each in knowledge.list_overrides(new.uuid) if each.state not in _PROVEN_UNUSED)
     return not any(each.reason == key or each.reason.startswith(f"{key}/") for each in overrides)
 
 
-_PROVEN_UNUSED: Final = (State.WITHDRAWN, State.UNSENT)  # the override was not consumed, and does not stand
+_PROVEN_UNUSED: Final = (
+    OverrideState.CLEARED,
+    OverrideState.UNSENT,
+)  # the override was not consumed, and does not stand
 
 
-def may_be_unread(accepted: Commit, commit: Commit, machines: Iterable[SystemUuid], knowledge: Knowledge) -> bool:
+def may_have_unread_fetch(
+    accepted: Commit, commit: Commit, machines: Iterable[SystemUuid], knowledge: Knowledge
+) -> bool:
     """Return whether a machine may have fetched an install boot of ``accepted`` that ``commit`` does not offer.
 
     A fetch log that gitboot has not read yet can show such a fetch. The boot is not offered to a machine whose record
     shows that it is provisioned. A maintenance offers its boot whatever is provisioned.
     """
     for uuid in machines:
-        offered = _decision_of(accepted, uuid)
+        offered = _find_decision(accepted, uuid)
         if offered is None:
             continue
         policy, record = offered.policy, knowledge.record(uuid)
         is_done = record is not None and policy is not None and is_provisioned(policy, record)
         is_pending = not is_done or policy is None or policy.network_boot is NetworkBoot.ALWAYS
-        boots = withheld_boots(offered, _decision_of(commit, uuid), commit.revision)
+        boots = find_withheld_boots(offered, _find_decision(commit, uuid), commit.revision)
         if any(is_pending or each.maintenance is not None for each in boots):
             return True
     return False
 
 
-def _decision_of(commit: Commit, uuid: SystemUuid) -> Decision | None:
+def _find_decision(commit: Commit, uuid: SystemUuid) -> Decision | None:
     machine = commit.machines.get(uuid)
     return commit.decisions.servers[machine.name] if machine is not None else None
 
 
-def rolled_back(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
+def collect_rollbacks(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
     """Return by which decision the boots of servers were taken back, with ``servers`` by that of ``number``."""
     taken_back = {}
     for uuid, before in knowledge.facts.rolled_back.items():  # unless a newer offer was met, or a person said more

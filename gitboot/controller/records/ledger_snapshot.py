@@ -12,23 +12,29 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct, field, structs
 
 from gitboot.artifacts.availability import Presence, Sighting, is_withheld
-from gitboot.bmc.credentials import Pair
-from gitboot.bmc.identity import Pinned
+from gitboot.bmc.credentials import CredentialUse
+from gitboot.bmc.identity import PinnedIdentity
 from gitboot.bmc.override_state import OverrideRecord
-from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.power_steps import PowerRecord
 from gitboot.errors import UsageError
-from gitboot.fetchlog.log_entries import Observation, that_use_up
+from gitboot.fetchlog.log_entries import Observation, select_consuming
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
-from gitboot.fleet.layered_dict import replaced
+from gitboot.fleet.layered_dict import apply_changes
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_open
+from gitboot.publish.durable_files import (
+    OPEN_MODES,
+    TreeModes,
+    build_restricted_modes,
+    find_group_id,
+    is_readable_by_others,
+)
 from gitboot.publish.manifest import MANIFEST
-from gitboot.render.paths import token_in
+from gitboot.render.paths import find_token
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.boot_limits import SoleClaim
 from gitboot.resolve.provisioning_record import Record
@@ -41,27 +47,37 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     """What is known; what of it lasts stands in the ledger."""
 
     facts: Facts  # about the ledger, and what operators hold back
-    settled: str | None = None  # the commit whose servers have their records; None: nothing is known of any server
+    recorded_commit: str | None = (
+        None  # the commit whose servers have their records; None: nothing is known of any server
+    )
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)
-    unseen: frozenset[SystemUuid] = frozenset()  # whose boot this instance could not see being made
+    unobservable: frozenset[SystemUuid] = frozenset()  # whose boot this instance could not see being made
     sets_bmcs: bool | None = True  # whether that goes by overrides which it sets; None: it is not known any more
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # every one that was ever seen
-    standing: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
-    lost: frozenset[LostIdentity] = frozenset()  # identities by which machines asked before the accepted commit
+    accepted_machines: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
+    lost_identities: frozenset[LostIdentity] = (
+        frozenset()
+    )  # identities by which machines asked before the accepted commit
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
-    switches: Mapping[SystemUuid, Mapping[str, SwitchRecord]] = field(default_factory=dict)  # by reason
-    pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)  # what BMCs showed of their machines
-    known_pairs: frozenset[Pair] = frozenset()  # which BMCs may be sent which credentials, if nothing else says so
+    switches: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)  # by reason
+    pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)  # what BMCs showed of their machines
+    known_pairs: frozenset[CredentialUse] = (
+        frozenset()
+    )  # which BMCs may be sent which credentials, if nothing else says so
     pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
     secret_fetches: Mapping[SystemUuid, InstallationFetches] = field(default_factory=dict)
-    noted: int = 0  # the number of the observation that was noted last
+    last_observation_id: int = 0  # the number of the observation that was noted last
     approvals: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
     )  # by digest of changes: guard -> by whom and why
-    met: frozenset[str] = frozenset()  # acknowledgements that do not count again; see `gitboot.ledger.instance_tables`
-    unsearched: tuple[str, ...] = ()  # accepted commits, if no history was ever searched for acknowledgements
-    taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
-    published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
+    used_acknowledgements: frozenset[str] = (
+        frozenset()
+    )  # acknowledgements that do not count again; see `gitboot.ledger.instance_tables`
+    unsearched_commits: tuple[str, ...] = ()  # accepted commits, if no history was ever searched for acknowledgements
+    spool_offsets: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
+    published_records: Mapping[SystemUuid, Record] = field(
+        default_factory=dict
+    )  # what the tree knew when a doubt began
     sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts; None: the settings turn the checks off
     claims: tuple[SoleClaim, ...] = ()  # of other hosts, which no ledger keeps; they withhold install boots
 
@@ -71,23 +87,23 @@ class Knowledge(Struct, frozen=True, kw_only=True):
         Nothing is known of a server whose boot this instance could not see being made: it would be installed again
         and again.
         """
-        return None if uuid in self.unseen else self.recorded(uuid)
+        return None if uuid in self.unobservable else self.stored_record(uuid)
 
-    def recorded(self, uuid: SystemUuid) -> Record | None:
+    def stored_record(self, uuid: SystemUuid) -> Record | None:
         """What is recorded of a server, whether plans go by it or not; None while the ledger is in doubt."""
-        return None if self.settled is None else self.records.get(uuid)
+        return None if self.recorded_commit is None else self.records.get(uuid)
 
-    def absent(self, decision: Decision) -> frozenset[BootFile]:
+    def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
         """Of the files that a decision's boots are made by, those because of which they are not offered."""
         if self.sightings is None:
             return frozenset()
-        return decision.absent(partial(is_withheld, sightings=self.sightings))
+        return decision.find_withheld_files(partial(is_withheld, sightings=self.sightings))
 
-    def overrides_of(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
+    def list_overrides(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
         """Every override that was set for a server, by reason."""
         return tuple(self.overrides.get(uuid, {}).values())
 
-    def switches_of(self, uuid: SystemUuid) -> tuple[SwitchRecord, ...]:
+    def list_switches(self, uuid: SystemUuid) -> tuple[PowerRecord, ...]:
         """Everything that was done to a server's power, by reason."""
         return tuple(self.switches.get(uuid, {}).values())
 
@@ -97,65 +113,65 @@ class Knowledge(Struct, frozen=True, kw_only=True):
         return self.facts.initialised is not None and self.facts.doubt is None and self.facts.foreign is None
 
 
-R = TypeVar("R", OverrideRecord, SwitchRecord)
+R = TypeVar("R", OverrideRecord, PowerRecord)
 
 
-class LearntRecords(Generic[R]):
+class RecordChanges(Generic[R]):
     """What is new of the overrides or the switches of servers, by reason, over what was known."""
 
-    def __init__(self, known: Mapping[SystemUuid, Mapping[str, R]]) -> None:
-        self._known: Mapping[SystemUuid, Mapping[str, R]] = known
+    def __init__(self, before: Mapping[SystemUuid, Mapping[str, R]]) -> None:
+        self._before: Mapping[SystemUuid, Mapping[str, R]] = before
         self.new: dict[SystemUuid, dict[str, R]] = {}
         self.unstored: dict[tuple[SystemUuid, str], R] = {}  # of them, those that the ledger does not have
 
-    def of(self, uuid: SystemUuid) -> tuple[R, ...]:
-        return tuple(self.new.get(uuid, self._known.get(uuid, {})).values())
+    def list_records(self, uuid: SystemUuid) -> tuple[R, ...]:
+        return tuple(self.new.get(uuid, self._before.get(uuid, {})).values())
 
-    def note(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
+    def set_record(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
         """Learn of a record; ``stored``: the ledger has it already."""
-        kept = {**self.new.get(uuid, self._known.get(uuid, {})), record.reason: record}
+        kept = {**self.new.get(uuid, self._before.get(uuid, {})), record.reason: record}
         self.new[uuid] = dict(sorted(kept.items()))
         if not stored:
             self.unstored[uuid, record.reason] = record
 
-    def over_known(self) -> Mapping[SystemUuid, Mapping[str, R]]:
-        return replaced(self._known, self.new)
+    def merge(self) -> Mapping[SystemUuid, Mapping[str, R]]:
+        return apply_changes(self._before, self.new)
 
 
-class Learning:
+class KnowledgeUpdate:
     """Knowledge while a batch is learned at an instant, and what of it is new, as the ledger stores it.
 
     What is new lies over what was known, and is put together once, at the end. Only one call of `learn` changes it.
     """
 
-    def __init__(self, known: Knowledge, at: datetime) -> None:
-        self.known, self.at = known, at  # ``known`` as it was before
-        self.facts = known.facts
-        self.settled = known.settled
-        self.unseen = known.unseen
-        self.sets_bmcs = known.sets_bmcs
-        self.noted = known.noted  # the number of the observation that was noted last
+    def __init__(self, before: Knowledge, at: datetime) -> None:
+        self.before, self.at = before, at  # ``known`` as it was before
+        self.facts = before.facts
+        self.recorded_commit = before.recorded_commit
+        self.unobservable = before.unobservable
+        self.sets_bmcs = before.sets_bmcs
+        self.last_observation_id = before.last_observation_id  # the number of the observation that was noted last
         self.events: list[Event] = []
         self.machines: dict[SystemUuid, Machine] = {}
-        self.gone: set[SystemUuid] = set()
-        self.lost = known.lost
+        self.removed_machines: set[SystemUuid] = set()
+        self.lost_identities = before.lost_identities
         self.departed: Mapping[SystemUuid, Machine] = {}
         self.dropped: frozenset[SystemUuid] = frozenset()
         self.approved: list[Approval] = []
-        self.used_up: tuple[str, ...] = ()
-        self.met: frozenset[str] = frozenset()
-        self.outcomes: list[tuple[Request, str]] = []
-        self.taken: Mapping[str, int] | None = None
+        self.used_approvals: tuple[str, ...] = ()
+        self.used_acknowledgements: frozenset[str] = frozenset()
+        self.request_outcomes: list[tuple[Request, str]] = []
+        self.spool_offsets: Mapping[str, int] | None = None
         self.prune_before: datetime | None = None
-        self.hurried: set[SystemUuid] = set()  # whose BMCs are to be asked now
-        self.judged: set[SystemUuid] = set()  # whose fetches were judged by a reading
-        self.known_pairs = known.known_pairs
-        self.sightings, self.claims = known.sightings, known.claims
-        self.forgotten = False  # whether nothing that was recorded before counts
+        self.due_now: set[SystemUuid] = set()  # whose BMCs are to be asked now
+        self.judged_machines: set[SystemUuid] = set()  # whose fetches were judged by a reading
+        self.known_pairs = before.known_pairs
+        self.sightings, self.claims = before.sightings, before.claims
+        self.discards_records = False  # whether nothing that was recorded before counts
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
-        self.overrides = LearntRecords(known.overrides)
-        self.switches = LearntRecords(known.switches)
-        self.new_pins: dict[SystemUuid, Pinned] = {}
+        self.overrides = RecordChanges(before.overrides)
+        self.switches = RecordChanges(before.switches)
+        self.new_pins: dict[SystemUuid, PinnedIdentity] = {}
         self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
         self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
         self.new_observations: dict[int, Pending] = {}  # noted now, or with marks now
@@ -165,67 +181,67 @@ class Learning:
         """What is recorded of a server, whether plans go by it or not."""
         if uuid in self.new_records:
             return self.new_records[uuid][1]
-        return None if self.forgotten or uuid in self.dropped else self.known.records.get(uuid)
+        return None if self.discards_records or uuid in self.dropped else self.before.records.get(uuid)
 
-    def settled_record(self, uuid: SystemUuid) -> Record | None:
+    def usable_record(self, uuid: SystemUuid) -> Record | None:
         """What is recorded of a server; None while nothing is known of any server."""
-        return self.record(uuid) if self.settled is not None else None
+        return self.record(uuid) if self.recorded_commit is not None else None
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
         """Learn of a record, if it is another than before."""
         if record != self.record(uuid):
             self.new_records[uuid] = server, record
 
-    def tell(self, type: str, message: str, *, warning: bool = False, **facts: Any) -> None:
+    def add_event(self, type: str, message: str, *, warning: bool = False, **facts: Any) -> None:
         self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
 
-    def decide(self) -> int:
+    def count_decision(self) -> int:
         """Count a decision; return its number. Evidence of what was offered before it has a lower one."""
         self.facts = structs.replace(self.facts, sequence=self.facts.sequence + 1)
         return self.facts.sequence
 
-    def pinned(self, uuid: SystemUuid) -> Pinned | None:
-        return self.new_pins.get(uuid, self.known.pins.get(uuid))
+    def current_pin(self, uuid: SystemUuid) -> PinnedIdentity | None:
+        return self.new_pins.get(uuid, self.before.pins.get(uuid))
 
-    def pin(self, uuid: SystemUuid, pinned: Pinned) -> None:
-        if pinned != self.pinned(uuid):
-            self.new_pins[uuid] = pinned
+    def set_pin(self, uuid: SystemUuid, new_pin: PinnedIdentity) -> None:
+        if new_pin != self.current_pin(uuid):
+            self.new_pins[uuid] = new_pin
 
-    def secret_fetches_of(self, uuid: SystemUuid) -> InstallationFetches | None:
+    def find_secret_fetches(self, uuid: SystemUuid) -> InstallationFetches | None:
         """Return who fetched the secrets of a server in its newest installation; None: nothing is known of that."""
         if uuid in self.new_secret_fetches:
             return self.new_secret_fetches[uuid]
-        return self.known.secret_fetches.get(uuid)
+        return self.before.secret_fetches.get(uuid)
 
-    def note_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
+    def set_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
         """Replace the fetches of a server's secrets; None: another installation begins."""
-        if fetches is not None or self.secret_fetches_of(uuid) is not None:
+        if fetches is not None or self.find_secret_fetches(uuid) is not None:
             self.new_secret_fetches[uuid] = fetches
 
-    def pending_of(self, uuid: SystemUuid) -> tuple[Pending, ...]:
-        return self.new_pending.get(uuid, self.known.pending.get(uuid, ()))
+    def list_pending(self, uuid: SystemUuid) -> tuple[Pending, ...]:
+        return self.new_pending.get(uuid, self.before.pending.get(uuid, ()))
 
-    def note(self, pending: Pending) -> None:
+    def keep_pending(self, pending: Pending) -> None:
         """Keep an observation until it is judged, or with what is known of it now."""
         uuid = pending.offer.uuid
-        others = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
+        others = tuple(each for each in self.list_pending(uuid) if each.id != pending.id)
         self.new_pending[uuid] = tuple(sorted((*others, pending), key=lambda each: each.id))
         self.new_observations[pending.id] = pending
-        self.noted = max(self.noted, pending.id)
+        self.last_observation_id = max(self.last_observation_id, pending.id)
 
-    def judge(self, pending: Pending, verdict: str) -> None:
+    def settle_pending(self, pending: Pending, verdict: str) -> None:
         uuid = pending.offer.uuid
-        self.new_pending[uuid] = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
+        self.new_pending[uuid] = tuple(each for each in self.list_pending(uuid) if each.id != pending.id)
         self.verdicts[pending.id] = verdict
 
-    def finished(self) -> Knowledge:
-        known = self.known
-        records = {} if self.forgotten else known.records
+    def build_knowledge(self) -> Knowledge:
+        known = self.before
+        records = {} if self.discards_records else known.records
         new = {uuid: record for uuid, (_, record) in self.new_records.items()}
         judged = [uuid for uuid, waiting in self.new_pending.items() if not waiting]
-        standing = known.standing
-        if self.machines or self.gone:
-            standing = (standing | self.machines.keys()) - self.gone
+        standing = known.accepted_machines
+        if self.machines or self.removed_machines:
+            standing = (standing | self.machines.keys()) - self.removed_machines
         fetched = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
         approvals = dict(known.approvals)
         for each in self.approved:
@@ -233,51 +249,76 @@ class Learning:
         return structs.replace(
             known,
             facts=self.facts,
-            settled=self.settled,
-            records=replaced(records, new, self.dropped.difference(new).intersection(records)),
-            unseen=self.unseen,
+            recorded_commit=self.recorded_commit,
+            records=apply_changes(records, new, self.dropped.difference(new).intersection(records)),
+            unobservable=self.unobservable,
             sets_bmcs=self.sets_bmcs,
-            machines=replaced(known.machines, {**self.departed, **self.machines}),
-            standing=standing,
-            lost=self.lost,
-            overrides=self.overrides.over_known(),
-            switches=self.switches.over_known(),
-            pins=replaced(known.pins, self.new_pins),
+            machines=apply_changes(known.machines, {**self.departed, **self.machines}),
+            accepted_machines=standing,
+            lost_identities=self.lost_identities,
+            overrides=self.overrides.merge(),
+            switches=self.switches.merge(),
+            pins=apply_changes(known.pins, self.new_pins),
             known_pairs=self.known_pairs,
-            pending=replaced(known.pending, self.new_pending, judged),
-            secret_fetches=replaced(known.secret_fetches, fetched, self.new_secret_fetches.keys() - fetched.keys()),
-            noted=self.noted,
+            pending=apply_changes(known.pending, self.new_pending, judged),
+            secret_fetches=apply_changes(
+                known.secret_fetches, fetched, self.new_secret_fetches.keys() - fetched.keys()
+            ),
+            last_observation_id=self.last_observation_id,
             sightings=self.sightings,
             claims=self.claims,
-            approvals={digest: guards for digest, guards in approvals.items() if digest not in self.used_up},
-            met=known.met | self.met if self.met else known.met,
-            unsearched=known.unsearched if self.facts.searched is None else (),
-            taken=known.taken if self.taken is None else self.taken,
+            approvals={digest: guards for digest, guards in approvals.items() if digest not in self.used_approvals},
+            used_acknowledgements=known.used_acknowledgements | self.used_acknowledgements
+            if self.used_acknowledgements
+            else known.used_acknowledgements,
+            unsearched_commits=known.unsearched_commits if self.facts.searched is None else (),
+            spool_offsets=known.spool_offsets if self.spool_offsets is None else self.spool_offsets,
         )
 
     @property
-    def sees_otherwise(self) -> bool:
-        if self.sightings is self.known.sightings:
+    def has_new_sightings(self) -> bool:
+        if self.sightings is self.before.sightings:
             return False
         before, now = (
             {file: (each.presence, each.message) for file, each in found if each.presence is not Presence.UNKNOWN}
-            for found in ((self.known.sightings or {}).items(), (self.sightings or {}).items())
+            for found in ((self.before.sightings or {}).items(), (self.sightings or {}).items())
         )
         return before != now
 
     @property
-    def is_nothing(self) -> bool:
-        known = self.known
+    def is_empty(self) -> bool:
+        known = self.before
         new: Iterable[Collection[object]] = (
-            *(self.new_records, self.dropped, self.machines, self.departed, self.gone, self.overrides.unstored),
+            *(
+                self.new_records,
+                self.dropped,
+                self.machines,
+                self.departed,
+                self.removed_machines,
+                self.overrides.unstored,
+            ),
             *(self.switches.unstored, self.new_pins, self.new_secret_fetches, self.new_observations, self.verdicts),
-            *(self.approved, self.used_up, self.met - known.met, self.outcomes, self.events),
+            *(
+                self.approved,
+                self.used_approvals,
+                self.used_acknowledgements - known.used_acknowledgements,
+                self.request_outcomes,
+                self.events,
+            ),
         )
         is_other = (
-            *(self.forgotten, self.prune_before is not None, self.taken not in (None, known.taken)),
-            *(self.known_pairs != known.known_pairs, self.lost != known.lost, self.facts != known.facts),
+            *(
+                self.discards_records,
+                self.prune_before is not None,
+                self.spool_offsets not in (None, known.spool_offsets),
+            ),
+            *(
+                self.known_pairs != known.known_pairs,
+                self.lost_identities != known.lost_identities,
+                self.facts != known.facts,
+            ),
         )
-        return not (any(new) or any(is_other) or self.sees_otherwise)
+        return not (any(new) or any(is_other) or self.has_new_sightings)
 
 
 class Fetch(Struct, frozen=True, kw_only=True):
@@ -285,17 +326,17 @@ class Fetch(Struct, frozen=True, kw_only=True):
 
     observation: Observation  # with the digest of the plan whose entry was sent
     offer: Offer
-    noted: bool  # whether it was noted before: a spool that is read once more
+    was_recorded: bool  # whether it was noted before: a spool that is read once more
 
 
-def looked_around(
+def record_instance_facts(
     store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
 ) -> None:
     """Note where the instance publishes, whose tree lies there, whether fetches reach it, where, and for which site.
 
     Raises `UsageError` where it has acted for another one: the servers of that would look removed.
     """
-    about = instance_tables.read(store)
+    about = instance_tables.read_facts(store)
     if about.site is not None and about.site != (site or ""):
         acted = f"--site {about.site}" if about.site else "all sites, without --site"
         asked = f"--site {site}" if site is not None else "all sites"
@@ -311,97 +352,97 @@ def looked_around(
             instance_tables.write_changed_facts(tx, about, now)
 
 
-def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
+def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
     """Return the permissions of what is published, and note in the ledger from when on others may not read it.
 
     A new ledger closes OUTPUT. One that an earlier version made leaves OUTPUT as it is until somebody names a group. So
     does a new one that takes over what an earlier ledger published for everybody.
     Raises `UsageError` for a group that gitboot may not give files to.
     """
-    about, number = instance_tables.read(store), group_of(group) if group is not None else None
+    about, number = instance_tables.read_facts(store), find_group_id(group) if group is not None else None
     is_new = (about.accepted, about.lapsed, about.initialised, about.output) == (None, None, None, None)
-    takes_over = (output / MANIFEST).exists() and is_open(output)
+    takes_over = (output / MANIFEST).exists() and is_readable_by_others(output)
     if not about.closes_output and number is None and (takes_over or not is_new):
-        return OPEN
+        return OPEN_MODES
     if not about.closes_output:
         with store.writing() as tx:
             instance_tables.write_facts(tx, closes_output=True)
-    return closed(number)
+    return build_restricted_modes(number)
 
 
-def known(store: Store) -> Knowledge:
-    about = instance_tables.read(store)
+def read_knowledge(store: Store) -> Knowledge:
+    about = instance_tables.read_facts(store)
     pending: dict[SystemUuid, tuple[Pending, ...]] = {}
-    for each in server_tables.pending(store):
+    for each in server_tables.read_pending(store):
         pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
     return Knowledge(
         facts=about,
         records=server_tables.read_records(store),
         machines=server_tables.read_machines(store),
-        standing=server_tables.standing(store),
-        lost=server_tables.read_lost_identities(store),
+        accepted_machines=server_tables.read_current_machines(store),
+        lost_identities=server_tables.read_lost_identities(store),
         overrides=server_tables.read_overrides(store),
         switches=server_tables.read_switches(store),
         pins=server_tables.read_pins(store),
         known_pairs=server_tables.read_known_bmcs(store),
         pending=pending,
-        noted=server_tables.last_noted(store),
+        last_observation_id=server_tables.read_last_observation_number(store),
         secret_fetches=server_tables.read_secret_fetches(store),
-        approvals=instance_tables.approvals(store),
-        met=instance_tables.read_acknowledgements(store),
-        unsearched=instance_tables.accepted_commits(store) if about.searched is None else (),
-        taken=server_tables.taken(store),
+        approvals=instance_tables.read_approvals(store),
+        used_acknowledgements=instance_tables.read_acknowledgements(store),
+        unsearched_commits=instance_tables.read_accepted_commits(store) if about.searched is None else (),
+        spool_offsets=server_tables.read_spool_positions(store),
     )
 
 
-def write(store: Store, news: Iterable[Learning]) -> None:
+def write_updates(store: Store, updates: Iterable[KnowledgeUpdate]) -> None:
     """Write down all that is new, or nothing of it; raises `LedgerError`."""
-    if something := [each for each in news if not each.is_nothing]:
+    if something := [each for each in updates if not each.is_empty]:
         with store.writing() as tx:
             for each in something:
-                _write(tx, each)
-                if each.sightings is not None and each.sees_otherwise:
+                _write_update(tx, each)
+                if each.sightings is not None and each.has_new_sightings:
                     lease = store.database.lease
-                    instance_tables.store_sightings(tx, each.sightings, lease.place if lease is not None else "")
+                    instance_tables.write_sightings(tx, each.sightings, lease.place if lease is not None else "")
 
 
-def _write(tx: Transaction, new: Learning) -> None:
-    known = new.known
-    instance_tables.write_changed_facts(tx, known.facts, new.facts)
-    instance_tables.use_up(tx, new.used_up)
-    instance_tables.approve(tx, new.approved)
-    instance_tables.add(tx, new.met - known.met)
-    if new.forgotten:
-        server_tables.forget(tx)
-    server_tables.drop(tx, sorted(new.dropped))
-    server_tables.write_records(tx, [(uuid, server, record) for uuid, (server, record) in new.new_records.items()])
-    server_tables.write_machines(tx, new.departed.values(), stand=False)
-    server_tables.write_machines(tx, new.machines.values(), gone=sorted(new.gone))
-    server_tables.write_lost_identities(tx, known.lost, new.lost)
-    server_tables.write_overrides(tx, [(uuid, each) for (uuid, _), each in new.overrides.unstored.items()])
-    server_tables.write_switches(tx, [(uuid, each) for (uuid, _), each in new.switches.unstored.items()])
-    server_tables.write_pins(tx, new.new_pins.items())
-    server_tables.write_secret_fetches(tx, new.new_secret_fetches)
-    if new.known_pairs != known.known_pairs:
-        server_tables.write_known_bmcs(tx, new.known_pairs)
-    server_tables.note(tx, [new.new_observations[number] for number in sorted(new.new_observations)])
-    server_tables.judge(tx, new.verdicts)
-    if new.taken is not None and new.taken != known.taken:
-        server_tables.take(tx, new.taken)
-    if new.prune_before is not None:
-        server_tables.prune(tx, new.prune_before)
-    instance_tables.carry_out(tx, new.outcomes, new.at)
-    instance_tables.write(tx, new.events)
+def _write_update(tx: Transaction, update: KnowledgeUpdate) -> None:
+    known = update.before
+    instance_tables.write_changed_facts(tx, known.facts, update.facts)
+    instance_tables.delete_approvals(tx, update.used_approvals)
+    instance_tables.write_approvals(tx, update.approved)
+    instance_tables.add_acknowledgements(tx, update.used_acknowledgements - known.used_acknowledgements)
+    if update.discards_records:
+        server_tables.delete_all_records(tx)
+    server_tables.delete_records(tx, sorted(update.dropped))
+    server_tables.write_records(tx, [(uuid, server, record) for uuid, (server, record) in update.new_records.items()])
+    server_tables.write_machines(tx, update.departed.values(), is_current=False)
+    server_tables.write_machines(tx, update.machines.values(), removed=sorted(update.removed_machines))
+    server_tables.write_lost_identities(tx, known.lost_identities, update.lost_identities)
+    server_tables.write_overrides(tx, [(uuid, each) for (uuid, _), each in update.overrides.unstored.items()])
+    server_tables.write_switches(tx, [(uuid, each) for (uuid, _), each in update.switches.unstored.items()])
+    server_tables.write_pins(tx, update.new_pins.items())
+    server_tables.write_secret_fetches(tx, update.new_secret_fetches)
+    if update.known_pairs != known.known_pairs:
+        server_tables.write_known_bmcs(tx, update.known_pairs)
+    server_tables.write_pending(tx, [update.new_observations[number] for number in sorted(update.new_observations)])
+    server_tables.write_verdicts(tx, update.verdicts)
+    if update.spool_offsets is not None and update.spool_offsets != known.spool_offsets:
+        server_tables.write_spool_positions(tx, update.spool_offsets)
+    if update.prune_before is not None:
+        server_tables.prune(tx, update.prune_before)
+    instance_tables.carry_out(tx, update.request_outcomes, update.at)
+    instance_tables.write_events(tx, update.events)
 
 
-def write_events(store: Store, happened: Sequence[Event]) -> None:
+def write_events(store: Store, events: Sequence[Event]) -> None:
     """Write down what happened besides; raises `LedgerError`."""
-    if happened:
+    if events:
         with store.writing() as tx:
-            instance_tables.write(tx, happened)
+            instance_tables.write_events(tx, events)
 
 
-def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
+def match_fetches(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
     """What was fetched, but for what nobody offered, and for what means nothing by being made.
 
     An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file. Of what was
@@ -410,27 +451,29 @@ def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKey
     """
     fetches = []
     for observation in observations:
-        digest, number, name = observation.digest, None, token_in(observation.path)
+        digest, number, name = observation.digest, None, find_token(observation.path)
         if digest is not None and digest == name:
-            digest = server_tables.token_at(store, observation.path) or digest
+            digest = server_tables.find_token(store, observation.path) or digest
         if digest is None and observation.modified is not None:
-            if (version := server_tables.version(store, observation.path, observation.modified)) is not None:
+            if (version := server_tables.find_version(store, observation.path, observation.modified)) is not None:
                 digest, number = version
             elif name is not None:  # a token says by itself whose it is, also in a tree that another host has made
-                digest = server_tables.token_at(store, observation.path)
-        offer = server_tables.offered(store, digest) if digest is not None else None
+                digest = server_tables.find_token(store, observation.path)
+        offer = server_tables.find_offer(store, digest) if digest is not None else None
         if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
             continue
         offer = structs.replace(offer, number=number if number is not None else offer.number)
         path = observation.path.replace(name, digest) if name is not None else observation.path
         seen = replace(observation, path=path, digest=digest, modified=None)
-        fetches.append(Fetch(observation=seen, offer=offer, noted=server_tables.was_noted(store, seen, digest)))
+        fetches.append(
+            Fetch(observation=seen, offer=offer, was_recorded=server_tables.has_observation(store, seen, digest))
+        )
     return tuple(fetches)
 
 
-def never_offered(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
+def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
     """What an endpoint has given, of what is given once, and this ledger has never offered: it is an older copy."""
-    given = (each for each in that_use_up(observations) if each.offer is not None and not each.is_start)
+    served = (each for each in select_consuming(observations) if each.offer is not None and not each.is_start)
     return tuple(
-        each for each in given if each.digest is not None and server_tables.offered(store, each.digest) is None
+        each for each in served if each.digest is not None and server_tables.find_offer(store, each.digest) is None
     )

@@ -11,69 +11,75 @@ from typing import Final
 from msgspec import structs
 
 from gitboot.controller.records.install_boots import (
-    attempted,
-    disk_booted,
-    failed,
-    fetches,
-    is_past,
-    is_run,
-    last_of,
-    perhaps_served,
-    provisioned,
-    report_of,
-    run_made,
-    run_started,
-    started,
-    taken_back,
-    withheld,
+    apply_boot_served,
+    apply_disk_boot,
+    apply_failure,
+    apply_foreign_fetch,
+    apply_open_intent,
+    apply_provisioned,
+    apply_run_boot,
+    apply_run_start,
+    apply_start,
+    apply_withheld,
+    boot_identifies_machine,
+    find_last_attempt,
+    find_report_offer,
+    is_maintenance_key,
+    is_outdated,
 )
-from gitboot.controller.records.ledger_snapshot import Knowledge, Learning
-from gitboot.controller.records.ledger_trust import doubt_of
+from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
+from gitboot.controller.records.ledger_trust import find_unverified_reason
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation, Outcome
-from gitboot.fleet.identities import LostIdentity, Machine, Moves, taken_over
+from gitboot.fleet.identities import LostIdentity, Machine, Moves, find_changed_uuids
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.boot_limits import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import (
-    NEW_UP_TO,
-    Known,
-    adopted,
-    attempt_of,
-    has_shown_all,
+    HIGHEST_NEW_PROVISION,
+    UnrecordedState,
+    classify_unrecorded_server,
+    find_open_attempt,
+    has_all_evidence,
+    highest_served_provision,
     is_provisioned,
-    last_given,
-    newcomer,
-    overtaken_attempt,
+    make_adopted_record,
+    unfinished_later_attempt,
 )
-from gitboot.resolve.plan_at_time import carried, has_run
+from gitboot.resolve.plan_at_time import extend_moved_runs, has_run
 from gitboot.resolve.provisioning_record import (
     Failure,
     InstallStep,
     Record,
-    Seen,
+    StepEvidence,
     UnknownServe,
     attempt_facts,
-    last_shown,
+    find_last_seen,
 )
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import Offer, Phase
-from gitboot.review.reinstalls import Described, GainedIdentity, Inheritance, gained, lost_by_machine
-from gitboot.text import shell_words, some
+from gitboot.review.reinstalls import (
+    DescribedServer,
+    GainedIdentity,
+    Inheritance,
+    find_gained_identities,
+    find_lost_machine_identities,
+)
+from gitboot.text import format_names, quote_words
 
 _MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right
 
 
-def settle(
-    learning: Learning,
+def record_new_servers(
+    update: KnowledgeUpdate,
     commit: Commit,
     changed: Collection[str],
-    begun: Collection[str],
+    installing: Collection[str],
     introduced: Mapping[SystemUuid, int],
     *,
-    left: Collection[SystemUuid] | None = None,
+    removed: Collection[SystemUuid] | None = None,
 ) -> None:
     """Give each server that the ledger sees for the first time its first record.
 
@@ -85,108 +91,112 @@ def settle(
     initialised, nothing is known of any server.
     """
     decisions = commit.decisions
-    if doubt_of(learning.facts, decisions) is not None:
-        learning.settled = None
+    if find_unverified_reason(update.facts, decisions) is not None:
+        update.recorded_commit = None
         return
-    seen, standing, dropped = learning.known.machines, learning.known.standing, learning.dropped
-    here = commit.named({*changed, *(commit.machines[uuid].name for uuid in dropped if uuid in commit.machines)})
+    seen, standing, dropped = update.before.machines, update.before.accepted_machines, update.dropped
+    here = commit.select_machines(
+        {*changed, *(commit.machines[uuid].name for uuid in dropped if uuid in commit.machines)}
+    )
     # A new board that was seen already may be said to replace another one later.
     unmet = [each for each in here if each.uuid not in standing or each.uuid in dropped or each.replaces is not None]
-    new = [each for each in unmet if each.uuid not in learning.machines and learning.record(each.uuid) is None]
+    new = [each for each in unmet if each.uuid not in update.machines and update.record(each.uuid) is None]
     if new:
-        _write_first_records(learning, commit, new, introduced)
-    learning.machines |= {each.uuid: each for each in here if seen.get(each.uuid) != each or each.uuid not in standing}
-    if left is not None:
-        learning.gone |= standing.intersection(left)
+        _write_first_records(update, commit, new, introduced)
+    update.machines |= {each.uuid: each for each in here if seen.get(each.uuid) != each or each.uuid not in standing}
+    if removed is not None:
+        update.removed_machines |= standing.intersection(removed)
     else:
-        learning.gone |= {uuid for uuid in standing if uuid not in commit.machines}
-    _adopt_late(learning, decisions, here)
+        update.removed_machines |= {uuid for uuid in standing if uuid not in commit.machines}
+    _adopt_by_first_policy(update, decisions, here)
     if decisions.evidence is Evidence.DECLARED:
-        _declare(learning, (decisions.servers[each.name] for each in here))
+        _record_declared(update, (decisions.servers[each.name] for each in here))
     if decisions.evidence is Evidence.FETCHED:
-        written = (commit.machines[uuid].name for uuid in learning.new_records if uuid in commit.machines)
-        _complete_begun(learning, decisions, commit.named({*changed, *begun, *written}))
-    if learning.facts.initialised is None:
-        learning.facts = structs.replace(learning.facts, initialised="adopt")
-    learning.settled = commit.revision
+        written = (commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines)
+        _complete_installations(update, decisions, commit.select_machines({*changed, *installing, *written}))
+    if update.facts.initialised is None:
+        update.facts = structs.replace(update.facts, initialised="adopt")
+    update.recorded_commit = commit.revision
 
 
-def let_go(learning: Learning, moves: Moves) -> None:
+def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
     """Know nothing more of machines that another site has had in the meantime, but that they are not new."""
-    learning.departed = {each.uuid: each for each in moves.departed if each.uuid not in learning.known.standing}
-    learning.dropped = frozenset(uuid for uuid in moves.machines if learning.record(uuid) is not None)
-    for uuid in learning.dropped:
-        learning.new_records.pop(uuid, None)
+    update.departed = {each.uuid: each for each in moves.departed if each.uuid not in update.before.accepted_machines}
+    update.dropped = frozenset(uuid for uuid in moves.machines if update.record(uuid) is not None)
+    for uuid in update.dropped:
+        update.new_records.pop(uuid, None)
 
 
-def doubt_given(learning: Learning, commit: Commit, given: Iterable[Observation]) -> None:
+def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
     """Know nothing of servers that were given a boot which was left out of what a person has said to be installed.
 
     The ledger is an older copy, and has never offered it: they may be installed by it.
     """
-    if doubt_of(learning.facts, commit.decisions) is not None:
+    if find_unverified_reason(update.facts, commit.decisions) is not None:
         return
     found: dict[SystemUuid, str] = {}
-    for each in given:
+    for each in boots:
         decision = commit.decisions.servers.get(each.server)
-        record = learning.record(decision.uuid) if decision is not None else None
-        if decision is not None and record is not None and (last_shown(record) or _NEVER) < each.at:
+        record = update.record(decision.uuid) if decision is not None else None
+        if decision is not None and record is not None and (find_last_seen(record) or _NEVER) < each.at:
             found[decision.uuid] = each.server
     if not found:
         return
-    learning.dropped |= frozenset(found)
+    update.dropped |= frozenset(found)
     for uuid in found:
-        learning.new_records.pop(uuid, None)
+        update.new_records.pop(uuid, None)
     names = sorted(found.values())
     message = (
-        f"{some(names)}: given a boot that is in neither this ledger nor what it was begun with. Say what is installed "
-        f"there with gitboot records set {shell_words(names[0])}"
+        f"{format_names(names)}: given a boot that is in neither this ledger nor what it was begun with. Say what is installed "
+        f"there with gitboot records set {quote_words(names[0])}"
     )
-    learning.tell("ServerUnknown", message, warning=True, servers=names)
+    update.add_event("ServerUnknown", message, warning=True, servers=names)
 
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def _write_first_records(
-    learning: Learning, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int]
+    update: KnowledgeUpdate, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int]
 ) -> None:
-    seen = {**learning.known.machines, **learning.departed}
-    others = taken_over(machines, seen.values())
-    replaced = {each.replaces: learning.record(each.replaces) for each in machines if each.replaces is not None}
+    seen = {**update.before.machines, **update.departed}
+    others = find_changed_uuids(machines, seen.values())
+    replaced = {each.replaces: update.record(each.replaces) for each in machines if each.replaces is not None}
     records = {uuid: record for uuid, record in replaced.items() if record is not None}
     unknown: dict[str, list[str]] = {}
     for each in (commit.decisions.servers[machine.name] for machine in machines):
         other = others.get(each.uuid)
-        found = newcomer(
+        found = classify_unrecorded_server(
             each,
             records=records,
-            seen=seen,
-            introduced=introduced.get(each.uuid),
-            carries=f"the {other[0]} {other[1]} of {other[2].name} ({other[2].uuid})" if other is not None else None,
+            seen_machines=seen,
+            first_provision=introduced.get(each.uuid),
+            shared_mark=f"the {other[0]} {other[1]} of {other[2].name} ({other[2].uuid})"
+            if other is not None
+            else None,
         )
-        if found.known is Known.UNKNOWN:
+        if found.state is UnrecordedState.UNKNOWN:
             unknown.setdefault(found.why, []).append(each.server)
         elif (record := found.record(each)) is not None:
-            learning.write_record(each.uuid, each.server, record)
+            update.write_record(each.uuid, each.server, record)
     for why, names in sorted(unknown.items()):
-        message = f"{some(names)}: {why}. Say what is installed there with gitboot records set {shell_words(names[0])}"
+        message = f"{format_names(names)}: {why}. Say what is installed there with gitboot records set {quote_words(names[0])}"
         if commit.fleet.has_instances_by_site:
             message += ", or, where another site had it, with gitboot records take-over what that one hands over"
-        learning.tell("ServerUnknown", message, warning=True, servers=names)
+        update.add_event("ServerUnknown", message, warning=True, servers=names)
 
 
-def _adopt_late(learning: Learning, decisions: Decisions, machines: Iterable[Machine]) -> None:
+def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
     """Adopt what no policy described when it was seen first, parked perhaps: as the first policy wants it."""
     for machine in machines:
-        record = learning.record(machine.uuid)
+        record = update.record(machine.uuid)
         if record is None or (record.evidence, record.pool) != ("Adopted", None):
             continue
         if (each := decisions.servers[machine.name]).policy is None:
             continue
         if each.provision <= (record.provision or 0):
             late = replace(
-                adopted(each),
+                make_adopted_record(each),
                 provision=record.provision,
                 provisioned_at=record.provisioned_at,
                 runs=record.runs,
@@ -196,66 +206,68 @@ def _adopt_late(learning: Learning, decisions: Decisions, machines: Iterable[Mac
                 unknown_serves=record.unknown_serves,
                 overwritten_by=record.overwritten_by,
             )
-            learning.write_record(each.uuid, each.server, late)
+            update.write_record(each.uuid, each.server, late)
 
 
-def _declare(learning: Learning, servers: Iterable[Decision]) -> None:
+def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> None:
     """Take Git's word, where that is the evidence; each number is taken once."""
     for each in servers:
-        record, declared = learning.record(each.uuid), each.declared
+        record, declared = update.record(each.uuid), each.declared
         if declared is None or declared < each.provision:
             continue
         if record is not None and record.provision is not None and record.provision >= declared:
             continue
         now = replace(
-            adopted(each),
+            make_adopted_record(each),
             provision=declared,
             evidence="Declared",
-            provisioned_at=learning.at,
+            provisioned_at=update.at,
             runs=record.runs if record is not None else {},
             offered=record.offered if record is not None else 0,
             taken_back=record.taken_back if record is not None else 0,
-            answered=learning.facts.sequence,
-            unknown_serves=_of_runs(record),
+            answered=update.facts.sequence,
+            unknown_serves=_select_maintenance_serves(record),
         )
-        learning.write_record(each.uuid, each.server, now)
+        update.write_record(each.uuid, each.server, now)
         message = f"{each.server}: provision {declared} is provisioned (Declared)"
-        learning.tell("Provisioned", message, server=each.server, evidence="Declared")
+        update.add_event("Provisioned", message, server=each.server, evidence="Declared")
 
 
-def _complete_begun(learning: Learning, decisions: Decisions, machines: Iterable[Machine]) -> None:
+def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
     """Take for made what has shown all that fetches can show, and waited for another kind of evidence until now."""
     for machine in machines:
-        record = learning.record(machine.uuid)
-        if record is None or learning.pending_of(machine.uuid):
+        record = update.record(machine.uuid)
+        if record is None or update.list_pending(machine.uuid):
             continue
         decision = decisions.servers[machine.name]
-        if attempt_of(decision, record) is None or overtaken_attempt(record) is not None:
+        if find_open_attempt(decision, record) is None or unfinished_later_attempt(record) is not None:
             continue
-        if (offer := report_of(decision, record)) is not None:
-            complete(learning, structs.replace(offer, number=learning.facts.sequence), "Fetched")
+        if (offer := find_report_offer(decision, record)) is not None:
+            complete_installation(update, structs.replace(offer, number=update.facts.sequence), "Fetched")
 
 
-def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
+def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
     """Let the runs of servers last as long as the windows in which they were made, wherever a commit moved those."""
-    written = {commit.machines[uuid].name for uuid in learning.new_records if uuid in commit.machines}
-    for machine in commit.named(written.union(changed)):
-        record = learning.record(machine.uuid)
+    written = {commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines}
+    for machine in commit.select_machines(written.union(changed)):
+        record = update.record(machine.uuid)
         if record is None or not record.runs:
             continue
-        learning.write_record(machine.uuid, machine.name, carried(record, commit.decisions.servers[machine.name]))
+        update.write_record(
+            machine.uuid, machine.name, extend_moved_runs(record, commit.decisions.servers[machine.name])
+        )
 
 
 # What makes a server provisioned
 
 
-def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: str) -> None:
+def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime, evidence: str) -> None:
     """Record that what is wanted was installed by ``made_at``. Twice is as once."""
-    if (record := learning.settled_record(offer.uuid)) is None:
+    if (record := update.usable_record(offer.uuid)) is None:
         return
-    now, what = provisioned(offer, record, _by_this_clock(made_at, learning.at), evidence)
-    if now is record or offer.number > learning.facts.rolled_back.get(offer.uuid, -1):
-        _note(learning, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
+    now, what = apply_provisioned(offer, record, _adjust_to_local_clock(made_at, update.at), evidence)
+    if now is record or offer.number > update.facts.rolled_back.get(offer.uuid, -1):
+        _write_with_event(update, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
         return
     # The accepted commit had taken this boot back. A mirror served it, or its evidence came late: when the commit was
     # accepted, nothing showed that it was fetched. Unknown never installs, so a person has to look.
@@ -263,8 +275,8 @@ def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: s
     if record.overwritten_by == by:
         return
     now = replace(record, overwritten_by=by, answered=max(offer.number, record.answered))
-    learning.write_record(offer.uuid, offer.server, now)
-    learning.tell(
+    update.write_record(offer.uuid, offer.server, now)
+    update.add_event(
         "WithdrawnBootInstalled",
         f"{offer.server}: was installed with {by}, which the accepted commit had taken back: its disk is unknown "
         f"({evidence}). Say what is installed there with gitboot records set {offer.server}",
@@ -276,90 +288,92 @@ def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: s
     )
 
 
-def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, *, starts: bool) -> None:
+def record_maintenance_boot(
+    update: KnowledgeUpdate, offer: Offer, seen: StepEvidence, evidence: str, *, starts: bool
+) -> None:
     """Record that the boot of a maintenance was made, or that its system has started. Twice is as once."""
-    if (record := learning.settled_record(offer.uuid)) is None:
+    if (record := update.usable_record(offer.uuid)) is None:
         return
-    seen = seen._replace(at=_by_this_clock(seen.at, learning.at))
-    now, what = run_made(offer, record, seen)
-    _note(learning, offer, now, ("MaintenanceBooted", f"{what} ({evidence})"), evidence)
+    seen = seen._replace(at=_adjust_to_local_clock(seen.at, update.at))
+    now, what = apply_run_boot(offer, record, seen)
+    _write_with_event(update, offer, now, ("MaintenanceBooted", f"{what} ({evidence})"), evidence)
     if starts:
-        begun, what = run_started(offer, now, seen)
-        _note(learning, offer, begun, ("MaintenanceStarted", what), evidence)
+        begun, what = apply_run_start(offer, now, seen)
+        _write_with_event(update, offer, begun, ("MaintenanceStarted", what), evidence)
 
 
-def _note(learning: Learning, offer: Offer, now: Record, said: tuple[str, str], evidence: str) -> None:
-    if now == learning.record(offer.uuid):
+def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: tuple[str, str], evidence: str) -> None:
+    if now == update.record(offer.uuid):
         return
-    learning.write_record(offer.uuid, offer.server, now)
+    update.write_record(offer.uuid, offer.server, now)
     type, what = said
     message = f"{offer.server}: {what}"
-    learning.tell(type, message, server=offer.server, evidence=evidence, image=offer.image, plan=offer.plan)
+    update.add_event(type, message, server=offer.server, evidence=evidence, image=offer.image, plan=offer.plan)
 
 
-def _by_this_clock(seen: datetime, at: datetime) -> datetime:
+def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
     """When something was seen, for what ends a while later: a clock that is ahead would keep it open for longer.
 
     What is far ahead was seen before the clock was set right, and what it opened is over.
     """
-    return min(seen, at) if seen - at <= _MOST_AHEAD else at - FETCH_GRACE
+    return min(seen_at, at) if seen_at - at <= _MOST_AHEAD else at - FETCH_GRACE
 
 
-def record_step(learning: Learning, offer: Offer, observation: Observation) -> None:
+def record_step(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
     """Record that the boot of an installation was given, that it has started, or that it has failed."""
-    if (record := learning.settled_record(offer.uuid)) is None:
+    if (record := update.usable_record(offer.uuid)) is None:
         return
-    seen = Seen(_by_this_clock(observation.at, learning.at), observation.path, observation.client)
+    seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
     if observation.is_failure:
-        now = failed(offer, record, Failure(seen.at, seen.client, observation.log or ""))
+        now = apply_failure(offer, record, Failure(seen.at, seen.client, observation.log or ""))
     else:
-        now = (started if observation.is_start else attempted)(offer, record, seen)
-    _write_step(learning, offer, now, seen)
+        now = (apply_start if observation.is_start else apply_boot_served)(offer, record, seen)
+    _write_step(update, offer, now, seen)
 
 
-def record_disk_boot(learning: Learning, offer: Offer, observation: Observation) -> None:
+def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
     """Record that a machine has fetched a boot of its disk after an installation was served."""
-    if (record := learning.settled_record(offer.uuid)) is None or is_past(offer, record):
+    if (record := update.usable_record(offer.uuid)) is None or is_outdated(offer, record):
         return
-    seen = Seen(_by_this_clock(observation.at, learning.at), observation.path, observation.client)
-    learning.write_record(offer.uuid, offer.server, disk_booted(record, seen))
+    seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
+    update.write_record(offer.uuid, offer.server, apply_disk_boot(record, seen))
 
 
-def record_intent(learning: Learning, offer: Offer, observation: Observation, *, is_early: bool) -> None:
+def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observation, *, is_early: bool) -> None:
     """Record an intent to serve a boot, or that it was withheld; ``is_early``: before its intent was read."""
-    record, intent = learning.settled_record(offer.uuid), observation.intent
+    record, intent = update.usable_record(offer.uuid), observation.intent
     if record is None or intent is None:
         return
-    seen = Seen(_by_this_clock(observation.at, learning.at), observation.path, observation.client)
+    seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
     if observation.outcome is Outcome.WITHHELD:
-        now = withheld(offer, record, intent, seen, is_early=is_early)
+        now = apply_withheld(offer, record, intent, seen, is_early=is_early)
     else:
-        now = perhaps_served(offer, record, intent, seen)
-    learning.write_record(offer.uuid, offer.server, now)
+        now = apply_open_intent(offer, record, intent, seen)
+    update.write_record(offer.uuid, offer.server, now)
 
 
-def record_served(learning: Learning, offer: Offer) -> None:
-    if (record := learning.record(offer.uuid)) is not None:
+def record_served(update: KnowledgeUpdate, offer: Offer) -> None:
+    if (record := update.record(offer.uuid)) is not None:
         # It does not matter any more what else the endpoint perhaps served of it.
         others = tuple(each for each in record.unknown_serves if each.key != offer.key)
-        learning.write_record(offer.uuid, offer.server, replace(record, unknown_serves=others))
+        update.write_record(offer.uuid, offer.server, replace(record, unknown_serves=others))
 
 
-def record_consumed(learning: Learning, offer: Offer) -> None:
+def record_boot_consumed(update: KnowledgeUpdate, offer: Offer) -> None:
     """Record that the boot of what fetches nothing was made: its override was consumed."""
-    if (record := learning.settled_record(offer.uuid)) is None:
+    if (record := update.usable_record(offer.uuid)) is None:
         return
-    seen = Seen(learning.at, "", "")
+    seen = StepEvidence(update.at, "", "")
     if offer.phase is Phase.MAINTENANCE:
-        record_run(learning, offer, seen, "Consumed", starts=False)
+        record_maintenance_boot(update, offer, seen, "Consumed", starts=False)
         return
-    _write_step(learning, offer, attempted(offer, record, seen), seen)
-    complete(learning, offer, "Consumed")
+    _write_step(update, offer, apply_boot_served(offer, record, seen), seen)
+    complete_installation(update, offer, "Consumed")
 
 
-def _write_step(learning: Learning, offer: Offer, now: Record, seen: Seen) -> None:
-    if now is not learning.record(offer.uuid):
-        learning.write_record(offer.uuid, offer.server, now)
+def _write_step(update: KnowledgeUpdate, offer: Offer, now: Record, seen: StepEvidence) -> None:
+    if now is not update.record(offer.uuid):
+        update.write_record(offer.uuid, offer.server, now)
         attempt = now.attempts[-1]
         step, which = attempt.step, f"attempt {attempt.number} at {attempt.key}"
         if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
@@ -369,76 +383,78 @@ def _write_step(learning: Learning, offer: Offer, now: Record, seen: Seen) -> No
         else:
             what = f"{'was given' if step is InstallStep.ATTEMPTED else 'has started'}: {seen}"
         message, is_failed = f"{offer.server}: {which} {what}", attempt.failed is not None
-        learning.tell(str(step), message, warning=is_failed, server=offer.server, **attempt_facts(attempt))
+        update.add_event(str(step), message, warning=is_failed, server=offer.server, **attempt_facts(attempt))
 
 
-def complete(learning: Learning, offer: Offer, evidence: str) -> None:
+def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) -> None:
     """Take an installation for made if nothing more of it can be seen by what is fetched, or by its BMC."""
-    record = learning.record(offer.uuid)
-    last = last_of(offer, record) if record is not None else None
-    if last is not None and has_shown_all(last, boots=offer.boots, shows_start=offer.shows_start):
-        record_boot(learning, offer, last.last_seen.at, evidence)
+    record = update.record(offer.uuid)
+    last = find_last_attempt(offer, record) if record is not None else None
+    if last is not None and has_all_evidence(last, boots=offer.boots, shows_start=offer.shows_start):
+        record_provisioned(update, offer, last.last_seen.at, evidence)
 
 
-def record_taken_back(learning: Learning, offer: Offer, observation: Observation) -> None:
+def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
     """Record that what was fetched went to another client: the machine's boot is offered anew, as another offer.
 
     Whoever gave it goes by its number, and would not give that again. The machine may still be given what was
     published before, until this is: so that counts as it did.
     """
-    record = learning.record(offer.uuid)
+    record = update.record(offer.uuid)
     if record is not None:
-        seen = Seen(observation.at, observation.path, observation.client)
-        if (now := taken_back(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
-            learning.write_record(offer.uuid, offer.server, replace(now, taken_back=learning.decide()))
+        seen = StepEvidence(observation.at, observation.path, observation.client)
+        if (now := apply_foreign_fetch(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
+            update.write_record(offer.uuid, offer.server, replace(now, taken_back=update.count_decision()))
 
 
-def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
+def record_override_consumed(update: KnowledgeUpdate, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
     """Record that the override for a key was consumed, and that no evidence has followed yet."""
-    record = learning.settled_record(uuid)
+    record = update.usable_record(uuid)
     if record is not None and record.consumed_key != key:
-        learning.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
+        update.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
 
 
-def leave_to_another(learning: Learning, offer: Offer) -> None:
+def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
     """Record that another instance has set the override for a boot: it counts as made long enough ago to be over."""
     if offer.phase is Phase.MAINTENANCE:
-        record_run(learning, offer, Seen(learning.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False)
+        record_maintenance_boot(
+            update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False
+        )
     else:
-        note_consumed(learning, offer.uuid, offer.server, offer.key, learning.at - CONSUMED_GRACE)
+        record_override_consumed(update, offer.uuid, offer.server, offer.key, update.at - CONSUMED_GRACE)
 
 
-def check_trusted(learning: Learning) -> None:
+def require_trusted_ledger(update: KnowledgeUpdate) -> None:
     """Raise `UsageError` where the ledger is in doubt: nothing is said of single servers then."""
-    if not learning.known.is_trusted:
+    if not update.before.is_trusted:
         raise UsageError("nothing in this ledger is trusted before it is said what is installed: gitboot records begin")
 
 
-def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
+def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
     """Replace what is known of servers, as an operator says; raises `UsageError` where the ledger is in doubt."""
-    check_trusted(learning)
-    number = learning.decide()
+    require_trusted_ledger(update)
+    number = update.count_decision()
     for uuid, server, record in records:
-        known = learning.record(uuid)  # also where it is said before the first commit was read
+        known = update.record(uuid)  # also where it is said before the first commit was read
         runs = dict(record.runs)
         for name, made in known.runs.items() if known is not None else ():  # no person's word takes a later run back
             if name not in record.runs or made.run >= record.runs[name].run:
                 runs[name] = made
-        said = (each for each in record.unknown_serves if not is_run(each.key))
-        perhaps = (*said, *_of_runs(known if known is not None else record))
+        said = (each for each in record.unknown_serves if not is_maintenance_key(each.key))
+        perhaps = (*said, *_select_maintenance_serves(known if known is not None else record))
         now = replace(record, runs=runs, offered=number, answered=0, taken_back=0, unknown_serves=perhaps)
-        learning.write_record(uuid, server, now)
+        update.write_record(uuid, server, now)
 
 
-def _of_runs(record: Record | None) -> tuple[UnknownServe, ...]:
+def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
     """The boots of maintenances that were perhaps served: what is said of an installation leaves them as they are."""
-    return tuple(each for each in record.unknown_serves if is_run(each.key)) if record is not None else ()
+    return tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)) if record is not None else ()
 
 
 # What a commit would install
 
 
-def left_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ...]:
+def list_servers_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ...]:
     if not knowledge.is_trusted:
         return ()
     return tuple(
@@ -451,9 +467,9 @@ def left_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ..
     )
 
 
-def strangers(knowledge: Knowledge, come: Iterable[Decision]) -> Iterator[Decision]:
+def find_new_or_reinstalled(knowledge: Knowledge, decisions: Iterable[Decision]) -> Iterator[Decision]:
     """Of the servers of a first commit those that the ledger's accepted one lacked, or that were installed before."""
-    for each in come:
+    for each in decisions:
         record, policy = knowledge.records.get(each.uuid), each.policy
         is_again = (
             record is not None
@@ -464,13 +480,13 @@ def strangers(knowledge: Knowledge, come: Iterable[Decision]) -> Iterator[Decisi
             and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
             and not is_provisioned(policy, record)
         )
-        if is_again or each.uuid not in knowledge.standing:
+        if is_again or each.uuid not in knowledge.accepted_machines:
             yield each
 
 
-def inheritances(
+def find_inheritances(
     gains: Iterable[GainedIdentity],
-    lost: frozenset[LostIdentity],
+    lost_identities: frozenset[LostIdentity],
     commit: Commit,
     knowledge: Knowledge,
     introduced: Mapping[SystemUuid, int],
@@ -482,14 +498,14 @@ def inheritances(
     here = [each for each in gains if each.server in commit.decisions.servers]  # the others are at another site
     marks = {each.mark for each in here}
     owners: dict[tuple[str, str], list[LostIdentity]] = {}
-    for each in lost if marks else ():
-        if each.mark in marks:
-            owners.setdefault(each.mark, []).append(each)
+    for each in lost_identities if marks else ():
+        if each.key in marks:
+            owners.setdefault(each.key, []).append(each)
     found = set()
     for gain in here:
         for owner in owners.get(gain.mark, ()):
             is_same = owner.uuid in (gain.uuid, gain.replaces)
-            if not is_same and (owner.netboots or _is_perhaps_installed(owner.uuid, knowledge, introduced)):
+            if not is_same and (owner.netboots or _may_be_installed(owner.uuid, knowledge, introduced)):
                 before = knowledge.machines.get(owner.uuid)
                 found.add(
                     Inheritance(gain.server, gain.kind, gain.value, owner.uuid, before.name if before else owner.uuid)
@@ -497,37 +513,47 @@ def inheritances(
     return tuple(sorted(found))
 
 
-def _is_perhaps_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mapping[SystemUuid, int]) -> bool:
+def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mapping[SystemUuid, int]) -> bool:
     """Return whether the record of a machine shows an installation, or does not show that there was none."""
     record = knowledge.records.get(uuid) if knowledge.is_trusted else None
     if record is None:  # a machine that no accepted commit has described yet is new if its number says so
-        is_new = uuid not in knowledge.machines and 0 < introduced.get(uuid, 0) <= NEW_UP_TO
+        is_new = uuid not in knowledge.machines and 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
         return not is_new
-    return record.provision is not None or last_given(record) is not None or bool(record.runs)
+    return record.provision is not None or highest_served_provision(record) is not None or bool(record.runs)
 
 
-def without_base(commit: Commit, knowledge: Knowledge) -> tuple[tuple[GainedIdentity, ...], frozenset[LostIdentity]]:
+def compare_identities_without_base(
+    commit: Commit, knowledge: Knowledge
+) -> tuple[tuple[GainedIdentity, ...], frozenset[LostIdentity]]:
     """Return the gained and the lost identities of a commit that cannot be compared with the accepted one.
 
     The ledger has the descriptions of the machines as of the accepted commit, without their addresses.
     """
-    lost = set(knowledge.lost)
+    lost = set(knowledge.lost_identities)
     for uuid, machine in knowledge.machines.items():
-        lost.update(lost_by_machine(machine, commit.machines.get(uuid)))
+        lost.update(find_lost_machine_identities(machine, commit.machines.get(uuid)))
     if not lost:
         return (), frozenset()
-    marks, gains = {each.mark for each in lost}, list[GainedIdentity]()
+    marks, gains = {each.key for each in lost}, list[GainedIdentity]()
     decisions = commit.decisions
     for machine in commit.machines.values():
         name = machine.name
         labels = commit.labels.get(name, {})
-        described = Described(decisions.servers[name], machine, decisions.networks[name], labels, decisions.outputs)
-        gains += (each for each in gained(None, described, ()) if each.mark in marks)
+        described = DescribedServer(
+            decisions.servers[name], machine, decisions.networks[name], labels, decisions.outputs
+        )
+        gains += (each for each in find_gained_identities(None, described, ()) if each.mark in marks)
     return tuple(gains), frozenset(lost)
 
 
-def goes_unseen(
-    decision: Decision, machine: Machine, record: Record | None, evidence: Evidence, *, observes: bool, sets: bool
+def is_unobservable(
+    decision: Decision,
+    machine: Machine,
+    record: Record | None,
+    evidence: Evidence,
+    *,
+    observes_fetches: bool,
+    sets_overrides: bool,
 ) -> bool:
     """Whether a boot that is still to be made once could be made without the instance noticing.
 
@@ -537,33 +563,43 @@ def goes_unseen(
     if record is None:
         return False
     policy, has_bmc = decision.policy, machine.bmc is not None
-    sees = partial(_sees, has_bmc=has_bmc, observes=observes, sets=has_bmc and sets)
+    can_observe = partial(
+        _can_observe, has_bmc=has_bmc, observes_fetches=observes_fetches, sets_overrides=has_bmc and sets_overrides
+    )
     if (
         policy is not None
         and policy.boot is not None
         and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
         and not is_provisioned(policy, record)
-        and not sees(policy.boot, policy.override, evidence)
+        and not can_observe(policy.boot, policy.override, evidence)
     ):
         return True
     return any(
         each.boot is not None
         and each.network_boot is NetworkBoot.ONCE
         and not has_run(each, record)
-        and not sees(each.boot, each.override, Evidence.FETCHED)
+        and not can_observe(each.boot, each.override, Evidence.FETCHED)
         for each in decision.maintenances
     )
 
 
-def _sees(boot: Boot, override: OverrideMode, evidence: Evidence, *, has_bmc: bool, observes: bool, sets: bool) -> bool:
+def _can_observe(
+    boot: Boot,
+    override: OverrideMode,
+    evidence: Evidence,
+    *,
+    has_bmc: bool,
+    observes_fetches: bool,
+    sets_overrides: bool,
+) -> bool:
     match evidence:
         case Evidence.DECLARED:
             return True
         case Evidence.REPORTED:
-            return observes
-    sets = sets and override is not OverrideMode.NONE  # it is seen when its override is consumed
+            return observes_fetches
+    sets_overrides = sets_overrides and override is not OverrideMode.NONE  # it is seen when its override is consumed
     # A loader fetches the entry of whatever it boots, a uki too.
-    notices = observes and (fetches(boot) or boot.direct_uki is not None)
+    notices = observes_fetches and (boot_identifies_machine(boot) or boot.direct_uki is not None)
     if evidence is Evidence.PROGRESS:
-        return has_bmc and (sets or notices)
-    return notices or (sets and not fetches(boot))
+        return has_bmc and (sets_overrides or notices)
+    return notices or (sets_overrides and not boot_identifies_machine(boot))

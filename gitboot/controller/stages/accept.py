@@ -23,23 +23,23 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
     taken, attempt, telling = this.taken, state.attempt, state.telling
     is_judged = attempt.attempted is not None and not attempt.is_preliminary
     waiting = {BEGIN} if is_judged else {BEGIN, APPROVE}
-    this.is_approval_left = any(each.what == APPROVE for each in taken.requests if each.what in waiting)
+    this.is_approval_left = any(each.action == APPROVE for each in taken.requests if each.action in waiting)
     # The forge knew the newest change of the ledger when gitboot opened the ledger. A ledger that went on for a time
     # without the forge does not count.
-    is_vouched_for = telling is not None and state.opened is not None and telling.known == state.opened
+    is_vouched_for = telling is not None and state.opened is not None and telling.known_changes == state.opened
     batch = Batch(
-        keeping=state.keeping,
-        up=taken.up,
-        witnessed=taken.witnessed or (is_vouched_for and not state.was_left),
-        turned=state.plans.is_due(this.at) or attempt.attempted is None,
-        written=taken.written,
-        noted=taken.noted,
-        requests=tuple(each for each in taken.requests if each.what not in waiting),
+        clock_state=state.keeping,
+        uptime=taken.up,
+        is_externally_confirmed=taken.witnessed or (is_vouched_for and not state.was_left),
+        has_transition=state.plans.is_due(this.at) or attempt.attempted is None,
+        written_records=taken.written,
+        withdrawals=taken.noted,
+        requests=tuple(each for each in taken.requests if each.action not in waiting),
         stoppage=taken.stoppage,
-        events=tuple(_unproven_status(state, this)),
+        events=tuple(_report_unproven_status(state, this)),
         held=attempt.held,
     )
-    this.requested = ledger_changes.learn(state.knowledge, batch, this.at)
+    this.requested = ledger_changes.apply_batch(state.knowledge, batch, this.at)
     this.attempt, this.events = this.components.accepting.accept(attempt, this.requested.knowledge, this.at)
     return state
 
@@ -53,17 +53,20 @@ def resume(state: InstanceState, this: Pass) -> InstanceState:
         return state  # its evaluation has not ended, or the clone lacks the commit
     # `settled` names no commit, because the records of its servers were settled before the start.
     return structs.replace(
-        state, attempt=attempt, knowledge=structs.replace(state.knowledge, settled=""), before_resume=state
+        state, attempt=attempt, knowledge=structs.replace(state.knowledge, recorded_commit=""), before_resume=state
     )
 
 
-def _unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
+def _report_unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
     """Report once a commit status that names a later change than the ledger has, and that has no proof.
 
     Anyone who may write commit statuses can write such a status, so it has no other effect.
     """
-    before, opened = this.before.telling.claimed if this.before.telling is not None else None, this.before.opened
-    claimed = state.telling.claimed if state.telling is not None else None
+    before, opened = (
+        this.before.telling.claimed_changes if this.before.telling is not None else None,
+        this.before.opened,
+    )
+    claimed = state.telling.claimed_changes if state.telling is not None else None
     if claimed is not None and claimed != before and opened is not None and claimed > opened:
         message = (
             f"a commit status at the forge names change {claimed} of this ledger, which has come to change {opened}, "

@@ -5,21 +5,21 @@ from __future__ import annotations
 from msgspec import structs
 
 from gitboot.bmc.worker_pool import BmcPool
-from gitboot.controller.bmcs.power_waves import grant_turns
+from gitboot.controller.bmcs.power_waves import update_power_waves
 from gitboot.controller.bmcs.schedule import (
     Schedule,
-    due_tasks,
-    note_submission,
     plan_tasks,
+    record_submission,
     reschedule_now,
+    select_due_tasks,
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
-from gitboot.controller.records.ledger_trust import behind, unkept
-from gitboot.controller.stages.learn import batch_of, ready_part
+from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock
+from gitboot.controller.stages.learn import build_batch, select_ready
 from gitboot.controller.stages.take_in import take_inputs
-from gitboot.controller.stages.write import with_changes
+from gitboot.controller.stages.write import apply_changes
 from gitboot.errors import LedgerError
 from gitboot.model.scalars import SystemUuid
 
@@ -29,22 +29,28 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     if (commit := state.commit) is None:
         return state
     components, at, suspension = this.components, this.at, state.knowledge.facts.suspension
-    overrides, unlearned = components.inbox.overrides_over(state.knowledge.overrides)
+    overrides, unlearned = components.inbox.overrides_with_pending(state.knowledge.overrides)
     knowledge = structs.replace(state.knowledge, overrides=overrides)
-    may_set = state.acts and state.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
+    may_set = (
+        state.may_act and state.publication.holds_plans_of(commit) and (suspension is None or at >= suspension.until)
+    )
     schedule, machines = plan_tasks(
         *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
-        may_set=may_set and behind(knowledge.facts, at) is None and unkept(knowledge.facts, state.keeping) is None,
+        may_set=may_set
+        and describe_clock_lag(knowledge.facts, at) is None
+        and describe_unkept_clock(knowledge.facts, state.keeping) is None,
         keys=state.keys,
-        late=frozenset(each.serves for each in components.target.followers.following if each.behind_since is not None),
+        outdated_base_urls=frozenset(
+            each.base_url for each in components.target.followers.following if each.behind_since is not None
+        ),
     )
-    components.bmcs.forget(machines - schedule.tasks.keys())
-    schedule = reschedule_now(schedule, _with_other_credentials(schedule, components.bmcs), at)
-    schedule = grant_turns(schedule, knowledge, at, state.longest_step)
-    made, schedule = due_tasks(schedule, knowledge, machines, at)
+    components.bmcs.drop_pending(machines - schedule.tasks.keys())
+    schedule = reschedule_now(schedule, _find_changed_credentials(schedule, components.bmcs), at)
+    schedule = update_power_waves(schedule, knowledge, at, state.longest_step)
+    made, schedule = select_due_tasks(schedule, knowledge, machines, at)
     taken = components.bmcs.submit(made)
     state = structs.replace(
-        state, schedule=note_submission(schedule, made, taken, knowledge, at), unplanned=frozenset()
+        state, schedule=record_submission(schedule, made, taken, knowledge, at), unplanned=frozenset()
     )
     return _wait(state, this) if this.wait else state
 
@@ -54,19 +60,21 @@ def _wait(state: InstanceState, this: Pass) -> InstanceState:
     components = this.components
     components.collect_results(wait_all=True)
     try:
-        with components.inbox.held():
+        with components.inbox.hold():
             state, taken = take_inputs(state, components.store, components.inbox, this.at)
-            ready = ready_part(taken, state.attempt, state.knowledge)
-            batch = batch_of(state, state.attempt, ready, (), this)
-            batch = structs.replace(batch, written=ready.written, noted=ready.noted, requests=ready.requests)
-            learnt = ledger_changes.learn(state.knowledge, batch, this.at)
-            ledger_snapshot.write(components.store, (learnt.news,))
-            return with_changes(state, (learnt,), ready, this)
+            ready = select_ready(taken, state.attempt, state.knowledge)
+            batch = build_batch(state, state.attempt, ready, (), this)
+            batch = structs.replace(
+                batch, written_records=ready.written, withdrawals=ready.noted, requests=ready.requests
+            )
+            learnt = ledger_changes.apply_batch(state.knowledge, batch, this.at)
+            ledger_snapshot.write_updates(components.store, (learnt.update,))
+            return apply_changes(state, (learnt,), ready, this)
     except LedgerError as error:
         return structs.replace(state, unwritable=str(error))
 
 
-def _with_other_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[SystemUuid]:
+def _find_changed_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[SystemUuid]:
     failing = {uuid: schedule.bmcs[uuid] for uuid in schedule.failing}
     rejected = {uuid: (each, each.bmc) for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
     by_name = {bmc.credentials: bmc for _, bmc in rejected.values()}

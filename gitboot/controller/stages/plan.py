@@ -10,16 +10,16 @@ from msgspec import structs
 from gitboot.controller.bmcs.schedule import (
     Schedule,
 )
-from gitboot.controller.current_plans import Plans, changed_by, replanned
+from gitboot.controller.current_plans import Plans, find_changed_servers, replan
 from gitboot.controller.instance_state import InstanceState, TargetState
-from gitboot.controller.operator_requests import stop_of
+from gitboot.controller.operator_requests import decide_halt
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_changes import Batch
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.resolve.boot_limits import Halt
-from gitboot.status.work_progress import Told, Work
+from gitboot.resolve.boot_limits import StopScope
+from gitboot.status.work_progress import ReportProgress, Work
 
 QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its first plan so soon reads no server states
 
@@ -35,18 +35,18 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
     if (artifacts := this.components.inbox.artifacts) is None:
         return state
     unknown = (commit.decisions.unknown or {}).values()
-    needed = {*(each.file for each in state.plans.needs), *(file for boot in unknown for file in boot.fetched)}
+    needed = {*(each.file for each in state.plans.needs), *(file for boot in unknown for file in boot.fetched_files)}
     artifacts.want(frozenset(needed), (commit.decisions.base_url, *commit.decisions.sites.values()))
     if not this.wait:
         return state
     artifacts.wait()
-    learnt = ledger_changes.learn(state.knowledge, Batch(sightings=artifacts.seen()), this.at)
+    learnt = ledger_changes.apply_batch(state.knowledge, Batch(sightings=artifacts.get_sightings()), this.at)
     try:
-        with this.components.inbox.held():
-            ledger_snapshot.write(this.components.store, (learnt.news,))
+        with this.components.inbox.hold():
+            ledger_snapshot.write_updates(this.components.store, (learnt.update,))
     except LedgerError as error:
         return structs.replace(state, unwritable=str(error))
-    for event in learnt.news.events:
+    for event in learnt.update.events:
         this.components.tell(event)
     # The first plans have the machines of `unplanned`.
     again = _plan_until_now(structs.replace(state, knowledge=learnt.knowledge, unplanned=frozenset()), commit, this)
@@ -60,7 +60,7 @@ def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
     """
     if state.attempt.accepted is None:
         return state
-    this.components.bmcs.forget(frozenset(state.schedule.tasks))
+    this.components.bmcs.drop_pending(frozenset(state.schedule.tasks))
     return structs.replace(
         state,
         plans=Plans(),
@@ -83,7 +83,7 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
         due = state.next_window_end
     elif not state.publication.complete:
         due = this.at + QUICK_START
-    told = components.listener.of(Work.PLAN)
+    told = components.listener.make_reporter(Work.PLAN)
     publication, next_end, ended_at = state.publication, due, this.at
 
     def report(done: int, total: int) -> None:
@@ -91,8 +91,8 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
         told(done, total)
         if next_end is None or (now := this.time()) < next_end:
             return
-        servers, events = components.windows.end(now)
-        publication, next_end = publication.owing(servers, events), components.windows.next_end
+        servers, events = components.windows.end_windows(now)
+        publication, next_end = publication.with_changed_files(servers, events), components.windows.next_end
         if servers:
             ended_at = now
 
@@ -108,25 +108,25 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
     return structs.replace(again, unplanned=state.unplanned | again.unplanned)
 
 
-def _plan(state: InstanceState, commit: Commit, this: Pass, told: Told) -> InstanceState:
+def _plan(state: InstanceState, commit: Commit, this: Pass, told: ReportProgress) -> InstanceState:
     """Plan the servers whose decision or record changed, or that are due.
 
     If the ledger cannot be written, a stop counts that only the endpoints have.
     """
-    changed = commit.called(state.unplanned) | changed_by(state.plans.commit, commit)
-    stop = stop_of(state.knowledge, commit, state.attempt.orders)
-    has_asked = state.telling is None or state.telling.asked
-    if stop is Halt.NONE and state.knowledge.facts.gap and not has_asked:
-        stop = Halt.WRITING  # the ledger was unused for long, and the forge may know that it is an older copy
+    changed = commit.select_server_names(state.unplanned) | find_changed_servers(state.plans.commit, commit)
+    stop = decide_halt(state.knowledge, commit, state.attempt.orders)
+    has_asked = state.telling is None or state.telling.has_asked
+    if stop is StopScope.NONE and state.knowledge.facts.gap and not has_asked:
+        stop = StopScope.WRITING  # the ledger was unused for long, and the forge may know that it is an older copy
     beside = this.components.inbox.stoppage if state.unwritable is not None else None
-    if beside is not None and stop is not Halt.ALL:
-        stop = Halt.ALL if beside.everything else Halt.WRITING
-    plans, different = replanned(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
+    if beside is not None and stop is not StopScope.ALL:
+        stop = StopScope.ALL if beside.everything else StopScope.WRITING
+    plans, different = replan(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
     this.different |= different
     machines = {
         machine.uuid
         for each in (state.plans.commit, plans.commit)
         if each is not None
-        for machine in each.named(changed | different)
+        for machine in each.select_machines(changed | different)
     }
     return structs.replace(state, plans=plans, unplanned=state.unplanned | machines)

@@ -10,16 +10,16 @@ from msgspec import structs
 
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.offered_files import LedgerNotes, published
+from gitboot.controller.offered_files import LedgerOfferRecorder, publish_plans
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.stages.plan import QUICK_START
-from gitboot.controller.target_followers import PATIENCE_S
+from gitboot.controller.target_followers import TARGET_WAIT_S
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.endpoint_files import terms_of
+from gitboot.render.endpoint_files import build_serving_terms
 from gitboot.render.server_files import ServerState
 from gitboot.resolve.server_plan import Cause
 from gitboot.status.conditions import Event
@@ -29,13 +29,17 @@ def publish(state: InstanceState, this: Pass) -> InstanceState:
     """Publish the plans, or end the windows that are over in the tree of an earlier process."""
     if (commit := state.commit) is not None:
         state = _note_left_output(_publish_plans(state, commit, this), commit, this)
-        transition = this.before.plans.transitions.next
+        transition = this.before.plans.transitions.next_due
         if transition is not None and transition <= this.at:
-            this.components.target.followers.turn(transition)
+            this.components.target.followers.publish_transition(transition)
         if this.wait:
-            this.components.target.followers.wait(PATIENCE_S)
+            this.components.target.followers.wait(TARGET_WAIT_S)
         attempt = state.attempt
-        if attempt.stands != attempt.evaluated and state.unwritable is None and state.publication.stands_for(commit):
+        if (
+            attempt.stands != attempt.evaluated
+            and state.unwritable is None
+            and state.publication.holds_plans_of(commit)
+        ):
             state = structs.replace(state, attempt=structs.replace(attempt, stands=attempt.evaluated))
     if commit is not None and state.publication.complete:
         return structs.replace(state, waits_since=None, next_window_end=None)
@@ -45,30 +49,32 @@ def publish(state: InstanceState, this: Pass) -> InstanceState:
 def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
     components, knowledge, at = this.components, state.knowledge, this.at
     inbox, publication = components.inbox, state.publication
-    if publication.complete and not components.target.is_as_left:
+    if publication.complete and not components.target.is_unchanged:
         message = "what was published is not there any more as it was: all of it is published anew"
         event = Event(at=at, type="TreeReplaced", message=message, warning=True)
         publication = structs.replace(publication, complete=False, events=(event,))
     if components.checkpoint is not None:
-        publication = components.checkpoint.without_suspects(publication)
-    forgotten = inbox.forgotten_next(knowledge.taken)
-    terms = terms_of(commit.fleet.provisioning, inbox.giver, endpoint=commit.fleet.endpoint, forgotten=forgotten)
-    is_same = publication.stands_for(commit) and publication.terms == terms
+        publication = components.checkpoint.without_damaged(publication)
+    forgotten = inbox.count_deletions_after(knowledge.spool_offsets)
+    terms = build_serving_terms(
+        commit.fleet.provisioning, inbox.giver, endpoint=commit.fleet.endpoint, loss_count=forgotten
+    )
+    is_same = publication.holds_plans_of(commit) and publication.terms == terms
     if this.different or not is_same or publication.plans.sightings is not state.plans.sightings:
-        publication = published(
+        publication = publish_plans(
             publication,
             state.plans,
             commit,
             this.different,
             knowledge,
             components.target,
-            LedgerNotes(components.store, knowledge.facts, at, state.unwritable),
+            LedgerOfferRecorder(components.store, knowledge.facts, at, state.unwritable),
             at,
             terms=terms,
             keys=state.keys,
         )
-    if publication.stands_for(commit) and state.unwritable is None:
-        inbox.forget_spool(knowledge.taken, forgotten)
+    if publication.holds_plans_of(commit) and state.unwritable is None:
+        inbox.forget_spool(knowledge.spool_offsets, forgotten)
     unwritable = publication.unwritable or state.unwritable
     return structs.replace(state, publication=structs.replace(publication, unwritable=None), unwritable=unwritable)
 
@@ -78,7 +84,7 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
     facts = state.knowledge.facts
     if state.unwritable is not None or not state.publication.complete:
         return state
-    left = _left_output(facts, state.plans, commit, is_upgraded=state.is_upgraded)
+    left = _find_left_in_output(facts, state.plans, commit, is_upgraded=state.is_upgraded)
     if left == facts.left_output:
         return state
     try:
@@ -91,7 +97,7 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
     )
 
 
-def _left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
+def _find_left_in_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
     """Return the servers whose one-time boot was in OUTPUT before an upgrade, and which no copy serves since.
 
     A server leaves the set once the Fleet names an endpoint or accepts one-time boots in copies, or the boot is over.
@@ -113,7 +119,7 @@ def _left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: boo
     return frozenset(found)
 
 
-_WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})
+_WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.FILE_MISSING})
 
 
 def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
@@ -125,6 +131,6 @@ def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
     if not this.wait and since <= this.at < since + QUICK_START:
         return structs.replace(state, waits_since=since, next_window_end=since + QUICK_START)
     windows = this.components.windows
-    servers, events = windows.end(this.at)
-    publication = state.publication.owing(servers, events)
+    servers, events = windows.end_windows(this.at)
+    publication = state.publication.with_changed_files(servers, events)
     return structs.replace(state, publication=publication, waits_since=since, next_window_end=windows.next_end)

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import structs
 
 from gitboot.controller.bmcs.schedule import (
-    machines_without_task,
+    find_machines_without_task,
 )
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.condition_rules import announcements, conditions
@@ -16,7 +16,7 @@ from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records.ledger_snapshot import write_events
 from gitboot.errors import LedgerError
-from gitboot.status.conditions import Event, folded
+from gitboot.status.conditions import Event, merge_events_by_server
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
 _MOST_UNWRITTEN: Final = 1000  # events in memory that the ledger does not have yet
@@ -25,7 +25,7 @@ _MOST_UNWRITTEN: Final = 1000  # events in memory that the ledger does not have 
 def report(state: InstanceState, this: Pass) -> InstanceState:
     """Derive the conditions, report the status and the events, and find when the next pass is due."""
     components, at = this.components, this.at
-    refused, proxies = components.inbox.reported(at)
+    refused, proxies = components.inbox.read_reports(at)
     state = structs.replace(
         state,
         refused=refused,
@@ -48,7 +48,7 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
     del unwritten[:-_MOST_UNWRITTEN]
     if state.unwritable is not None:
         events = (*events, Event(at=at, type="LedgerFailed", message=state.unwritable, warning=True))
-    for event in folded(events):
+    for event in merge_events_by_server(events):
         components.tell(event)
     state = structs.replace(state, conditions=found, publication=structs.replace(state.publication, events=()))
     components.report(structs.replace(state.status(), stages=components.laps.facts()), at)
@@ -66,7 +66,7 @@ def _next_due(state: InstanceState, this: Pass) -> datetime | None:
         return at
     if state.unwritable is not None:
         return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
-    again = at if state.commit is not None and machines_without_task(state.schedule, state.knowledge) else None
+    again = at if state.commit is not None and find_machines_without_task(state.schedule, state.knowledge) else None
     return min((due for due in (state.next_due(at), again) if due is not None), default=None)
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_inputs import Inbox, Intake
 from gitboot.controller.reconcile_pass import Pass
-from gitboot.controller.records.ledger_snapshot import known, never_offered
+from gitboot.controller.records.ledger_snapshot import find_unoffered_boots, read_knowledge
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 
@@ -30,7 +30,9 @@ def take_in(state: InstanceState, this: Pass) -> InstanceState:
         )
     if store.is_suspect:
         store.read_back()
-        state = structs.replace(state, knowledge=structs.replace(known(store), published=state.knowledge.published))
+        state = structs.replace(
+            state, knowledge=structs.replace(read_knowledge(store), published_records=state.knowledge.published_records)
+        )
     state, this.taken = take_inputs(state, store, this.components.inbox, this.at)
     return state
 
@@ -41,17 +43,17 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     It is one if the forge names a later change of the ledger, or if an endpoint served a boot that the ledger never
     offered. A boot from before a person said what is installed puts only its own server in doubt.
     """
-    taken = inbox.take(state.knowledge.taken, at)
+    taken = inbox.take(state.knowledge.spool_offsets, at)
     if taken.spooled:
-        taken = structs.replace(taken, given=never_offered(store, taken.spooled))
+        taken = structs.replace(taken, given=find_unoffered_boots(store, taken.spooled))
     if not state.knowledge.is_trusted:
         return state, taken
-    told = state.telling.known if state.telling is not None else None
+    told = state.telling.known_changes if state.telling is not None else None
     is_behind = state.opened is not None and told is not None and told > state.opened
     begun = state.knowledge.facts.begun
     if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
         return state, taken
-    instance_tables.doubt(store, "RestoredLedger", told if is_behind and told is not None else 0)
-    doubted = structs.replace(known(store), published=state.knowledge.records)
-    everyone = state.unplanned | state.knowledge.standing
+    instance_tables.mark_unverified(store, "RestoredLedger", told if is_behind and told is not None else 0)
+    doubted = structs.replace(read_knowledge(store), published_records=state.knowledge.records)
+    everyone = state.unplanned | state.knowledge.accepted_machines
     return structs.replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken

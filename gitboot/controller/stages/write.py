@@ -5,38 +5,38 @@ from __future__ import annotations
 from msgspec import structs
 
 from gitboot.controller.bmcs.schedule import (
-    note_results,
+    record_results,
     reschedule_now,
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_inputs import Intake
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records import ledger_snapshot
-from gitboot.controller.records.ledger_changes import Learnt
+from gitboot.controller.records.ledger_changes import BatchResult
 from gitboot.model.scalars import SystemUuid
-from gitboot.status.conditions import folded
+from gitboot.status.conditions import merge_events_by_server
 
 
 def write(state: InstanceState, this: Pass) -> InstanceState:
     """Write what was learned to the ledger, and go on with the accepted commit. Raises `LedgerError`."""
     attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
     changes = this.requested, this.learnt
-    ledger_snapshot.write(this.components.store, [each.news for each in changes])
+    ledger_snapshot.write_updates(this.components.store, [each.update for each in changes])
     if attempt.stands == state.attempt.stands and not attempt.is_log_unread:
         attempt = structs.replace(attempt, read=attempt.stands)  # all fetches before the publication are learned now
     attempt = this.components.accepting.adopt(attempt)
-    return with_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
+    return apply_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
 
 
-def with_changes(state: InstanceState, changes: tuple[Learnt, ...], ready: Intake, this: Pass) -> InstanceState:
+def apply_changes(state: InstanceState, changes: tuple[BatchResult, ...], ready: Intake, this: Pass) -> InstanceState:
     """Return the state after the ledger has these changes, which came from ``ready``. Report their events."""
     this.components.inbox.forget(ready)
-    for event in folded(event for each in changes for event in each.news.events):
+    for event in merge_events_by_server(event for each in changes for event in each.update.events):
         this.components.tell(event)
     knowledge, schedule = changes[-1].knowledge, state.schedule
     if ready.results:
-        schedule = note_results(schedule, ready.results, changes[-1].news.judged, knowledge, this.at)
-    if hurried := frozenset[SystemUuid]().union(*(each.news.hurried for each in changes)):
+        schedule = record_results(schedule, ready.results, changes[-1].update.judged_machines, knowledge, this.at)
+    if hurried := frozenset[SystemUuid]().union(*(each.update.due_now for each in changes)):
         schedule = reschedule_now(schedule, hurried, this.at)
     return structs.replace(
         state,

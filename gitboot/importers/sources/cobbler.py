@@ -7,27 +7,27 @@ from shlex import split
 from typing import Any, Final
 
 from gitboot.importers.inventory import (
-    Estate,
     ImportedBmc,
     ImportedBoot,
+    ImportedInventory,
     ImportedMachine,
     ImportedNic,
     ImportRemark,
     Texts,
-    address_of,
-    architecture_of,
-    arguments_of,
-    bmc_of,
-    guessed,
-    json_files,
-    kept,
-    lost,
-    mac_of,
-    mapping,
-    missing,
-    name_of,
+    as_mapping,
+    as_text,
+    build_document_name,
+    parse_address,
+    parse_architecture,
+    parse_bmc,
+    parse_json_files,
+    parse_mac_or_none,
+    remark_guessed,
     remark_if,
-    words,
+    remark_kept,
+    remark_lost,
+    remark_missing,
+    translate_arguments,
 )
 
 _INHERIT: Final = "<<inherit>>"
@@ -36,22 +36,24 @@ _OLD_REDHATS: Final = ("rhel4", "rhel5", "rhel6", "fedora16")
 _Objects = Mapping[str, Mapping[str, Any]]
 
 
-def read(files: Texts) -> Estate:
+def read(files: Texts) -> ImportedInventory:
     """Read ``collections/{distros,profiles,systems}`` of /var/lib/cobbler."""
-    distros, profiles, systems = (_objects(files, kind) for kind in ("distros", "profiles", "systems"))
-    boots = {name: _boot(name, profiles, distros) for name in sorted(profiles)}
-    machines = (_machine(system, boots) for _, system in sorted(systems.items()))
-    return Estate(machines=tuple(machines), boots=tuple(boots.values()))
+    distros, profiles, systems = (_read_objects(files, kind) for kind in ("distros", "profiles", "systems"))
+    boots = {name: _read_boot(name, profiles, distros) for name in sorted(profiles)}
+    machines = (_read_machine(system, boots) for _, system in sorted(systems.items()))
+    return ImportedInventory(machines=tuple(machines), boots=tuple(boots.values()))
 
 
-def _objects(files: Texts, kind: str) -> _Objects:
+def _read_objects(files: Texts, kind: str) -> _Objects:
     of_kind = {path: text for path, text in files.items() if f"/{kind}/" in f"/{path}"}
     return {
-        str(item["name"]): item for _, item in json_files(of_kind) if isinstance(item, dict) and words(item.get("name"))
+        str(item["name"]): item
+        for _, item in parse_json_files(of_kind)
+        if isinstance(item, dict) and as_text(item.get("name"))
     }
 
 
-def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
+def _list_ancestors(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
     # Nearest first.
     seen: set[str] = set()
     while name in profiles and name not in seen:
@@ -60,7 +62,7 @@ def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
         name = str(profiles[name].get("parent") or "")
 
 
-def _options(value: object) -> dict[str, Any]:
+def _parse_options(value: object) -> dict[str, Any]:
     # Cobbler stores a mapping, and also reads a line.
     if isinstance(value, dict):
         return value
@@ -72,21 +74,21 @@ def _options(value: object) -> dict[str, Any]:
     return found
 
 
-def _blended(levels: Iterable[Mapping[str, Any]]) -> list[str]:
+def _merge_options(levels: Iterable[Mapping[str, Any]]) -> list[str]:
     # A later level wins. !NAME removes an option.
     found: dict[str, Any] = {}
     for level in levels:
         found |= {name: value for name, value in level.items() if not name.startswith("!")}
-        for name in _left_out(level):
+        for name in _list_removed_options(level):
             found.pop(name, None)
-    return _words(found)
+    return _format_options(found)
 
 
-def _left_out(options: Mapping[str, Any]) -> list[str]:
+def _list_removed_options(options: Mapping[str, Any]) -> list[str]:
     return sorted(name[1:] for name in options if name.startswith("!") and name != "!")
 
 
-def _words(options: Mapping[str, Any]) -> list[str]:
+def _format_options(options: Mapping[str, Any]) -> list[str]:
     found = []
     for name, each in options.items():
         values = each if isinstance(each, list) else [each]
@@ -94,57 +96,59 @@ def _words(options: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _added(distro: Mapping[str, Any], *, installs: bool) -> list[str]:
+def _list_added_arguments(distro: Mapping[str, Any], *, installs: bool) -> list[str]:
     """Return what Cobbler adds for such a distro (cobbler/tftpgen.py, build_kernel_options), without its own URLs."""
     breed, version = str(distro.get("breed") or ""), str(distro.get("os_version") or "")
     if breed in ("debian", "ubuntu"):
-        leads = ["auto-install/enable=true", "priority=critical", "netcfg/choose_interface=auto"] if installs else []
-        return [*leads, "hostname=${hostname}", f"domain={_DOMAIN}", f"suite={version}"]
+        installer_arguments = (
+            ["auto-install/enable=true", "priority=critical", "netcfg/choose_interface=auto"] if installs else []
+        )
+        return [*installer_arguments, "hostname=${hostname}", f"domain={_DOMAIN}", f"suite={version}"]
     if breed == "redhat" and installs:
         return ["kssendmac" if version in _OLD_REDHATS else "inst.ks.sendmac"]
     return []
 
 
-def _boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
-    lineage = list(_lineage(name, profiles))
-    inherited = (words(each.get("distro")) for each in lineage)
+def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
+    lineage = list(_list_ancestors(name, profiles))
+    inherited = (as_text(each.get("distro")) for each in lineage)
     distro = distros.get(next((each for each in inherited if each and each != _INHERIT), ""), {})
-    options = _blended(_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
+    options = _merge_options(_parse_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
     # Who says nothing inherits the template of Cobbler's settings; "" is none.
     autoinstall = next(
         (each["autoinstall"] for each in lineage if each.get("autoinstall") not in (None, _INHERIT)), None
     )
-    arguments, more = arguments_of([*options, *_added(distro, installs=autoinstall != "")])
+    arguments, more = translate_arguments([*options, *_list_added_arguments(distro, installs=autoinstall != "")])
     template = autoinstall or "of Cobbler's settings"
-    kernel, initrd = (_served(distro, kind) for kind in ("kernel", "initrd"))
+    kernel, initrd = (_find_file_url(distro, kind) for kind in ("kernel", "initrd"))
     return ImportedBoot(
         name=name,
         kernel=kernel,
         initrds=(initrd,) if initrd else (),
         arguments=arguments,
-        architecture=architecture_of(distro.get("arch")),
+        architecture=parse_architecture(distro.get("arch")),
         remarks=(
-            kept(f"distro {distro['name']}") if distro else missing("its distro is not here"),
+            remark_kept(f"distro {distro['name']}") if distro else remark_missing("its distro is not here"),
             *remark_if(
                 autoinstall != "" and distro.get("breed"),
-                lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"),
+                remark_lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"),
             ),
             *remark_if(
                 distro.get("breed") == "suse",
-                lost("info=, by which Cobbler hears of an installation: report with urls.provisioned"),
+                remark_lost("info=, by which Cobbler hears of an installation: report with urls.provisioned"),
             ),
             *remark_if(
                 kernel and kernel.startswith("assets:"),
-                guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"),
+                remark_guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"),
             ),
             *more,
         ),
     )
 
 
-def _served(distro: Mapping[str, Any], kind: str) -> str | None:
+def _find_file_url(distro: Mapping[str, Any], kind: str) -> str | None:
     # Its own URL, or that of Cobbler's copy: images/DISTRO/FILE.
-    remote, path = words(distro.get(f"remote_boot_{kind}")), words(distro.get(kind))
+    remote, path = as_text(distro.get(f"remote_boot_{kind}")), as_text(distro.get(kind))
     if remote and remote != _INHERIT:
         return remote
     if path and "://" in path:
@@ -152,38 +156,44 @@ def _served(distro: Mapping[str, Any], kind: str) -> str | None:
     return f"assets:images/{distro['name']}/{path.rpartition('/')[2]}" if path else None
 
 
-def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> ImportedMachine:
-    name, profile = str(system["name"]), words(system.get("profile"))
-    nics, ignored = _nics(mapping(system.get("interfaces")))
+def _read_machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> ImportedMachine:
+    name, profile = str(system["name"]), as_text(system.get("profile"))
+    nics, ignored = _read_nics(as_mapping(system.get("interfaces")))
     boot = boots.get(profile or "")
-    options = _options(system.get("kernel_options"))
-    own = {name: value for name, value in options.items() if not name.startswith("!")}
-    arguments, secret = arguments_of([*_words(own), *_named_by(words(system.get("hostname")), boot), *_serial(system)])
-    bmc, more = _bmc(system)
+    options = _parse_options(system.get("kernel_options"))
+    own_options = {name: value for name, value in options.items() if not name.startswith("!")}
+    arguments, secret = translate_arguments(
+        [
+            *_format_options(own_options),
+            *_list_host_name_arguments(as_text(system.get("hostname")), boot),
+            *_list_console_arguments(system),
+        ]
+    )
+    bmc, more = _read_bmc(system)
     own_templates = [
         key for key in ("autoinstall", "autoinstall_meta") if system.get(key) not in (None, "", {}, _INHERIT)
     ]
     return ImportedMachine(
         name=name,
-        serial=words(system.get("serial_number")),
+        serial=as_text(system.get("serial_number")),
         architecture=boot.architecture if boot else None,
         nics=nics,
         bmc=bmc,
         boot=boot.name if boot else None,
         arguments=arguments,
-        without=tuple(_left_out(options)),
+        removed_arguments=tuple(_list_removed_options(options)),
         remarks=(
-            kept(f"system {name}"),
+            remark_kept(f"system {name}"),
             *ignored,
-            *remark_if(boot is None, missing(f"its profile {profile} is not here")),
-            *(lost(f"{key} of its own") for key in own_templates),
+            *remark_if(boot is None, remark_missing(f"its profile {profile} is not here")),
+            *(remark_lost(f"{key} of its own") for key in own_templates),
             *secret,
             *more,
         ),
     )
 
 
-def _named_by(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
+def _list_host_name_arguments(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
     """Return the arguments of a system's own host name, if Cobbler passes one to the installer."""
     if hostname in (None, _INHERIT) or boot is None or f"domain={_DOMAIN}" not in boot.arguments:
         return []
@@ -191,38 +201,42 @@ def _named_by(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
     return [f"hostname={host}", *([f"domain={domain}"] if domain else [])]
 
 
-def _serial(system: Mapping[str, Any]) -> list[str]:
+def _list_console_arguments(system: Mapping[str, Any]) -> list[str]:
     device, baud = system.get("serial_device"), system.get("serial_baud_rate")
     if not isinstance(device, int) or not isinstance(baud, int) or (device < 0 and baud < 0):
         return []
     return [f"console=ttyS{max(device, 0)},{baud if baud > 0 else 115200}"]
 
 
-def _nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
+def _read_nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
     nics, remarks = [], []
     for name, found in sorted(interfaces.items()):
-        each = mapping(found)
+        each = as_mapping(found)
         kind = str(each.get("interface_type") or "na").lower()
         if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
-            remarks.append(lost(f"interface {name} is of type {kind}"))
-        elif mac := mac_of(each.get("mac_address")):
-            address = address_of(each.get("ip_address"), each.get("netmask")) or address_of(each.get("ipv6_address"))
+            remarks.append(remark_lost(f"interface {name} is of type {kind}"))
+        elif mac := parse_mac_or_none(each.get("mac_address")):
+            address = parse_address(each.get("ip_address"), each.get("netmask")) or parse_address(
+                each.get("ipv6_address")
+            )
             nics.append(ImportedNic(mac=mac, name=name, addresses=(address,) if address else ()))
         else:
-            remarks.append(missing(f"interface {name} has no MAC address"))
+            remarks.append(remark_missing(f"interface {name} has no MAC address"))
     return tuple(nics), remarks
 
 
-def _bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
     # User and password are left out.
-    address, kind = words(system.get("power_address")), words(system.get("power_type"))
+    address, kind = as_text(system.get("power_address")), as_text(system.get("power_type"))
     if address is None or address == _INHERIT:
         return None, ()
     if kind in ("ipmilan", "ipmilanplus", "ipmitool"):
         address = f"ipmi://{address.rpartition('@')[2]}"
     elif kind != "redfish":
-        return None, (lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add a bmc by hand"),)
+        return None, (
+            remark_lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add a bmc by hand"),
+        )
     scheme = "" if "://" in address else "redfish://"
-    bmc, remarks = bmc_of(f"{scheme}{address}", f"{name_of(str(system['name']))}-bmc")
-    left_out = lost("power_user and power_pass were left out: put them into the directory of credentials")
+    bmc, remarks = parse_bmc(f"{scheme}{address}", f"{build_document_name(str(system['name']))}-bmc")
+    left_out = remark_lost("power_user and power_pass were left out: put them into the directory of credentials")
     return bmc, (*remarks, *remark_if(system.get("power_user") or system.get("power_pass"), left_out))

@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from gitboot.errors import UsageError
 from gitboot.importers.inventory import (
-    Estate,
+    ImportedInventory,
     ImportedMachine,
     ImportedNic,
     Texts,
-    address_of,
-    kept,
-    mac_of,
-    sequence,
-    words,
+    as_list,
+    as_text,
+    parse_address,
+    parse_mac_or_none,
+    remark_kept,
 )
 
 _HOST: Final = re.compile(r"\bhost\s+\"?([^\s\"{]+)\"?\s*\{(.*?)\}", re.DOTALL)
@@ -27,49 +27,49 @@ _BARE_FRACTION: Final = re.compile(r'("(?:\\.|[^"\\])*")|(?<=[\s:\[,])(?=\.[0-9]
 _COMMENT: Final = re.compile(r'("(?:\\.|[^"\\])*")|/\*.*?\*/|(?://|#)[^\n]*', re.DOTALL)
 
 
-def dnsmasq(files: Texts) -> Estate:
+def read_dnsmasq(files: Texts) -> ImportedInventory:
     """Read every ``dhcp-host=`` with a MAC address, and files of ``--dhcp-hostsfile``: a MAC, a name, an address."""
-    return _estate(_dnsmasq(text) for _, text in sorted(files.items()))
+    return _build_inventory(_parse_dnsmasq(text) for _, text in sorted(files.items()))
 
 
-def isc(files: Texts) -> Estate:
+def read_isc_dhcpd(files: Texts) -> ImportedInventory:
     """Read every ``host NAME { hardware ethernet MAC; fixed-address ADDRESS; }``."""
-    return _estate(_isc(text) for _, text in sorted(files.items()))
+    return _build_inventory(_parse_isc_dhcpd(text) for _, text in sorted(files.items()))
 
 
-def kea(files: Texts) -> Estate:
+def read_kea(files: Texts) -> ImportedInventory:
     """Read every reservation with a ``hw-address``, in any subnet. Kea's JSON has comments."""
-    return _estate(_kea(path, text) for path, text in sorted(files.items()))
+    return _build_inventory(_parse_kea(path, text) for path, text in sorted(files.items()))
 
 
 _Row = tuple[str | None, Any, tuple[str, ...]]
 
 
-def _estate(files: Iterator[Iterator[_Row]]) -> Estate:
+def _build_inventory(files: Iterator[Iterator[_Row]]) -> ImportedInventory:
     """Return machines by name. A machine without a name has the name of its MAC address."""
     nics: dict[str, dict[Any, ImportedNic]] = {}
     for name, mac, addresses in (row for rows in files for row in rows):
         own = nics.setdefault(name or f"host-{mac.replace(':', '-')}", {})
         before = own[mac].addresses if mac in own else ()
         own[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *addresses})))
-    return Estate(
+    return ImportedInventory(
         machines=tuple(
             ImportedMachine(
                 name=name,
                 nics=tuple(nic for _, nic in sorted(own.items())),
-                remarks=(kept("its reservation: DHCP says nothing of what it boots"),),
+                remarks=(remark_kept("its reservation: DHCP says nothing of what it boots"),),
             )
             for name, own in sorted(nics.items())
         )
     )
 
 
-def _dnsmasq(text: str) -> Iterator[_Row]:
+def _parse_dnsmasq(text: str) -> Iterator[_Row]:
     for line in text.splitlines():
         value = line.partition("#")[0].strip().removeprefix("dhcp-host=")
         parts = [part.strip() for part in value.split(",")]
-        macs = [mac for part in parts if part.count(":") == 5 and "[" not in part and (mac := mac_of(part))]
-        addresses = [found for part in parts if part not in macs and (found := address_of(part.strip("[]")))]
+        macs = [mac for part in parts if part.count(":") == 5 and "[" not in part and (mac := parse_mac_or_none(part))]
+        addresses = [found for part in parts if part not in macs and (found := parse_address(part.strip("[]")))]
         names = [part for part in parts if _NAME.fullmatch(part)]
         for mac in macs:
             yield next(iter(names), None), mac, tuple(addresses)
@@ -78,28 +78,30 @@ def _dnsmasq(text: str) -> Iterator[_Row]:
 _NAME: Final = re.compile(r"(?!(?:ignore|infinite)$)[A-Za-z][A-Za-z0-9.-]*")  # those are orders of dnsmasq
 
 
-def _isc(text: str) -> Iterator[_Row]:
+def _parse_isc_dhcpd(text: str) -> Iterator[_Row]:
     for name, body in _HOST.findall(re.sub(r"#[^\n]*", "", text)):
         for found in _ETHERNET.findall(body):
-            if mac := mac_of(found):
-                yield name, mac, tuple(filter(None, map(address_of, _FIXED.findall(body))))
+            if mac := parse_mac_or_none(found):
+                yield name, mac, tuple(filter(None, map(parse_address, _FIXED.findall(body))))
 
 
-def _kea(path: str, text: str) -> Iterator[_Row]:
+def _parse_kea(path: str, text: str) -> Iterator[_Row]:
     try:
         plain = _COMMENT.sub(lambda match: match[1] or "", text)
         config = json.loads(_BARE_FRACTION.sub(lambda match: match[1] or "0", plain))
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is no configuration of Kea: it is no JSON") from None
-    for row in _reservations(config):
-        if mac := mac_of(row.get("hw-address")):
-            found = (address_of(each) for each in (row.get("ip-address"), *(sequence(row.get("ip-addresses")))) if each)
-            yield words(row.get("hostname")), mac, tuple(filter(None, found))
+    for row in _list_reservations(config):
+        if mac := parse_mac_or_none(row.get("hw-address")):
+            found = (
+                parse_address(each) for each in (row.get("ip-address"), *(as_list(row.get("ip-addresses")))) if each
+            )
+            yield as_text(row.get("hostname")), mac, tuple(filter(None, found))
 
 
-def _reservations(value: Any) -> Iterator[dict[str, Any]]:
+def _list_reservations(value: Any) -> Iterator[dict[str, Any]]:
     for key, each in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
         if key == "reservations" and isinstance(each, list):
             yield from (row for row in each if isinstance(row, dict))
         else:
-            yield from _reservations(each)
+            yield from _list_reservations(each)

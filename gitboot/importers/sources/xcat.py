@@ -5,37 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gitboot.importers.inventory import (
-    Estate,
+    ImportedInventory,
     ImportedMachine,
     ImportedNic,
     Texts,
-    address_of,
-    architecture_of,
-    bmc_of,
-    kept,
-    lost,
-    mac_of,
-    name_of,
+    build_document_name,
+    parse_address,
+    parse_architecture,
+    parse_bmc,
+    parse_mac_or_none,
+    parse_uuid_or_none,
     remark_if,
-    uuid_of,
-    without_secrets,
+    remark_kept,
+    remark_lost,
+    remove_secrets,
 )
 
 
-def xcat(files: Texts) -> Estate:
+def read_xcat(files: Texts) -> ImportedInventory:
     """Read objects of type node, as ``lsdef -t node -z`` prints them."""
     nodes: dict[str, dict[str, str]] = {}
     for _, text in sorted(files.items()):
         defaults: dict[str, str] = {}
-        for name, attributes in _stanzas(text):
+        for name, attributes in _parse_stanzas(text):
             if name == "default-node":
                 defaults |= attributes
             elif attributes.get("objtype") == "node":
                 nodes.setdefault(name, {}).update({**defaults, **attributes})
-    return Estate(machines=tuple(_xcat_node(name, each) for name, each in sorted(nodes.items())))
+    return ImportedInventory(machines=tuple(_read_node(name, each) for name, each in sorted(nodes.items())))
 
 
-def _stanzas(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+def _parse_stanzas(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     name, attributes = None, dict[str, str]()
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
@@ -51,29 +51,31 @@ def _stanzas(text: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield name, attributes
 
 
-def _xcat_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
+def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
     # "mac!name|mac!name": the MAC addresses of a node, each with the host name that it is given
-    macs = [mac for part in node.get("mac", "").split("|") if (mac := mac_of(part.partition("!")[0]))]
-    address = address_of(node.get("ip"))
+    macs = [mac for part in node.get("mac", "").split("|") if (mac := parse_mac_or_none(part.partition("!")[0]))]
+    address = parse_address(node.get("ip"))
     host = node.get("bmc")
     by_ipmi = host is not None and node.get("mgt") == "ipmi"
-    bmc, more = bmc_of(f"ipmi://{host}" if by_ipmi else None, f"{name_of(name)}-bmc")
-    arguments, secret = without_secrets(node.get("addkcmdline", "").split())
+    bmc, more = parse_bmc(f"ipmi://{host}" if by_ipmi else None, f"{build_document_name(name)}-bmc")
+    arguments, secret = remove_secrets(node.get("addkcmdline", "").split())
     return ImportedMachine(
         name=name,
         serial=node.get("serial") or None,
-        uuid=uuid_of(node.get("uuid")),
+        uuid=parse_uuid_or_none(node.get("uuid")),
         bmc=bmc,
-        architecture=architecture_of(node.get("arch")),
+        architecture=parse_architecture(node.get("arch")),
         nics=tuple(
             ImportedNic(mac=mac, addresses=(address,) if address and not i else ()) for i, mac in enumerate(macs)
         ),
         remarks=(
-            kept(f"node {name}"),
+            remark_kept(f"node {name}"),
             *more,
-            *remark_if(host and not by_ipmi, lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add a bmc by hand")),
-            *(lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)),
+            *remark_if(
+                host and not by_ipmi, remark_lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add a bmc by hand")
+            ),
+            *(remark_lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)),
             *secret,
-            *remark_if(arguments, lost(f"addkcmdline {' '.join(arguments)}")),
+            *remark_if(arguments, remark_lost(f"addkcmdline {' '.join(arguments)}")),
         ),
     )

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from gitboot.child_processes import Ended, ask
+from gitboot.child_processes import ProcessResult, run_with_input
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.files import lock_file, open_lock
-from gitboot.publish.durable_files import Disk, TreeModes, refused, staged
-from gitboot.publish.manifest import digest_of
+from gitboot.publish.durable_files import Disk, TreeModes, staging_path, to_publish_error
+from gitboot.publish.manifest import compute_digest
 from gitboot.publish.targets.follower import RsyncAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
@@ -25,7 +25,7 @@ from gitboot.publish.targets.sync_steps import (
     TakeFile,
     TargetFile,
 )
-from gitboot.render.endpoint_files import Listed
+from gitboot.render.endpoint_files import ListedFile
 
 _OPS: Final = "ops"
 _LOCK: Final = "target.lock"  # below ops/
@@ -41,7 +41,7 @@ class TargetFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         try:
-            modes = TreeModes.of_folder(root.stat())
+            modes = TreeModes.from_folder(root.stat())
         except OSError as error:
             hint = "make it, with the permissions and the group that its files are to have"
             raise PublishError(f"{root}: {error.strerror} ({hint})") from error
@@ -49,27 +49,27 @@ class TargetFolder:
 
     @property
     def is_current(self) -> bool:
-        return self._disk.is_there
+        return self._disk.is_in_place
 
     def close(self) -> None:
         self._disk.close()
 
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
         content = self._disk.read(path, max_bytes)
-        return StoredFile(content, digest_of(content)) if content is not None else None
+        return StoredFile(content, compute_digest(content)) if content is not None else None
 
     def get_each(self, paths: Collection[str], take: TakeFile) -> None:
         for path in paths:
             take(path, self.get(path))
 
     def create(self, path: str, content: bytes) -> None:
-        with self._locked():
-            if self._disk.look(path) is not None:
+        with self._hold_lock():
+            if self._disk.lstat(path) is not None:
                 raise FileConflict(path)
             self._write({path: TargetFile(content, 0)})
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
-        with self._locked():
+        with self._hold_lock():
             if version is not None and ((found := self.get(path)) is None or found.version != version):
                 raise FileConflict(path)
             self._write({path: TargetFile(content, 0)})
@@ -78,23 +78,25 @@ class TargetFolder:
         files = {path: read(path) for path in paths}
         left = frozenset(path for path in fresh if self._is_something_else(path, files[path].content))
         self._write({path: file for path, file in files.items() if path not in left})
-        self._disk.rest()
+        self._disk.release_folders()
         return left
 
-    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
+    def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         contents = {path: self._disk.read(path, each.size) for path, each in expected.items()}
-        self._disk.rest()
+        self._disk.release_folders()
         return sorted(
-            path for path, content in contents.items() if content is None or digest_of(content) != expected[path].sha256
+            path
+            for path, content in contents.items()
+            if content is None or compute_digest(content) != expected[path].sha256
         )
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files, and what a killed process has staged for them."""
         for path in paths:
-            self._disk.remove(staged(path))
+            self._disk.remove(staging_path(path))
             self._disk.remove(path)
         self._disk.sync()
-        self._disk.rest()
+        self._disk.release_folders()
 
     def names(self, folder: str) -> list[str]:
         found: list[str] = []
@@ -102,7 +104,7 @@ class TargetFolder:
             for above, _, names in os.walk(self.root / folder, onerror=_raise_unless_absent):
                 found += (os.path.relpath(os.path.join(above, name), self.root) for name in names)
         except OSError as error:
-            raise refused(self.root, error) from error
+            raise to_publish_error(self.root, error) from error
         return sorted(found)
 
     def _write(self, files: Mapping[str, TargetFile]) -> None:
@@ -115,7 +117,7 @@ class TargetFolder:
         self._disk.sync()
 
     def _is_something_else(self, path: str, content: bytes) -> bool:
-        if self._disk.look(path) is None:
+        if self._disk.lstat(path) is None:
             return False
         try:
             return self._disk.read(path, len(content)) != content
@@ -123,12 +125,12 @@ class TargetFolder:
             return True
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Keep other processes out of `create` and `replace` until the block ends."""
         try:
             fd = open_lock(_LOCK, self._disk.folders.make(_OPS))
         except OSError as error:
-            raise refused(self.root, error) from error
+            raise to_publish_error(self.root, error) from error
         try:
             with suppress(PermissionError):  # of a file that another user has made
                 os.fchmod(fd, 0o600)
@@ -192,12 +194,12 @@ class RsyncStore:
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
         if not (path.startswith(_SHARDS) and (self._read / path).exists()):
             self._pull([path])
-        return self._stored(path, max_bytes)
+        return self._read_pulled(path, max_bytes)
 
     def get_each(self, paths: Collection[str], take: TakeFile) -> None:
         self._pull(paths)
         for path in paths:
-            take(path, self._stored(path))
+            take(path, self._read_pulled(path))
 
     def create(self, path: str, content: bytes) -> None:
         if self.get(path) is not None:
@@ -210,22 +212,22 @@ class RsyncStore:
         self.place([path], lambda _: TargetFile(content, 0), ())
 
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
-        with self._own():
+        with self._lock_folder():
             for path in paths:
                 _write(self._sent / path, read(path))
-        left = frozenset(self._different(fresh, "--existing"))
+        left = frozenset(self._find_different(fresh, "--existing"))
         if sent := [path for path in paths if path not in left]:
             self._run(sent, "--checksum", "--times", "--omit-dir-times", "--chmod=D755,F644", f"{self._sent}/", None)
-        with self._own():
+        with self._lock_folder():
             for path in sent:
                 if path.startswith(_RSYNC_OPS):
                     (at := self._read / path).parent.mkdir(parents=True, exist_ok=True)
                     (self._sent / path).replace(at)
         return left
 
-    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
+    def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         """Return the paths, sorted, whose checksum at the other host is not that of what was sent."""
-        wrong = self._different(expected)
+        wrong = self._find_different(expected)
         shutil.rmtree(self._sent, ignore_errors=True)
         return wrong
 
@@ -234,46 +236,46 @@ class RsyncStore:
         gone = list(paths)
         for each in (gone, sorted({str(PurePosixPath(path).parent) for path in gone} - _KEPT)):
             if each:
-                with self._own():
+                with self._lock_folder():
                     self._empty.mkdir(parents=True, exist_ok=True)
-                self._run(each, "--delete-missing-args", f"{self._empty}/", None, well=(0, _VANISHED))
-        with self._own():
+                self._run(each, "--delete-missing-args", f"{self._empty}/", None, ok_statuses=(0, _VANISHED))
+        with self._lock_folder():
             for path in gone:
                 (self._read / path).unlink(missing_ok=True)
 
     def names(self, folder: str) -> list[str]:
-        with self._own():
+        with self._lock_folder():
             self._empty.mkdir(parents=True, exist_ok=True)
         listing = ("--recursive", "--dry-run", "--ignore-missing-args", "--out-format=%i %n")
-        found = _items(self._run([folder], *listing, None, f"{self._empty}/").output)
+        found = _parse_items(self._run([folder], *listing, None, f"{self._empty}/").output)
         return [path for path in found if path.startswith(folder) and ".." not in path.split("/")]
 
-    def _different(self, paths: Collection[str], *options: str) -> list[str]:
+    def _find_different(self, paths: Collection[str], *options: str) -> list[str]:
         """Return the paths, sorted, whose content at the other host is not what was sent."""
         if not paths:
             return []
         comparing = ("--dry-run", "--checksum", "--out-format=%i %n")
-        return _items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
+        return _parse_items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
 
     def _pull(self, paths: Collection[str]) -> None:
         """Read files of the other host into ``read``; those that are absent there are absent here."""
         if not paths:
             return
-        with self._own():
+        with self._lock_folder():
             self._read.mkdir(parents=True, exist_ok=True)
             for path in paths:
                 (self._read / path).unlink(missing_ok=True)
         self._run(paths, "--ignore-missing-args", f"--max-size={MAX_RECORD_BYTES}", None, f"{self._read}/")
 
-    def _stored(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
+    def _read_pulled(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
         try:
             with (self._read / path).open("rb") as file:
                 content = file.read(max_bytes + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return StoredFile(content, digest_of(content))
+        return StoredFile(content, compute_digest(content))
 
-    def _run(self, paths: Collection[str], *arguments: str | None, well: Sequence[int] = (0,)) -> Ended:
+    def _run(self, paths: Collection[str], *arguments: str | None, ok_statuses: Sequence[int] = (0,)) -> ProcessResult:
         """Run rsync for these paths. None among the arguments stands for the folder of the other host."""
         address = self._address
         command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
@@ -284,27 +286,29 @@ class RsyncStore:
         if self._password is not None:
             environment["RSYNC_PASSWORD"] = self._password[1]
         given = b"".join(os.fsencode(path) + b"\0" for path in paths)
-        with self._own() as lock:
+        with self._lock_folder() as lock:
             # An rsync that outlives this process holds the lock: it would overwrite what the next process sends.
             try:
-                done = ask(command, given=given, environment=environment, patience_s=_COPY_S, pass_fds=(lock,))
+                done = run_with_input(
+                    command, input_data=given, environment=environment, patience_s=_COPY_S, pass_fds=(lock,)
+                )
             except FileNotFoundError:
                 raise PublishError(f"{address.name}: there is no rsync on this host (install it)") from None
             except TimeoutError as error:
                 raise HostUnreachable(f"{address.name}: {error}") from None
-        if done.status not in well:
-            raise self._failed(done)
+        if done.status not in ok_statuses:
+            raise self._build_failure(done)
         return done
 
-    def _failed(self, done: Ended) -> PublishError | HostUnreachable:
-        lines = [line for line in done.errors.splitlines() if line.strip()]
+    def _build_failure(self, process: ProcessResult) -> PublishError | HostUnreachable:
+        lines = [line for line in process.errors.splitlines() if line.strip()]
         said = [line for line in lines if not line.startswith(("rsync error:", "rsync: connection unexpectedly", "@"))]
         causes = [line for line in said if _STOPS.search(line)]
-        words = " ".join("; ".join(causes or said or lines or [f"rsync ended with {done.status}"]).split())
+        words = " ".join("; ".join(causes or said or lines or [f"rsync ended with {process.status}"]).split())
         if "change_dir" in words and "No such file" in words:
             words += " (make the folder)"
         words = words if len(words) <= _LONGEST_DETAIL else f"{words[:_LONGEST_DETAIL]}…"
-        if done.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words):
+        if process.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words):
             return PublishError(f"{self._address.name}: {words}")
         return HostUnreachable(f"{self._address.name}: {words}")
 
@@ -335,7 +339,7 @@ class RsyncStore:
         return " ".join("'" + each.replace("'", "''") + "'" for each in options)
 
     @contextmanager
-    def _own(self) -> Iterator[int]:
+    def _lock_folder(self) -> Iterator[int]:
         """Keep other processes out of ``folder`` until the block ends; give the open lock.
 
         Raises `HostUnreachable` if an rsync of an earlier process still runs, and `PublishError`.
@@ -375,6 +379,6 @@ def _write(path: Path, file: TargetFile) -> None:
     os.utime(path, (file.modified, file.modified))
 
 
-def _items(output: str) -> list[str]:
+def _parse_items(output: str) -> list[str]:
     found = (_ITEM.fullmatch(line) for line in output.splitlines())
     return sorted(_ESCAPED.sub(lambda each: chr(int(each[1], 8)), item[1]) for item in found if item is not None)

@@ -19,16 +19,16 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LockedByAnother, OperatorError, TryAgain, UsageError
 from gitboot.publish.targets.sync_steps import (
     FollowedTree,
-    Glance,
     Holding,
     Overtaken,
     Shard,
     TargetHead,
     TargetStep,
-    after,
-    next_step,
+    TreeSummary,
+    apply_step,
+    plan_next_step,
 )
-from gitboot.status.instance_status import Following
+from gitboot.status.instance_status import TargetStatus
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 300.0
@@ -36,7 +36,7 @@ _SOON_S: Final = 0.5  # until what was overtaken is read again
 _PERIOD_S: Final = 3600.0  # until content that nobody names any more is looked for, where nothing else happens
 
 
-class FollowedBy(Protocol):
+class TargetStore(Protocol):
     """A target: what it holds, and how that changes. What is raised is a TryAgain or an OperatorError."""
 
     @property
@@ -61,10 +61,10 @@ class Follower:
 
     def __init__(
         self,
-        target: FollowedBy,
+        target: TargetStore,
         tree: FollowedTree,
         *,
-        following: Following,
+        following: TargetStatus,
         clock: Callable[[], datetime],
         wake: Callable[[], None],
         first_retry_s: float = _FIRST_RETRY_S,
@@ -73,17 +73,17 @@ class Follower:
         self._first_retry_s = first_retry_s
         self._following = following
         self._changed = threading.Condition()
-        self._published = 0  # how often something was published
+        self._published_count = 0  # how often something was published
         # Since when the target may offer a window that ended while no instance ran; None: it does not
-        self._doubted_since: datetime | None = None
+        self._possibly_overdue_since: datetime | None = None
         self._ending = False
-        self._hurried = False  # whether the next try is due now, whatever failed before
-        self._left_alone = False  # whether another process has taken the target over
-        self._held: Holding | None = None  # None: what it holds is to be read
+        self._retries_now = False  # whether the next try is due now, whatever failed before
+        self._is_taken_over = False  # whether another process has taken the target over
+        self._holding: Holding | None = None  # None: what it holds is to be read
         self._thread = BackgroundThread(self._run, name=f"target {following.name}", on_death=self._note_death)
 
     @property
-    def following(self) -> Following:
+    def following(self) -> TargetStatus:
         return self._following
 
     def start(self) -> None:
@@ -92,14 +92,14 @@ class Follower:
     def publish(self) -> None:
         """Have the target brought up to what was just published."""
         with self._changed:
-            if self._published == 0:
-                self._doubted_since = self._clock()
-            self._published += 1
+            if self._published_count == 0:
+                self._possibly_overdue_since = self._clock()
+            self._published_count += 1
             if self._following.behind_since is None:
                 self._following = structs.replace(self._following, behind_since=self._clock())
             self._changed.notify_all()
 
-    def turn(self, at: datetime) -> None:
+    def publish_transition(self, at: datetime) -> None:
         """Have the target brought up to a transition at ``at``, which was just published: at once, if it has failed."""
         with self._changed:
             if self._following.overdue_since is None:
@@ -113,7 +113,7 @@ class Follower:
         A target that another process has taken over is left alone.
         """
         with self._changed:
-            self._hurried = True
+            self._retries_now = True
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
@@ -131,75 +131,75 @@ class Follower:
     def _run(self) -> None:
         failures = 0
         with self._changed:
-            self._changed.wait_for(lambda: self._ending or self._published > 0)
+            self._changed.wait_for(lambda: self._ending or self._published_count > 0)
         while not self._ending:
-            published, self._hurried = self._published, False
-            wait_s, failures = self._tried(published, failures)
+            published, self._retries_now = self._published_count, False
+            wait_s, failures = self._try_once(published, failures)
             with self._changed:
                 # What has failed waits its time, whatever is published meanwhile.
                 self._changed.wait_for(
                     lambda: (
                         self._ending
-                        or (self._hurried and not self._left_alone)
-                        or (failures == 0 and self._published != published)  # noqa: B023 - it ends here
+                        or (self._retries_now and not self._is_taken_over)
+                        or (failures == 0 and self._published_count != published)  # noqa: B023 - it ends here
                     ),
                     wait_s,
                 )
-                failures = 0 if self._hurried else failures
+                failures = 0 if self._retries_now else failures
 
     def _note_death(self, message: str) -> None:
-        self._held = None
-        self._note(failure=("ThreadDied", f"{self._following.name}: {message}"))
+        self._holding = None
+        self._update_status(failure=("ThreadDied", f"{self._following.name}: {message}"))
 
-    def _tried(self, published: int, failures: int) -> tuple[float, int]:
+    def _try_once(self, published_count: int, failures: int) -> tuple[float, int]:
         """Bring it up once; return after how many seconds again, and how often in a row that has failed."""
         try:
             glance = self._bring_up()
         except Overtaken:
             return _SOON_S, 0
         except (TryAgain, OperatorError) as error:
-            self._held = None
-            self._note(failure=(type(error).__name__, str(error)))
+            self._holding = None
+            self._update_status(failure=(type(error).__name__, str(error)))
             if isinstance(error, LockedByAnother):  # it would take back what the other has just taken
-                self._left_alone = True
+                self._is_taken_over = True
                 return threading.TIMEOUT_MAX, failures + 1
             return min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S), failures + 1
-        self._note(commit=glance.commit if glance is not None else None, reached=published)
+        self._update_status(commit=glance.commit if glance is not None else None, published_count=published_count)
         return _PERIOD_S, 0
 
-    def _bring_up(self) -> Glance | None:
-        glance = self._tree.look()
+    def _bring_up(self) -> TreeSummary | None:
+        glance = self._tree.read_summary()
         while glance is not None and not self._ending:
-            if self._held is None:
-                self._held = self._target.load()
-                if not self._held.known:  # a target without servers offers no window that has ended
+            if self._holding is None:
+                self._holding = self._target.load()
+                if not self._holding.servers:  # a target without servers offers no window that has ended
                     with self._changed:
-                        self._doubted_since = None
+                        self._possibly_overdue_since = None
                         self._following = structs.replace(self._following, overdue_since=None)
-            held = self._held
+            held = self._holding
             shard = partial(self._target.shard, held.head)
-            step = next_step(self._tree, glance, held, shard, self._target.most)
+            step = plan_next_step(self._tree, glance, held, shard, self._target.most)
             if step is None:
                 break
-            self._held = None  # whatever ends it now, it is read anew
+            self._holding = None  # whatever ends it now, it is read anew
             self._target.apply(step, held, self._tree)
-            self._held = after(held, step)
-            glance = self._tree.look()
+            self._holding = apply_step(held, step)
+            glance = self._tree.read_summary()
         return glance
 
-    def _note(
-        self, *, failure: tuple[str, str] | None = None, commit: str | None = None, reached: int | None = None
+    def _update_status(
+        self, *, failure: tuple[str, str] | None = None, commit: str | None = None, published_count: int | None = None
     ) -> None:
         with self._changed:
             before = self._following
             now = structs.replace(before, failure=failure, commit=commit or before.commit)
             if failure is not None:
-                now = structs.replace(now, overdue_since=before.overdue_since or self._doubted_since)
-            if self._held is not None:
-                now = structs.replace(now, withheld=len(self._held.withheld))
-            if reached is not None and reached == self._published and not self._ending:
+                now = structs.replace(now, overdue_since=before.overdue_since or self._possibly_overdue_since)
+            if self._holding is not None:
+                now = structs.replace(now, withheld=len(self._holding.withheld))
+            if published_count is not None and published_count == self._published_count and not self._ending:
                 now = structs.replace(now, behind_since=None, overdue_since=None)
-                self._doubted_since = None
+                self._possibly_overdue_since = None
             self._following = now
             self._changed.notify_all()
         if now != before:
@@ -213,16 +213,16 @@ class Followers:
         self._followers = tuple(followers)
 
     @property
-    def following(self) -> tuple[Following, ...]:
+    def following(self) -> tuple[TargetStatus, ...]:
         return tuple(each.following for each in self._followers)
 
     def publish(self) -> None:
         for each in self._followers:
             each.publish()
 
-    def turn(self, at: datetime) -> None:
+    def publish_transition(self, at: datetime) -> None:
         for each in self._followers:
-            each.turn(at)
+            each.publish_transition(at)
 
     def retry_now(self) -> None:
         for each in self._followers:
@@ -369,11 +369,13 @@ def parse_target(text: str) -> TargetAddress:
         path = unquote(parts.path) if parts.scheme else parts.path
         return FolderAddress(folder=Path(path), serves=serves)
     if parts.scheme in ("rsync", "ssh"):
-        return _other_host(shown, parts, paths, serves)
-    return _bucket(shown, parts, given, paths, serves)
+        return _parse_rsync_address(shown, parts, paths, serves)
+    return _parse_bucket_address(shown, parts, given, paths, serves)
 
 
-def _other_host(shown: str, parts: SplitResult, paths: Mapping[str, Path], serves: str | None) -> RsyncAddress:
+def _parse_rsync_address(
+    display_url: str, parts: SplitResult, paths: Mapping[str, Path], serves: str | None
+) -> RsyncAddress:
     is_daemon = parts.scheme == "rsync"
     host, path, user = parts.hostname or "", unquote(parts.path).rstrip("/"), parts.username
     if (
@@ -383,7 +385,7 @@ def _other_host(shown: str, parts: SplitResult, paths: Mapping[str, Path], serve
         or {"", ".", ".."}.intersection(path.split("/")[1:] or [""])
     ):
         raise UsageError(
-            f"--target {shown}: expected {'rsync://HOST/MODULE' if is_daemon else 'ssh://USER@HOST/DIR'}, with the "
+            f"--target {display_url}: expected {'rsync://HOST/MODULE' if is_daemon else 'ssh://USER@HOST/DIR'}, with the "
             "path of a folder"
         )
     address = RsyncAddress(
@@ -396,26 +398,28 @@ def _other_host(shown: str, parts: SplitResult, paths: Mapping[str, Path], serve
         **paths,
     )
     if not is_daemon and (address.ssh_key is None or address.known_hosts is None):
-        raise UsageError(f"--target {shown}: name the private key and the file of host keys: ?ssh-key=…&known-hosts=…")
+        raise UsageError(
+            f"--target {display_url}: name the private key and the file of host keys: ?ssh-key=…&known-hosts=…"
+        )
     return address
 
 
-def _bucket(
-    shown: str, parts: SplitResult, given: Mapping[str, str], paths: Mapping[str, Path], serves: str | None
+def _parse_bucket_address(
+    display_url: str, parts: SplitResult, settings: Mapping[str, str], paths: Mapping[str, Path], serves: str | None
 ) -> BucketAddress:
-    endpoint, style = given.get("endpoint"), given.get("style")
+    endpoint, style = settings.get("endpoint"), settings.get("style")
     prefix = unquote(parts.path).strip("/")
     if not parts.netloc or {"", ".", ".."}.intersection(prefix.split("/") if prefix else ()):
-        raise UsageError(f"--target {shown}: expected s3://BUCKET/PREFIX")
+        raise UsageError(f"--target {display_url}: expected s3://BUCKET/PREFIX")
     if style not in (None, "path", "virtual"):
-        raise UsageError(f"--target {shown}: style is path or virtual, not {style!r}")
+        raise UsageError(f"--target {display_url}: style is path or virtual, not {style!r}")
     if endpoint is not None and (urlsplit(endpoint).scheme not in ("http", "https") or "@" in endpoint):
-        raise UsageError(f"--target {shown}: endpoint is a URL, https://HOST, without credentials")
+        raise UsageError(f"--target {display_url}: endpoint is a URL, https://HOST, without credentials")
     return BucketAddress(
         bucket=parts.netloc,
         prefix=prefix,
         endpoint=endpoint,
-        region=given.get("region", "us-east-1"),
+        region=settings.get("region", "us-east-1"),
         path_style=style == "path" or (style is None and endpoint is not None),
         serves=serves,
         **paths,

@@ -13,7 +13,7 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.fleet.revision import Revision
 from gitboot.git.branch_writer import Authorship, OwnedBranch
-from gitboot.publish.manifest import digest_of
+from gitboot.publish.manifest import compute_digest
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
@@ -22,14 +22,14 @@ from gitboot.publish.targets.sync_steps import (
     Shard,
     TargetHead,
     TargetStep,
-    held,
+    build_holding,
     parse_head,
     parse_units,
     parse_unlisted,
     render_head,
     render_unlisted,
 )
-from gitboot.text import count
+from gitboot.text import format_count
 
 
 class BranchTarget:
@@ -59,7 +59,9 @@ class BranchTarget:
         self._uncommitted = {}
         self._tip = self._branch.fetch()
         if self._tip is None:
-            return held(TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=""), (), (), gitboot="")
+            return build_holding(
+                TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=""), (), (), gitboot=""
+            )
         try:
             head = parse_head(self._read(HEAD))
         except ValueError as error:
@@ -72,16 +74,16 @@ class BranchTarget:
         try:
             unlisted = parse_unlisted(self._read(UNLISTED))
         except ValueError as error:
-            raise self._damaged(UNLISTED) from error
+            raise self._build_damage_error(UNLISTED) from error
         shards = [self.shard(head, number) for number in head.shards]
-        return held(structs.replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
+        return build_holding(structs.replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         if (digest := head.shards.get(number)) is None:
             return {}
         data = self._uncommitted.get(number) or self._read(_shard_path(number))
-        if digest_of(data) != digest:
-            raise self._damaged(_shard_path(number))
+        if compute_digest(data) != digest:
+            raise self._build_damage_error(_shard_path(number))
         return parse_units(data)
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:  # noqa: ARG002 - as a bucket has it
@@ -104,12 +106,12 @@ class BranchTarget:
     def _read(self, path: str) -> bytes:
         return (self._branch.read(self._tip, path) if self._tip is not None else None) or b""
 
-    def _damaged(self, path: str) -> PublishError:
+    def _build_damage_error(self, path: str) -> PublishError:
         return PublishError(f"{self._name}: {path} is not what gitboot wrote (delete the branch; it is made anew)")
 
 
 def _message(step: TargetStep) -> str:
-    written, removed = count(len(step.placed), "file"), count(len(step.removed), "file")
+    written, removed = format_count(len(step.placed), "file"), format_count(len(step.removed), "file")
     return (
         f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
         f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
@@ -117,7 +119,7 @@ def _message(step: TargetStep) -> str:
 
 
 def _content(tree: FollowedTree, path: str, digest: str) -> bytes:
-    return tree.file(path, digest).content
+    return tree.read_file(path, digest).content
 
 
 def _shard_path(number: str) -> str:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
-from gitboot.publish.manifest import digest_of
-from gitboot.publish.mirror_comparison import headers_of
+from gitboot.publish.manifest import compute_digest
+from gitboot.publish.mirror_comparison import build_headers
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
@@ -25,7 +25,7 @@ from gitboot.publish.targets.sync_steps import (
     StoredFile,
     TakeFile,
 )
-from gitboot.render.endpoint_files import Listed
+from gitboot.render.endpoint_files import ListedFile
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -85,7 +85,7 @@ class Bucket:
             except OSError as error:
                 raise UsageError(f"{address.ca_bundle} cannot be read as certificates: {error.strerror}") from error
         client["user_agent"] = f"gitboot/{__version__}"  # access logs have it: to read an object back is no fetch
-        with self._translated():
+        with self._translate_errors():
             self._store = S3Store(
                 address.bucket, prefix=address.prefix or None, config=config, client_options=client, retry_config=retry
             )
@@ -95,7 +95,7 @@ class Bucket:
         than that: it is equal to nothing that fits.
         """
         content = bytearray()
-        with self._translated():
+        with self._translate_errors():
             try:
                 found = obstore.get(self._store, path)
                 for piece in found.stream(min_chunk_size=_PIECE_BYTES):
@@ -109,23 +109,23 @@ class Bucket:
         return None
 
     def get_each(self, paths: Collection[str], take: TakeFile) -> None:
-        each_at_once(lambda path: take(path, self.get(path)), paths)
+        run_in_parallel(lambda path: take(path, self.get(path)), paths)
 
     def create(self, path: str, content: bytes) -> None:
-        with self._translated():
-            obstore.put(self._store, path, content, attributes=headers_of(path), mode="create", use_multipart=False)
+        with self._translate_errors():
+            obstore.put(self._store, path, content, attributes=build_headers(path), mode="create", use_multipart=False)
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
         """Write an object in the place of the one with this ETag, or of whatever is there if None.
 
         Raises `FileConflict` if the object has another ETag.
         """
-        with self._translated():
+        with self._translate_errors():
             obstore.put(
                 self._store,
                 path,
                 content,
-                attributes=headers_of(path),
+                attributes=build_headers(path),
                 mode={"e_tag": version} if version is not None else "overwrite",
                 use_multipart=False,
             )
@@ -149,31 +149,31 @@ class Bucket:
                 if found is None or found.content != content:
                     left.add(path)
 
-        each_at_once(place, paths)
+        run_in_parallel(place, paths)
         return frozenset(left)
 
-    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
+    def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         """Return the paths, sorted, of objects that have other content; each object is read."""
         wrong: list[str] = []
 
         def compare(path: str) -> None:
             found = self.get(path, expected[path].size)
-            if found is None or digest_of(found.content) != expected[path].sha256:
+            if found is None or compute_digest(found.content) != expected[path].sha256:
                 wrong.append(path)
 
-        each_at_once(compare, expected)
+        run_in_parallel(compare, expected)
         return sorted(wrong)
 
     def remove(self, paths: Iterable[str]) -> None:
         def remove(path: str) -> None:
-            with self._translated():
+            with self._translate_errors():
                 try:
                     obstore.delete(self._store, path)
                 except FileNotFoundError as error:
                     if _NO_BUCKET in str(error):
                         raise
 
-        each_at_once(remove, paths)
+        run_in_parallel(remove, paths)
 
     def names(self, folder: str) -> list[str]:
         """Return the paths of all objects below a folder, sorted.
@@ -186,7 +186,7 @@ class Bucket:
         def put_names() -> None:
             try:
                 names: list[str] = []
-                with self._translated():
+                with self._translate_errors():
                     for page in obstore.list(self._store, folder):
                         names += (each["path"] for each in page)
                         if len(names) > _MOST_NAMES:
@@ -209,25 +209,25 @@ class Bucket:
         return names
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             if _NO_BUCKET in str(error):  # obstore: a 404 in answer to If-Match is a conflict
-                raise self._fault(str(error)) from None
+                raise self._build_error(str(error)) from None
             raise FileConflict(str(error)) from None
         except (exceptions.BaseError, OSError, ValueError) as error:
-            raise self._fault(str(error)) from None
+            raise self._build_error(str(error)) from None
 
-    def _fault(self, text: str) -> PublishError | HostUnreachable:
+    def _build_error(self, text: str) -> PublishError | HostUnreachable:
         """Return the error to raise, by the text of one of obstore's errors. The cause comes first."""
         said, _, source = text.partition(_SOURCE)
-        code = _first(_CODE, said)
-        status = _first(_STATUS, said)
-        request = _first(_REQUEST, said)
+        code = _find_first(_CODE, said)
+        status = _find_first(_STATUS, said)
+        request = _find_first(_REQUEST, said)
         where = f", at {request}" if request else ""
         if code == _SKEWED:
-            return PublishError(f"{self._name}: {_clock_fault(said)}")
+            return PublishError(f"{self._name}: {_describe_clock_fault(said)}")
         if status[:3] in ("401", "403") or code in _TOKEN_CODES:
             return PublishError(
                 f"{self._name}: it refuses the credentials, or what they may do: {code or status}{where}"
@@ -236,7 +236,7 @@ class Bucket:
             return PublishError(f"{self._name}: there is no such bucket{where}")
         if status:
             cause = f"it answers {status} {code}".rstrip()
-        elif not (cause := _cause(source)):
+        elif not (cause := _find_cause(source)):
             words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
             cause = words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
         return HostUnreachable(f"{self._name}: {cause}{where}")
@@ -258,13 +258,13 @@ def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> 
     return open_bucket
 
 
-def each_at_once(do: Callable[[str], None], paths: Iterable[str]) -> None:
+def run_in_parallel(do: Callable[[str], None], paths: Iterable[str]) -> None:
     """Do it for each path, several at a time; the first failure is raised when no more is under way."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(do, paths))
 
 
-def _clock_fault(text: str) -> str:
+def _describe_clock_fault(text: str) -> str:
     """Return what is wrong with the clock of this host, from the text of an error of `_SKEWED`."""
     times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
     behind = "differs from the store's"
@@ -275,7 +275,7 @@ def _clock_fault(text: str) -> str:
     return f"the clock of this host {behind}, so the store refuses its requests (correct the clock)"
 
 
-def _cause(source: str) -> str:
+def _find_cause(source: str) -> str:
     """Return why a request got no answer, from the values that obstore adds to the text of an error; "" if unknown."""
     for expression, words in _CAUSES:
         if (found := expression.search(source)) is not None:
@@ -283,9 +283,9 @@ def _cause(source: str) -> str:
     return ""
 
 
-def _certificate_times(found: re.Match[str]) -> str:
-    here, there = (format_instant(datetime.fromtimestamp(int(found[each]), UTC)) for each in ("here", "there"))
-    words = f"has expired at {there}" if found["which"] == "Expired" else f"is not valid before {there}"
+def _describe_certificate_times(match: re.Match[str]) -> str:
+    here, there = (format_instant(datetime.fromtimestamp(int(match[each]), UTC)) for each in ("here", "there"))
+    words = f"has expired at {there}" if match["which"] == "Expired" else f"is not valid before {there}"
     return f"the certificate of the store {words}, and the clock of this host shows {here} (correct one of them)"
 
 
@@ -296,7 +296,7 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...
             r"(?P<which>Expired|NotValidYet)Context \{\s*time: UnixTime\(\s*(?P<here>\d+),\s*\),\s*"
             r"not_\w+: UnixTime\(\s*(?P<there>\d+)"
         ),
-        _certificate_times,
+        _describe_certificate_times,
     ),
     (
         re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"),
@@ -307,5 +307,5 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...
 )
 
 
-def _first(expression: re.Pattern[str], text: str) -> str:
+def _find_first(expression: re.Pattern[str], text: str) -> str:
     return found[1] if (found := expression.search(text)) is not None else ""

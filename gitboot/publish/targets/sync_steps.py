@@ -16,10 +16,10 @@ from msgspec import Struct, field, structs
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TryAgain
-from gitboot.jsonio import canonical, json_decoder
+from gitboot.jsonio import build_json_decoder, encode_canonical
 from gitboot.publish.manifest import (
     MANIFEST,
-    digest_of,
+    compute_digest,
     leaf_path,
     node_path,
     parse_digests,
@@ -28,8 +28,8 @@ from gitboot.publish.manifest import (
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
 from gitboot.publish.manifest import parse_head as parse_tree_head
-from gitboot.publish.mirror_comparison import Served, served
-from gitboot.render.endpoint_files import Listed, parse, state_path
+from gitboot.publish.mirror_comparison import ServedFiles, list_served_files
+from gitboot.render.endpoint_files import ListedFile, parse_state, state_path
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content, publication_stage
 
 HEAD: Final = MANIFEST
@@ -43,10 +43,10 @@ _Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _SHARDS: Final = "ops/shards/"
 _MAX_SHARDS_BYTES: Final = 1 << 30  # of all shards of a target together
-_MOST: Final = 200  # servers in one step: a window that ends in the meantime does not wait for a whole fleet
+_MAX_SERVERS: Final = 200  # servers in one step: a window that ends in the meantime does not wait for a whole fleet
 
 
-class Unit(msgspec.Struct, frozen=True, omit_defaults=True):
+class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
     """The files of one server, or of nobody, which change together."""
 
     state: str  # the digest of what they were made of
@@ -54,7 +54,7 @@ class Unit(msgspec.Struct, frozen=True, omit_defaults=True):
     withheld: bool = False  # whether a boot that is made once was left out: nobody could record it
 
 
-Shard = Mapping[str, Unit]  # by server
+Shard = Mapping[str, ServerFiles]  # by server
 
 
 class TargetHead(Struct, frozen=True, kw_only=True):
@@ -73,67 +73,67 @@ class Holding(Struct, frozen=True, kw_only=True):
 
     head: TargetHead
     states: Mapping[str, str]  # by server; one that is in doubt is missing
-    known: frozenset[str]  # the servers that shards list
+    servers: frozenset[str]  # the servers that shards list
     withheld: frozenset[str]  # those of them of whom a boot was left out
     unlisted: frozenset[str]
 
 
-def number_of(server: str) -> str:
+def find_shard_number(server: str) -> str:
     """The shard that lists a server."""
     return sha256(server.encode()).hexdigest()[:2]
 
 
-def held(head: TargetHead, shards: Iterable[Shard], unlisted: Iterable[str], *, gitboot: str) -> Holding:
+def build_holding(head: TargetHead, shards: Iterable[Shard], unlisted_paths: Iterable[str], *, gitboot: str) -> Holding:
     """What all of that comes to. Whose files another version of gitboot has made, or a change that was cut short has
     touched, is in doubt.
     """
     units = {server: unit for shard in shards for server, unit in shard.items()}
-    doubted = frozenset(unlisted)
+    doubted = frozenset(unlisted_paths)
     is_known = head.gitboot == gitboot
     return Holding(
         head=head,
         states={
             server: unit.state for server, unit in units.items() if is_known and doubted.isdisjoint(unit.files.keys())
         },
-        known=frozenset(units),
+        servers=frozenset(units),
         withheld=frozenset(server for server, unit in units.items() if unit.withheld),
         unlisted=doubted,
     )
 
 
-_parse_head: Final = json_decoder(TargetHead)
-_parse_units: Final = json_decoder(dict[str, Unit])
-_parse_unlisted: Final = json_decoder(frozenset[_Path])
+_parse_head: Final = build_json_decoder(TargetHead)
+_parse_units: Final = build_json_decoder(dict[str, ServerFiles])
+_parse_unlisted: Final = build_json_decoder(frozenset[_Path])
 
 
 def render_head(head: TargetHead) -> bytes:
-    return canonical(msgspec.to_builtins(head)) + b"\n"
+    return encode_canonical(msgspec.to_builtins(head)) + b"\n"
 
 
 def parse_head(data: bytes) -> TargetHead:
     """Return what `render_head` wrote. Raises ValueError for anything else."""
-    return _parsed(_parse_head, data, "not what a target of format 1 says of itself")
+    return _parse_or_explain(_parse_head, data, "not what a target of format 1 says of itself")
 
 
 def render_units(shard: Shard) -> bytes:
-    return canonical(msgspec.to_builtins(shard)) + b"\n"
+    return encode_canonical(msgspec.to_builtins(shard)) + b"\n"
 
 
-def parse_units(data: bytes) -> dict[str, Unit]:
+def parse_units(data: bytes) -> dict[str, ServerFiles]:
     """Return what `render_units` wrote. Raises ValueError for anything else."""
-    return _parsed(_parse_units, data, "not a shard of a target")
+    return _parse_or_explain(_parse_units, data, "not a shard of a target")
 
 
 def render_unlisted(paths: Iterable[str]) -> bytes:
-    return canonical(sorted(paths)) + b"\n"
+    return encode_canonical(sorted(paths)) + b"\n"
 
 
 def parse_unlisted(data: bytes) -> frozenset[str]:
     """Return what `render_unlisted` wrote. Raises ValueError for anything else."""
-    return _parsed(_parse_unlisted, data, "not a list of paths")
+    return _parse_or_explain(_parse_unlisted, data, "not a list of paths")
 
 
-def _parsed(parse: Callable[[bytes], _T], data: bytes, fault: str) -> _T:
+def _parse_or_explain(parse: Callable[[bytes], _T], data: bytes, fault: str) -> _T:
     try:
         return parse(data)
     except (RecursionError, ValueError) as error:
@@ -186,7 +186,7 @@ class FileStore(Protocol):
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
         """Write files. Leave those of ``fresh`` at whose path another file is, and return their paths."""
 
-    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
+    def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         """Return the paths, sorted, that do not have the content that `place` has just written there."""
 
     def remove(self, paths: Iterable[str]) -> None:
@@ -204,7 +204,7 @@ class Overtaken(TryAgain):
     """The directory was published to while it was read: what comes of that is read the next time."""
 
 
-class Glance(NamedTuple):
+class TreeSummary(NamedTuple):
     """A published tree at a glance."""
 
     commit: str
@@ -221,16 +221,16 @@ class FollowedTree:
         self._shared: dict[str, str] = {}  # sha256 by path of what is nobody's and for machines
         self._list: dict[str, str] = {}  # sha256 by path of the signed list
 
-    def look(self) -> Glance | None:
+    def read_summary(self) -> TreeSummary | None:
         """What is published; None where nothing is. Raises `Overtaken`."""
         for _ in range(_MORE_TRIES):
             with suppress(Overtaken):
-                return self._look()
-        return self._look()
+                return self._read_summary_once()
+        return self._read_summary_once()
 
-    def _look(self) -> Glance | None:
+    def _read_summary_once(self) -> TreeSummary | None:
         # Read before the manifest: a list that is newer than what it is of would reach a target first.
-        self._list = self._list_files()
+        self._list = self._digest_list_files()
         try:
             data = (self._root / MANIFEST).read_bytes()
             head = parse_tree_head(data)
@@ -238,28 +238,28 @@ class FollowedTree:
             return None
         for node, digest in head.nodes.items():
             if self._nodes.get(node, ("",))[0] != digest:
-                leaves = parse_digests(self._part(node_path(node), digest))
+                leaves = parse_digests(self._read_part(node_path(node), digest))
                 self._nodes[node] = (
                     digest,
                     {
                         server: state
                         for leaf, expected in leaves.items()
-                        for server, state in parse_digests(self._part(leaf_path(node, leaf), expected)).items()
+                        for server, state in parse_digests(self._read_part(leaf_path(node, leaf), expected)).items()
                     },
                 )
         for node in self._nodes.keys() - head.nodes.keys():
             del self._nodes[node]
         states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
         if head.shared is not None:
-            listing = parse_listing(self._part(SHARED_LISTING, head.shared))
+            listing = parse_listing(self._read_part(SHARED_LISTING, head.shared))
             listing = {path: each for path, each in listing.items() if path.startswith(BOOT)}
             self._shared = {path: each.sha256 for path, each in listing.items()}
-            states[SHARED] = digest_of(render_listing(listing))
+            states[SHARED] = compute_digest(render_listing(listing))
         if self._list:
-            states[LIST] = digest_of(canonical(self._list))
-        return Glance(commit=head.stamp.commit, manifest=digest_of(data), states=states)
+            states[LIST] = compute_digest(encode_canonical(self._list))
+        return TreeSummary(commit=head.stamp.commit, manifest=compute_digest(data), states=states)
 
-    def _list_files(self) -> dict[str, str]:
+    def _digest_list_files(self) -> dict[str, str]:
         """Return the sha256 of each file of the signed list that no server's state lists, by path.
 
         A bin and a snapshot have a version in their names and never change. The root metadata of a new root key has the
@@ -271,41 +271,41 @@ class FollowedTree:
                 path = f"{SIGNED}{file.name}"
                 if file.suffix == ".json":
                     is_known = path in self._list and _NEVER_CHANGES.fullmatch(file.name) is not None
-                    found[path] = self._list[path] if is_known else digest_of(file.read_bytes())
+                    found[path] = self._list[path] if is_known else compute_digest(file.read_bytes())
         except FileNotFoundError as error:
             if (self._root / LIST_TIMESTAMP).exists():
                 raise Overtaken(f"{SIGNED} is being published") from error
         return found if LIST_TIMESTAMP in found else {}
 
-    def served(self, server: str, digest: str) -> Served:
+    def find_served_files(self, server: str, digest: str) -> ServedFiles:
         """What a target has of a server whose state has this digest. Raises `Overtaken`."""
         if server == SHARED:
-            return Served(self._shared)
+            return ServedFiles(self._shared)
         if server == LIST:
-            return Served(self._list)
-        return served(parse(self._part(state_path(server), digest)))
+            return ServedFiles(self._list)
+        return list_served_files(parse_state(self._read_part(state_path(server), digest)))
 
-    def file(self, path: str, digest: str) -> TargetFile:
+    def read_file(self, path: str, digest: str) -> TargetFile:
         """Return a file that has to have this digest, with its time. Raises `Overtaken`."""
         try:
-            return self._file(path, digest)
+            return self._read_file(path, digest)
         except Overtaken:
             self._list.pop(path, None)  # somebody replaced it, whatever its name is
             raise
 
-    def stands(self, path: str) -> bool:
+    def has_file(self, path: str) -> bool:
         return (self._root / path).is_file()
 
-    def _part(self, path: str, digest: str) -> bytes:
-        return self._file(path, digest).content
+    def _read_part(self, path: str, digest: str) -> bytes:
+        return self._read_file(path, digest).content
 
-    def _file(self, path: str, digest: str) -> TargetFile:
+    def _read_file(self, path: str, digest: str) -> TargetFile:
         try:
             with (self._root / path).open("rb") as file:
                 found = TargetFile(file.read(), int(os.fstat(file.fileno()).st_mtime))
         except OSError as error:
             raise Overtaken(f"{path}: {error.strerror}") from error
-        if digest_of(found.content) != digest:
+        if compute_digest(found.content) != digest:
             raise Overtaken(f"{path} is being published")
         return found
 
@@ -319,12 +319,14 @@ class TargetStep(Struct, frozen=True, kw_only=True):
     fresh: frozenset[str]  # those of them at which nothing of gitboot's lies yet, unless it is another server's
     removed: tuple[str, ...]  # sorted
     shards: Mapping[str, bytes]  # by number, those that change; empty: it goes
-    units: Mapping[str, Unit | None]  # by server, those that change; None: it is gone
+    units: Mapping[str, ServerFiles | None]  # by server, those that change; None: it is gone
     doubtful: frozenset[str]  # what is in doubt until the head is written
     unlisted: frozenset[str]  # and what stays, unlisted, afterwards
 
 
-def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: ReadShard, most: int) -> TargetStep | None:
+def plan_next_step(
+    tree: FollowedTree, glance: TreeSummary, holding: Holding, read_shard: ReadShard, most: int
+) -> TargetStep | None:
     """What brings up to ``most`` servers of a target to what is published; None: it holds all of that.
 
     Those that it has already come first: what it serves of them is out of date, of others it only serves nothing yet.
@@ -333,34 +335,41 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
     last. Content that nothing names any more stays for as long as it stays in the tree, and so does a path that moves
     to another server until that server's turn.
     """
-    going = held.known - glance.states.keys()
+    going = holding.servers - glance.states.keys()
 
     def order(server: str) -> tuple[bool, bool, bool, bool, str, str]:
         # Servers of one shard follow one another: each step writes the shards of its servers whole.
-        return server == LIST, server in going, server == SHARED, server not in held.known, number_of(server), server
+        return (
+            server == LIST,
+            server in going,
+            server == SHARED,
+            server not in holding.servers,
+            find_shard_number(server),
+            server,
+        )
 
-    changed = sorted(outdated(glance, held), key=order)
-    if not changed and held.head.commit == glance.commit and all(map(tree.stands, held.unlisted)):
+    changed = sorted(find_outdated_servers(glance, holding), key=order)
+    if not changed and holding.head.commit == glance.commit and all(map(tree.has_file, holding.unlisted)):
         return None
-    shards: dict[str, dict[str, Unit]] = {}
-    units: dict[str, Unit | None] = {}
+    shards: dict[str, dict[str, ServerFiles]] = {}
+    units: dict[str, ServerFiles | None] = {}
     was: dict[str, str] = {}
     wanted: dict[str, str] = {}
     for server in changed[:most]:
-        if (number := number_of(server)) not in shards:
+        if (number := find_shard_number(server)) not in shards:
             shards[number] = {**read_shard(number)}
         if (before := shards[number].pop(server, None)) is not None:
             was |= before.files
         units[server] = None
         if (state := glance.states.get(server)) is not None:
-            found = tree.served(server, state)
-            units[server] = shards[number][server] = Unit(state, found.files, found.lacks_boots)
+            found = tree.find_served_files(server, state)
+            units[server] = shards[number][server] = ServerFiles(state, found.files, found.lacks_boots)
             wanted |= found.files
-    gone = (was.keys() | held.unlisted) - wanted.keys()
-    stand = {path for path in gone if tree.stands(path)}
+    gone = (was.keys() | holding.unlisted) - wanted.keys()
+    stand = {path for path in gone if tree.has_file(path)}
     given_up = {path for path in stand if not is_content(path)}
     # One that another server has on the target was given what this one gave up.
-    others = (read_shard(number) for number in held.head.shards if given_up and number not in shards)
+    others = (read_shard(number) for number in holding.head.shards if given_up and number not in shards)
     taken_over = {
         path
         for shard in (*shards.values(), *others)
@@ -368,51 +377,53 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
         for path in unit.files.keys() & given_up
     }
     stay = stand - taken_over
-    of_others = _files_of(going.intersection(changed[most:]), {**shards}, read_shard)
-    placed = {path: wanted[path] for path in sorted(wanted) if was.get(path) != wanted[path] or path in held.unlisted}
+    of_others = _list_files_of_servers(going.intersection(changed[most:]), {**shards}, read_shard)
+    placed = {
+        path: wanted[path] for path in sorted(wanted) if was.get(path) != wanted[path] or path in holding.unlisted
+    }
     rendered = {number: render_units(shard) if shard else b"" for number, shard in shards.items()}
-    digests = {number: digest for number, digest in held.head.shards.items() if number not in rendered}
-    digests |= {number: digest_of(data) for number, data in rendered.items() if data}
+    digests = {number: digest for number, digest in holding.head.shards.items() if number not in rendered}
+    digests |= {number: compute_digest(data) for number, data in rendered.items() if data}
     return TargetStep(
         manifest=glance.manifest,
         head=structs.replace(
-            held.head,
+            holding.head,
             commit=glance.commit,
             # It is this version's when nothing is left that another has made.
-            gitboot=__version__ if len(changed) <= most else held.head.gitboot,
+            gitboot=__version__ if len(changed) <= most else holding.head.gitboot,
             shards=dict(sorted(digests.items())),
         ),
         placed=placed,
-        fresh=frozenset(placed.keys() - was.keys() - held.unlisted - of_others),
+        fresh=frozenset(placed.keys() - was.keys() - holding.unlisted - of_others),
         removed=tuple(sorted(gone - stand)),
         shards=rendered,
         units=units,
-        doubtful=held.unlisted | placed.keys() | gone,
+        doubtful=holding.unlisted | placed.keys() | gone,
         unlisted=frozenset(stay),
     )
 
 
-def outdated(glance: Glance, held: Holding) -> set[str]:
+def find_outdated_servers(glance: TreeSummary, holding: Holding) -> set[str]:
     """Return the servers of which a target holds something else than what is published, or that are gone."""
-    differing = {server for server, state in glance.states.items() if held.states.get(server) != state}
-    return differing | (held.known - glance.states.keys())
+    differing = {server for server, state in glance.states.items() if holding.states.get(server) != state}
+    return differing | (holding.servers - glance.states.keys())
 
 
-def _files_of(servers: Collection[str], shards: Mapping[str, Shard], read_shard: ReadShard) -> set[str]:
-    numbers = {number_of(server) for server in servers}
+def _list_files_of_servers(servers: Collection[str], shards: Mapping[str, Shard], read_shard: ReadShard) -> set[str]:
+    numbers = {find_shard_number(server) for server in servers}
     found = (shards[number] if number in shards else read_shard(number) for number in sorted(numbers))
     return {path for shard in found for server in shard.keys() & servers for path in shard[server].files}
 
 
-def after(held: Holding, step: TargetStep) -> Holding:
+def apply_step(holding: Holding, step: TargetStep) -> Holding:
     """What a target holds when the step was made."""
     there = {server: unit for server, unit in step.units.items() if unit is not None}
-    others = {server: state for server, state in held.states.items() if server not in step.units}
+    others = {server: state for server, state in holding.states.items() if server not in step.units}
     return Holding(
         head=step.head,
         states={**others, **{server: unit.state for server, unit in there.items()}},
-        known=(held.known - step.units.keys()) | there.keys(),
-        withheld=(held.withheld - step.units.keys()) | {server for server, unit in there.items() if unit.withheld},
+        servers=(holding.servers - step.units.keys()) | there.keys(),
+        withheld=(holding.withheld - step.units.keys()) | {server for server, unit in there.items() if unit.withheld},
         unlisted=step.unlisted,
     )
 
@@ -432,13 +443,13 @@ class StoreTarget:
         ledger: str,
         heir_of: Callable[[], str | None],
         writer: str,
-        most: int = _MOST,
+        most: int = _MAX_SERVERS,
     ) -> None:
         self.most = most
         self._name, self._open = name, open_store
         self._ledger, self._heir_of, self._writer = ledger, heir_of, writer
-        self._seen: StoredFile | None = None  # the head, as this process has written or observed it last
-        self._observed: StoredFile | None = None  # `UNLISTED`, as `observe` found it
+        self._last_head: StoredFile | None = None  # the head, as this process has written or observed it last
+        self._last_unlisted: StoredFile | None = None  # `UNLISTED`, as `observe` found it
 
     def load(self) -> Holding:
         """Return what the target holds, and claim it for this process.
@@ -447,7 +458,7 @@ class StoreTarget:
         """
         store = self._open()
         head = self._claim(store)
-        found = self._holding(store, head, store.get(UNLISTED))
+        found = self._read_holding(store, head, store.get(UNLISTED))
         kept = set(map(_shard_path, head.shards.values()))
         store.remove(path for path in store.names(_SHARDS) if path not in kept)
         return found
@@ -459,13 +470,13 @@ class StoreTarget:
         a step meanwhile, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
-        self._seen = store.get(HEAD)
-        head = self._own_head(self._seen.content, hint) if self._seen is not None else None
-        self._observed = store.get(UNLISTED)
+        self._last_head = store.get(HEAD)
+        head = self._own_head(self._last_head.content, hint) if self._last_head is not None else None
+        self._last_unlisted = store.get(UNLISTED)
         if head is None:
             return None
         try:
-            return self._holding(store, head, self._observed)
+            return self._read_holding(store, head, self._last_unlisted)
         except PublishError:
             if self.is_as_observed():
                 raise
@@ -477,26 +488,26 @@ class StoreTarget:
         self._open().get_each((HEAD, UNLISTED), found.__setitem__)
         return all(
             (before and before.content) == (now and now.content)
-            for before, now in ((self._seen, found[HEAD]), (self._observed, found[UNLISTED]))
+            for before, now in ((self._last_head, found[HEAD]), (self._last_unlisted, found[UNLISTED]))
         )
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         if (digest := head.shards.get(number)) is None:
             return {}
-        return self._verified_shard(digest, self._open().get(_shard_path(digest)))
+        return self._parse_verified_shard(digest, self._open().get(_shard_path(digest)))
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
         """Write a step. Whatever stops it, each file is whole, and a target that `load` reads comes to the same end."""
         store = self._open()
         found = store.get(HEAD)
-        if found is None or self._seen is None or found.content != self._seen.content:
-            raise self._contended(found)
+        if found is None or self._last_head is None or found.content != self._last_head.content:
+            raise self._build_conflict_error(found)
         if step.doubtful != before.unlisted:
             store.replace(UNLISTED, render_unlisted(step.doubtful))
         sizes: dict[str, int] = {}
 
         def read(path: str) -> TargetFile:
-            file = tree.file(path, step.placed[path])
+            file = tree.read_file(path, step.placed[path])
             sizes[path] = len(file.content)
             return file
 
@@ -511,10 +522,10 @@ class StoreTarget:
                     "(move it away)"
                 )
             store.place(sorted(in_the_way), read, ())
-        if wrong := store.differing({path: Listed(digest, sizes[path]) for path, digest in step.placed.items()}):
+        if wrong := store.differing({path: ListedFile(digest, sizes[path]) for path, digest in step.placed.items()}):
             raise HostUnreachable(f"{self._name}: {wrong[0]} was written, and is read as something else")
         store.remove(step.removed)
-        shards = {_shard_path(digest_of(data)): data for data in step.shards.values() if data}
+        shards = {_shard_path(compute_digest(data)): data for data in step.shards.values() if data}
         store.place(sorted(shards), lambda path: TargetFile(shards[path], 0), ())
         self._write_head(store, step.head)
         if step.unlisted != step.doubtful:
@@ -530,27 +541,27 @@ class StoreTarget:
             data = render_head(head)
             with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
                 store.create(HEAD, data)
-            self._seen = store.get(HEAD)
-            if self._seen is None or self._seen.content != data:
-                self._seen = None
+            self._last_head = store.get(HEAD)
+            if self._last_head is None or self._last_head.content != data:
+                self._last_head = None
                 raise HostUnreachable(f"{self._name}: another has just begun to write there")
             return head
         head = self._own_head(found.content, "choose another place, or take it over with gitboot records begin")
-        if self._seen is not None and head.writer != self._writer:
-            raise self._contended(found)
-        self._seen = found
+        if self._last_head is not None and head.writer != self._writer:
+            raise self._build_conflict_error(found)
+        self._last_head = found
         return self._write_head(store, structs.replace(head, ledger=self._ledger, writer=self._writer))
 
     def _write_head(self, store: FileStore, head: TargetHead) -> TargetHead:
         """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
-        data, seen = render_head(head), self._seen
+        data, seen = render_head(head), self._last_head
         if seen is None or seen.content != data:
             with suppress(FileConflict):
                 store.replace(HEAD, data, seen.version if seen is not None else None)
             found = store.get(HEAD)
             if found is None or found.content != data:
-                raise self._contended(found)
-            self._seen = found
+                raise self._build_conflict_error(found)
+            self._last_head = found
         return head
 
     def _own_head(self, content: bytes, hint: str) -> TargetHead:
@@ -566,10 +577,10 @@ class StoreTarget:
         except ValueError as error:
             raise PublishError(f"{self._name}: {HEAD} is {error} (choose another place)") from error
 
-    def _contended(self, found: StoredFile | None) -> OperatorError:
-        if found is None:
+    def _build_conflict_error(self, current_head: StoredFile | None) -> OperatorError:
+        if current_head is None:
             return PublishError(f"{self._name}: somebody has removed {HEAD}")
-        head = self._parse_head(found.content)
+        head = self._parse_head(current_head.content)
         if head.ledger != self._ledger:
             return ForeignTree(f"{self._name} belongs to the ledger {head.ledger} by now, not to {self._ledger}")
         return LockedByAnother(
@@ -577,7 +588,7 @@ class StoreTarget:
             "one of the two, then start this one anew"
         )
 
-    def _holding(self, store: FileStore, head: TargetHead, listed: StoredFile | None) -> Holding:
+    def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:
         """Return what the target holds by this head and by this list of paths that no shard vouches for."""
         digests = {_shard_path(digest): digest for digest in head.shards.values()}
         shards: list[Shard] = []
@@ -588,25 +599,25 @@ class StoreTarget:
             with counting:
                 size += len(found.content) if found is not None else 0
             if size > _MAX_SHARDS_BYTES:
-                raise self._damaged(HEAD)
-            shards.append(self._verified_shard(digests[path], found))
+                raise self._build_damage_error(HEAD)
+            shards.append(self._parse_verified_shard(digests[path], found))
 
         store.get_each(sorted(digests), take)
         try:
-            unlisted = parse_unlisted(listed.content) if listed is not None else frozenset()
+            unlisted = parse_unlisted(unlisted_file.content) if unlisted_file is not None else frozenset()
         except ValueError as error:
-            raise self._damaged(UNLISTED) from error
-        return held(head, shards, unlisted, gitboot=__version__)
+            raise self._build_damage_error(UNLISTED) from error
+        return build_holding(head, shards, unlisted, gitboot=__version__)
 
-    def _verified_shard(self, digest: str, found: StoredFile | None) -> Shard:
-        if found is None or digest_of(found.content) != digest:
-            raise self._damaged(_shard_path(digest))
+    def _parse_verified_shard(self, digest: str, stored_file: StoredFile | None) -> Shard:
+        if stored_file is None or compute_digest(stored_file.content) != digest:
+            raise self._build_damage_error(_shard_path(digest))
         try:
-            return parse_units(found.content)
+            return parse_units(stored_file.content)
         except ValueError as error:  # the writer of the head wrote this too
-            raise self._damaged(_shard_path(digest)) from error
+            raise self._build_damage_error(_shard_path(digest)) from error
 
-    def _damaged(self, path: str) -> PublishError:
+    def _build_damage_error(self, path: str) -> PublishError:
         return PublishError(f"{self._name}: {path} is not what gitboot wrote (empty the target; it is filled anew)")
 
 

@@ -10,20 +10,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from gitboot.jsonio import facts
+from gitboot.jsonio import to_json_value
 from gitboot.model.fields import Field, structure
-from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema, structure_schema
+from gitboot.model.json_schema import _DIALECT, KINDS, build_any_document_schema, build_schema, build_structure_schema
 from gitboot.problems import Problem
 from gitboot.review.change_groups import Group
 from gitboot.review.decision_changes import Changes
-from gitboot.review.document_changes import DocumentChange, Fate, FieldChange
+from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange
 from gitboot.review.formats import phrases
-from gitboot.review.guards import trailer
+from gitboot.review.guards import format_ack_line
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review
 from gitboot.review.risks import Risk
 
-Verdict = Literal["unchanged", "fine", "held", "invalid"]
+Outcome = Literal["unchanged", "fine", "held", "invalid"]
 
 
 @structure
@@ -251,7 +251,7 @@ class DiffFacts:
     api_version: Literal["gitboot.dev/v1alpha1"]
     base: SideFacts
     head: SideFacts
-    verdict: Verdict
+    verdict: Outcome
     digest: str | None = Field(description="What acknowledgements are bound to; null: HEAD is invalid.")
     compared_with_nothing: bool = Field(description="Whether BASE holds no fleet, so that all is new.")
     counts: CountFacts | None
@@ -285,113 +285,116 @@ def as_json(review: Review) -> str:
     changes, verdict = review.changes, review.verdict
     found = DiffFacts(
         api_version="gitboot.dev/v1alpha1",
-        base=_described(SideFacts, review.base),
-        head=_described(SideFacts, review.head),
+        base=_copy_fields(SideFacts, review.base),
+        head=_copy_fields(SideFacts, review.head),
         verdict=review.outcome.value,
         digest=verdict.digest if verdict else None,
         compared_with_nothing=changes is not None and changes.first,
-        counts=_counts(changes) if changes else None,
-        areas=tuple(_described(AreaFacts, each, area=str(each)) for each in changes.areas) if changes else (),
-        limits=facts(verdict.limits) if verdict else None,
+        counts=_count_facts(changes) if changes else None,
+        areas=tuple(_copy_fields(AreaFacts, each, area=str(each)) for each in changes.areas) if changes else (),
+        limits=to_json_value(verdict.limits) if verdict else None,
         trips=tuple(
-            _described(TripFacts, each, acknowledgement=trailer(verdict.digest, each.guard)) for each in verdict.trips
+            _copy_fields(TripFacts, each, acknowledgement=format_ack_line(verdict.digest, each.guard))
+            for each in verdict.trips
         )
         if verdict
         else (),
         steps=tuple(StepFacts(commit=each.commit, acknowledgements=each.lines) for each in review.steps),
-        unheeded=tuple(_described(UnheededFacts, each) for each in review.unheeded),
-        unknown_servers=_rendered(review.unknown.rendered) if review.unknown else None,
-        shared=_fields(review.shared.fields) if review.shared else None,
-        access=tuple(_described(AccessFacts, each) for each in changes.access) if changes else (),
-        images=tuple(_described(ImageFacts, each, image=each.name, servers=each.in_use) for each in changes.images)
+        unheeded=tuple(_copy_fields(UnheededFacts, each) for each in review.ignored_lines),
+        unknown_servers=_rendered_facts(review.unknown.rendered) if review.unknown else None,
+        shared=_field_facts(review.shared.fields) if review.shared else None,
+        access=tuple(_copy_fields(AccessFacts, each) for each in changes.access) if changes else (),
+        images=tuple(_copy_fields(ImageFacts, each, image=each.name, servers=each.in_use) for each in changes.images)
         if changes
         else (),
         claims=tuple(
-            _described(ClaimFacts, each, author=each.writer, **_coordinates(each.place)) for each in review.claims
+            _copy_fields(ClaimFacts, each, author=each.writer, **_place_facts(each.place)) for each in review.claims
         ),
-        groups=tuple(map(_group, review.groups)),
-        servers=_servers(review.groups),
-        documents=tuple(map(_document, review.documents_only)),
+        groups=tuple(map(_group_facts, review.groups)),
+        servers=_server_facts(review.groups),
+        documents=tuple(map(_document_facts, review.documents_only)),
         bmcs=changes.moved_bmcs if changes else (),
         credentials=tuple(
-            CredentialFacts(server=each.server, old=phrases.access(each.old), new=phrases.access(each.new))
+            CredentialFacts(
+                server=each.server, old=phrases.format_access(each.old), new=phrases.format_access(each.new)
+            )
             for each in changes.bmcs
         )
         if changes and not changes.first
         else (),
         signers=tuple(
-            _described(SignerFacts, signer, commit=commit, forge=signer.is_forge) for commit, signer in review.signers
+            _copy_fields(SignerFacts, signer, commit=commit, forge=signer.is_forge) for commit, signer in review.signers
         ),
-        problems=_problems(review.head.problems),
-        base_problems=_problems(review.base.problems) if review.base.decisions is None else (),
+        problems=_problem_facts(review.head.problems),
+        base_problems=_problem_facts(review.base.problems) if review.base.decisions is None else (),
         reproduce=review.command,
     )
-    return json.dumps(facts(found), indent=2, sort_keys=True)
+    return json.dumps(to_json_value(found), indent=2, sort_keys=True)
 
 
 Described = TypeVar("Described")
 
 
-def _described(kind: type[Described], value: object, **others: Any) -> Described:
+def _copy_fields(kind: type[Described], value: object, **others: Any) -> Described:
     """Return the description of a value: the fields that ``others`` lacks are those of the value."""
     names = (each.name for each in fields(cast(Any, kind)) if each.name not in others)
     return kind(**{name: getattr(value, name) for name in names}, **others)
 
 
-def _counts(changes: Changes) -> CountFacts:
+def _count_facts(changes: Changes) -> CountFacts:
     return CountFacts(
-        changed=len(changes.having(Fate.EDITED)),
+        changed=len(changes.with_fate(ChangeKind.EDITED)),
         renamed=sum(change.renamed for change in changes.servers),
-        added=len(changes.having(Fate.ADDED)),
-        removed=len(changes.having(Fate.REMOVED)),
+        added=len(changes.with_fate(ChangeKind.ADDED)),
+        removed=len(changes.with_fate(ChangeKind.REMOVED)),
         unchanged=changes.unchanged,
         images=len(changes.images),
-        overrides=len(changes.of(Risk.OVERRIDE_ONLY)),
+        overrides=len(changes.with_risk(Risk.OVERRIDE_ONLY)),
     )
 
 
-def _group(group: Group) -> GroupFacts:
+def _group_facts(group: Group) -> GroupFacts:
     causes = (
-        _described(
+        _copy_fields(
             CauseFacts,
             each,
             cause=str(each),
             documents=each.number,
-            fields=tuple(field.dotted for field in each.fields),
-            **_coordinates(each.place),
+            fields=tuple(field.dotted_path for field in each.fields),
+            **_place_facts(each.place),
         )
         for each in group.causes
     )
-    return _described(
+    return _copy_fields(
         GroupFacts,
         group,
         causes=tuple(causes),
-        effects=tuple(_described(EffectFacts, each) for each in group.effects),
-        reinstalls=tuple(map(phrases.reason, group.reinstalls)),
-        unknown=tuple(map(phrases.unknown, group.unknown)),
+        effects=tuple(_copy_fields(EffectFacts, each) for each in group.effects),
+        reinstalls=tuple(map(phrases.format_reinstall, group.reinstalls)),
+        unknown=tuple(map(phrases.format_unknown_reason, group.unknown)),
         servers=group.names,
         example=group.names[0],
-        outlier=_described(OutlierFacts, group.outlier) if group.outlier is not None else None,
-        fields=_fields(group.fields),
-        rendered=_rendered(group.rendered) if group.rendered is not None else None,
+        outlier=_copy_fields(OutlierFacts, group.outlier) if group.outlier is not None else None,
+        fields=_field_facts(group.fields),
+        rendered=_rendered_facts(group.rendered) if group.rendered is not None else None,
     )
 
 
-def _coordinates(place: tuple[str, int, int] | None) -> dict[str, str | int | None]:
+def _place_facts(place: tuple[str, int, int] | None) -> dict[str, str | int | None]:
     return dict(zip(("path", "line", "column"), place or (None, None, None), strict=True))
 
 
-def _fields(changes: Iterable[FieldChange]) -> tuple[FieldFacts, ...]:
-    return tuple(_described(FieldFacts, each, field=each.dotted) for each in changes)
+def _field_facts(changes: Iterable[FieldChange]) -> tuple[FieldFacts, ...]:
+    return tuple(_copy_fields(FieldFacts, each, field=each.dotted_path) for each in changes)
 
 
-def _rendered(diffs: Iterable[RenderedDiff]) -> tuple[RenderedFacts, ...]:
-    return tuple(_described(RenderedFacts, each) for each in diffs)
+def _rendered_facts(diffs: Iterable[RenderedDiff]) -> tuple[RenderedFacts, ...]:
+    return tuple(_copy_fields(RenderedFacts, each) for each in diffs)
 
 
-def _servers(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
+def _server_facts(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
     found = (
-        _described(
+        _copy_fields(
             ServerFacts,
             change,
             server=change.name,
@@ -407,28 +410,30 @@ def _servers(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
     return tuple(sorted(found, key=lambda each: each.server))
 
 
-def _document(change: DocumentChange) -> DocumentFacts:
+def _document_facts(change: DocumentChange) -> DocumentFacts:
     name = change.id.name if change.id.kind == "file" else str(change.id)
-    return _described(DocumentFacts, change, document=name, fields=tuple(field.dotted for field in change.fields))
+    return _copy_fields(
+        DocumentFacts, change, document=name, fields=tuple(field.dotted_path for field in change.fields)
+    )
 
 
-def _problems(problems: Iterable[Problem]) -> tuple[ProblemFacts, ...]:
-    return tuple(_described(ProblemFacts, each) for each in problems)
+def _problem_facts(problems: Iterable[Problem]) -> tuple[ProblemFacts, ...]:
+    return tuple(_copy_fields(ProblemFacts, each) for each in problems)
 
 
 @cache
-def schemas() -> Mapping[str, str]:
+def build_schemas() -> Mapping[str, str]:
     """Every schema as the text of its file, by file name: of what is written, and of what `gitboot diff` says."""
-    made = {f"{kind.__name__}.json": schema(kind) for kind in KINDS}
-    made["any.json"] = any_document()
+    made = {f"{kind.__name__}.json": build_schema(kind) for kind in KINDS}
+    made["any.json"] = build_any_document_schema()
     definitions: dict[str, Any] = {}
-    found = _with_titles("DiffFacts", structure_schema(DiffFacts, definitions))
-    titled = {name: _with_titles(name, each) for name, each in definitions.items()}
+    found = _add_titles("DiffFacts", build_structure_schema(DiffFacts, definitions))
+    titled = {name: _add_titles(name, each) for name, each in definitions.items()}
     made["diff.schema.json"] = {"$schema": _DIALECT, **found, "$defs": titled}
     return {name: json.dumps(made[name], indent=2, sort_keys=True) + "\n" for name in sorted(made)}
 
 
-def _with_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
+def _add_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema of a structure with titles: its name, and those of its fields that hold no structure."""
     properties = {
         field: each
@@ -444,14 +449,14 @@ def main(arguments: list[str]) -> int:
     directory = Path(arguments[-1])
     if "--check" in arguments:
         there = {path.name: path.read_text() for path in directory.glob("*.json")}
-        differ = [name for name, text in schemas().items() if there.get(name) != text]
-        extra = sorted(there.keys() - schemas().keys())
+        differ = [name for name, text in build_schemas().items() if there.get(name) != text]
+        extra = sorted(there.keys() - build_schemas().keys())
         for name in differ + extra:
             hint = f"python -m gitboot.review.formats.json {directory}"
             sys.stdout.write(f"{directory / name} is not what the models say: {hint}\n")
         return 1 if differ or extra else 0
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in schemas().items():
+    for name, text in build_schemas().items():
         (directory / name).write_text(text)
     return 0
 

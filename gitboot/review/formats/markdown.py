@@ -18,7 +18,7 @@ from gitboot.review.guards import Guard
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.review.risks import DANGEROUS, Risk
-from gitboot.text import count, more, printable, some
+from gitboot.text import format_count, format_names, format_rest, printable
 
 LIMIT: Final = 60_000  # bytes; GitHub takes 65,536 characters
 _SECTION: Final = 6_000  # bytes of a list that could be of any length
@@ -26,26 +26,26 @@ _DIFF: Final = 60  # lines of one rendered diff
 _LONGEST: Final = 300  # characters of one line
 
 
-def marker(folder: str) -> str:
+def format_marker(folder: str) -> str:
     """The first line, by which a comment is found again and replaced: one for each fleet of a repository."""
     plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # what would end an HTML comment
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
 
 
-def commit_marker(commit: str) -> str:
+def format_commit_marker(commit: str) -> str:
     """Return the second line, which names the commit that a review is about."""
     return f"<!-- gitboot commit {commit} -->"
 
 
-def failed_review(folder: str, commit: str, log: str) -> str:
+def render_failed_review(folder: str, commit: str, log: str) -> str:
     """Return the comment of a commit without a review; ``log`` is the URL of the CI job's log."""
     return "\n".join(
         (
-            marker(folder),
-            commit_marker(commit),
-            f"## gitboot diff{f' of {code(folder)}' if folder else ''}: the review failed",
+            format_marker(folder),
+            format_commit_marker(commit),
+            f"## gitboot diff{f' of {format_code(folder)}' if folder else ''}: the review failed",
             "",
-            f"There is no review of {code(commit[:12])}, so it is unknown what this change does. Read the log: {log}",
+            f"There is no review of {format_code(commit[:12])}, so it is unknown what this change does. Read the log: {log}",
             "",
         )
     )
@@ -56,68 +56,80 @@ def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> 
 
     ``commit`` is the commit that the review is about, for `gitboot comment`; None: a work tree.
     """
-    markers = (marker(folder), commit_marker(commit)) if commit is not None else (marker(folder),)
-    head = (*markers, *_verdict(review, folder))
-    begin = "\n".join((*head, *_blast_radius(review), *_guards(review), *_dangers(review)))
-    end = "\n".join((*_when(review), *_documents(review), *_problems(review), *_next(review)))
+    markers = (format_marker(folder), format_commit_marker(commit)) if commit is not None else (format_marker(folder),)
+    head = (*markers, *_render_verdict(review, folder))
+    begin = "\n".join((*head, *_render_areas(review), *_render_guards(review), *_render_dangers(review)))
+    end = "\n".join(
+        (*_render_effects(review), *_render_documents(review), *_render_problems(review), *_render_next_steps(review))
+    )
     room = LIMIT - len(begin.encode()) - len(end.encode()) - len(review.command.encode()) - 400
-    lines, left = _groups(review, room)
+    lines, left = _render_groups(review, room)
     if left:
-        notice = f"\n**{count(left, 'group')} of changes not shown here**: read them with {code(review.command)}"
-        begin = "\n".join((*head, notice, *_blast_radius(review), *_guards(review), *_dangers(review)))
+        notice = f"\n**{format_count(left, 'group')} of changes not shown here**: read them with {format_code(review.command)}"
+        begin = "\n".join((*head, notice, *_render_areas(review), *_render_guards(review), *_render_dangers(review)))
     return "\n".join(part for part in (begin, "\n".join(lines), end) if part) + "\n"
 
 
-def _verdict(review: Review, folder: str) -> Iterator[str]:
-    yield f"## gitboot diff{f' of {code(folder)}' if folder else ''}: {review.headline}"
+def _render_verdict(review: Review, folder: str) -> Iterator[str]:
+    yield f"## gitboot diff{f' of {format_code(folder)}' if folder else ''}: {review.headline}"
     yield ""
-    sides = (code(each.named) + (f" ({code(each.short)})" if each.short else "") for each in (review.base, review.head))
+    sides = (
+        format_code(each.named) + (f" ({format_code(each.short)})" if each.short else "")
+        for each in (review.base, review.head)
+    )
     yield " → ".join(sides)
     if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
         yield ""
-        yield f"digest {code(review.verdict.digest)}"
+        yield f"digest {format_code(review.verdict.digest)}"
     if review.changes is not None:
         yield ""
-        yield phrases.counts(review.changes)
+        yield phrases.format_counts(review.changes)
     for commit, signer in review.signers:
         yield ""
-        yield f"{code(commit[:12])} is signed by {code(str(signer))}"
+        yield f"{format_code(commit[:12])} is signed by {format_code(str(signer))}"
     if review.base.decisions is None and review.changes is not None:
         yield ""
         yield "**The base is no valid fleet, so everything is new here.**"
 
 
-def _blast_radius(review: Review) -> Iterator[str]:
+def _render_areas(review: Review) -> Iterator[str]:
     if not (found := review.areas):
         return
     (header, *areas), lines = found, []
     for name, *cells in areas:
-        shown = (code(name, in_table=True), *(f"**{cell}**" if "!" in cell else cell for cell in cells))
+        shown = (format_code(name, in_table=True), *(f"**{cell}**" if "!" in cell else cell for cell in cells))
         lines.append(f"| {' | '.join(shown)} |")
     yield "\n### Blast radius\n"
     yield f"| {' | '.join(each.capitalize() for each in header)} |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
-    yield from _fitting(lines, "server group")
+    yield from _limit_lines(lines, "server group")
 
 
-def _guards(review: Review) -> Iterator[str]:
+def _render_guards(review: Review) -> Iterator[str]:
     note_on_identities = review.note_on_identities
-    if review.verdict is None or not (review.verdict.trips or review.unheeded or note_on_identities):
+    if review.verdict is None or not (review.verdict.trips or review.ignored_lines or note_on_identities):
         return
     yield "\n### Guards\n"
     lines = []
     for trip in review.verdict.trips:
         # Words of gitboot's own, which may hold the value of a label that Markdown must not read.
-        words = phrases.trip(trip) if _is_plain(phrases.trip(trip)) else code(phrases.trip(trip))
-        by = f"; by {code(trip.by)}" if trip.by else ""
+        words = (
+            phrases.format_trip(trip)
+            if _is_plain(phrases.format_trip(trip))
+            else format_code(phrases.format_trip(trip))
+        )
+        by = f"; by {format_code(trip.by)}" if trip.by else ""
         lines.append(f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {words}{by}")
-    yield from _fitting(lines, "limit")
+    yield from _limit_lines(lines, "limit")
     if (note := review.note_on_records) is not None:
         yield f"- {note}"
     if note_on_identities is not None:
         yield f"- {note_on_identities}"
-    yield from _fitting(
-        [f"- not heeded: {code(each.line)} in {code(each.commit[:12])}: {code(each.why)}" for each in review.unheeded],
+    yield from _limit_lines(
+        [
+            f"- not heeded: {format_code(each.line)} in {format_code(each.commit[:12])}: {format_code(each.why)}"
+            for each in review.ignored_lines
+        ],
         "acknowledgement",
     )
 
@@ -131,27 +143,30 @@ _PLAIN: Final = re.compile("[A-Za-z0-9 ,.:;/()%=-]+")
 _LINKS: Final = ("www.", "://")  # GFM 6.9
 
 
-def _dangers(review: Review) -> Iterator[str]:
-    for index, danger in enumerate(review.dangers()):
+def _render_dangers(review: Review) -> Iterator[str]:
+    for index, danger in enumerate(review.find_dangers()):
         if index == 0:
             yield "\n### Look at this first\n"
-        yield f"- **{danger.risk}**: {danger.number}{some(list(map(code, danger.names)))}"
-        yield from (f"  - {code(reason)}" for reason in danger.reasons[:5])
-        if left := more(len(danger.reasons) - 5, "reason"):
+        yield f"- **{danger.risk}**: {danger.number}{format_names(list(map(format_code, danger.names)))}"
+        yield from (f"  - {format_code(reason)}" for reason in danger.reasons[:5])
+        if left := format_rest(len(danger.reasons) - 5, "reason"):
             yield f"  - {left}"
 
 
 # Groups
 
 
-def _groups(review: Review, room: int) -> tuple[list[str], int]:
+def _render_groups(review: Review, room: int) -> tuple[list[str], int]:
     blocks = []
     for shared in (review.unknown, review.shared):
         if shared is not None:
-            lines = [*map(_cause, shared.causes), *(f"- {code(phrases.change(field))}" for field in shared.fields)]
-            text = "\n".join([*lines, "", _rendered(shared.rendered)])
-            blocks.append(_folded(phrases.shared_title(shared.causes, shared.title), text))
-    blocks += map(_group, review.groups)
+            lines = [
+                *map(_render_cause, shared.causes),
+                *(f"- {format_code(phrases.format_change(field))}" for field in shared.fields),
+            ]
+            text = "\n".join([*lines, "", _render_diffs(shared.rendered)])
+            blocks.append(_fold(phrases.format_shared_title(shared.causes, shared.title), text))
+    blocks += map(_render_group, review.groups)
     if not blocks:
         return [], 0
     heading = "\n### Cause and effect\n"
@@ -161,7 +176,7 @@ def _groups(review: Review, room: int) -> tuple[list[str], int]:
         block = next((each for each in (full, short) if len(each.encode()) < room), None)
         if block is None:
             left = len(blocks) - number
-            shown.append(f"\n{more(left, 'group')}: see the command below")
+            shown.append(f"\n{format_rest(left, 'group')}: see the command below")
             return shown, left + short_ones
         short_ones += block is not full
         room -= len(block.encode()) + 1
@@ -169,141 +184,143 @@ def _groups(review: Review, room: int) -> tuple[list[str], int]:
     return shown, short_ones
 
 
-def _group(group: Group) -> tuple[str, str]:
-    lines = [f"- servers: {some(list(map(code, group.names)), 20)}"]
-    lines += map(_cause, group.causes)
-    lines += (f"- takes effect {code(phrases.when(effect))}" for effect in group.effects)
-    lines += (f"- {what}: {code(why)}" for what, why in phrases.reasons(group))
-    lines += (f"- {code(phrases.change(field))}" for field in group.fields[:20])
+def _render_group(group: Group) -> tuple[str, str]:
+    lines = [f"- servers: {format_names(list(map(format_code, group.names)), 20)}"]
+    lines += map(_render_cause, group.causes)
+    lines += (f"- takes effect {format_code(phrases.format_effect(effect))}" for effect in group.effects)
+    lines += (f"- {what}: {format_code(why)}" for what, why in phrases.list_reasons(group))
+    lines += (f"- {format_code(phrases.format_change(field))}" for field in group.fields[:20])
     if (outlier := group.outlier) is not None:
-        lines.append(f"- **rendered otherwise than {code(outlier.than)}**, which changes by the same causes:")
-        lines += (f"  - {code(line)}" for line in phrases.outlier(outlier))
+        lines.append(f"- **rendered otherwise than {format_code(outlier.than)}**, which changes by the same causes:")
+        lines += (f"  - {format_code(line)}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:
         lines.append("- not rendered: there are too many lines")
     elif group.rendered:
-        lines.append(f"\n{code(phrases.rendered_for(group))}:\n\n{_rendered(group.rendered)}")
+        lines.append(f"\n{format_code(phrases.describe_rendered(group))}:\n\n{_render_diffs(group.rendered)}")
     risks = ", ".join(group.risks)
-    return _folded(f"{phrases.title(group)}: {risks}", "\n".join(lines))
+    return _fold(f"{phrases.format_title(group)}: {risks}", "\n".join(lines))
 
 
-def _cause(cause: ChangeCause) -> str:
-    at = f"{cause.at} {code(':'.join(map(str, cause.place)))}" if cause.place else ""
-    return f"- {code(str(cause))}{at}: {code(phrases.cause(cause))}"
+def _render_cause(cause: ChangeCause) -> str:
+    at = f"{cause.place_prefix} {format_code(':'.join(map(str, cause.place)))}" if cause.place else ""
+    return f"- {format_code(str(cause))}{at}: {format_code(phrases.format_cause(cause))}"
 
 
-def _folded(summary: str, text: str) -> tuple[str, str]:
+def _fold(summary: str, text: str) -> tuple[str, str]:
     # Markdown ends where HTML begins, so a code span would not be one. Forges find no mention and no reference (#1, !1)
     # in <code>.
     shown = escape(printable(summary))
     shown = shown if _is_plain(summary) else f"<code>{shown}</code>"
-    return f"<details><summary>{shown}</summary>\n\n{text}\n\n</details>", f"- {code(summary)}"
+    return f"<details><summary>{shown}</summary>\n\n{text}\n\n</details>", f"- {format_code(summary)}"
 
 
-def _rendered(diffs: Iterable[RenderedDiff]) -> str:
+def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
     parts = []
     for boot, files in groupby(diffs, key=lambda each: each.boot):
         lines = [line for each in files for line in each.lines]
         shown = [printable(line.expandtabs(4))[:_LONGEST] for line in lines[:_DIFF]]
         if len(lines) > _DIFF:
-            shown.append(f"… {more(len(lines) - _DIFF, 'line')}")
-        fence = _longer_than("\n".join(shown), 3)
-        parts.append("\n".join([code(boot), f"{fence}diff", *shown, fence]))
+            shown.append(f"… {format_rest(len(lines) - _DIFF, 'line')}")
+        fence = _make_fence("\n".join(shown), 3)
+        parts.append("\n".join([format_code(boot), f"{fence}diff", *shown, fence]))
     return "\n\n".join(parts)
 
 
 # What comes after
 
 
-def _when(review: Review) -> Iterator[str]:
-    found = phrases.effects(review.groups)
+def _render_effects(review: Review) -> Iterator[str]:
+    found = phrases.count_effects(review.groups)
     if found:
         yield "\n### When\n"
-        yield from _fitting([f"- {code(when)}: {count(number, 'server')}" for when, number in found], "instant")
+        yield from _limit_lines(
+            [f"- {format_code(when)}: {format_count(number, 'server')}" for when, number in found], "instant"
+        )
 
 
-def _documents(review: Review) -> Iterator[str]:
+def _render_documents(review: Review) -> Iterator[str]:
     found = review.documents_only
     if found:
-        yield f"\n### Presentation only: {count(len(found), 'document')}, no decision follows\n"
+        yield f"\n### Presentation only: {format_count(len(found), 'document')}, no decision follows\n"
         lines = [
-            f"- {code(str(each.id))} {each.fate}"
-            + (f": {code(some([field.dotted for field in each.fields], 3))}" if each.fields else "")
+            f"- {format_code(str(each.id))} {each.fate}"
+            + (f": {format_code(format_names([field.dotted_path for field in each.fields], 3))}" if each.fields else "")
             for each in found
         ]
-        yield from _fitting(lines, "document")
+        yield from _limit_lines(lines, "document")
     if review.changes is not None and not review.changes.first:
         if bmcs := review.changes.moved_bmcs:
-            shown = some(list(map(code, bmcs)), 10)
-            number = count(len(bmcs), "server")
+            shown = format_names(list(map(format_code, bmcs)), 10)
+            number = format_count(len(bmcs), "server")
             yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {number}: {shown}"
-        if moved := phrases.credentials(review.changes.bmcs):
+        if moved := phrases.list_credentials(review.changes.bmcs):
             yield "\n**Credentials** go where they did not go before; an instance sends them only where it is told:\n"
-            yield from _fitting([f"- {code(line)}" for line in moved], "BMC")
+            yield from _limit_lines([f"- {format_code(line)}" for line in moved], "BMC")
 
 
-def _problems(review: Review) -> Iterator[str]:
+def _render_problems(review: Review) -> Iterator[str]:
     for heading, problems in review.problems():
         errors = sum(problem.severity is Severity.ERROR for problem in problems)
-        numbers = f"{count(errors, 'error')}, {count(len(problems) - errors, 'warning')}"
+        numbers = f"{format_count(errors, 'error')}, {format_count(len(problems) - errors, 'warning')}"
         yield f"\n### {heading}: {numbers}\n"
         lines = [
-            f"- {code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: {code(each.message)}"
-            + (f"<br>{code(each.hint)}" if each.hint else "")
+            f"- {format_code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: {format_code(each.message)}"
+            + (f"<br>{format_code(each.hint)}" if each.hint else "")
             for each in problems
         ]
-        yield from _fitting(lines, "problem", 2 * _SECTION)
+        yield from _limit_lines(lines, "problem", 2 * _SECTION)
 
 
-def _next(review: Review) -> Iterator[str]:
-    yield f"\n### Next steps\n\nSee it yourself: {code(review.command)}"
-    acknowledging = list(review.acknowledging())
+def _render_next_steps(review: Review) -> Iterator[str]:
+    yield f"\n### Next steps\n\nSee it yourself: {format_code(review.command)}"
+    acknowledging = list(review.list_ack_lines())
     if not acknowledging:
         return
     yield "\nTo accept it anyway, once you have looked: put into the last commit's message\n"
-    yield _plain_fence([line for _, line in acknowledging])
+    yield _format_code_block([line for _, line in acknowledging])
     if review.steps:
         yield "\nor each commit by itself, in any commit's message behind it:\n"
         for step in review.steps:
-            yield f"{code(step.commit[:12])}\n"
-            yield _plain_fence(list(step.lines))
+            yield f"{format_code(step.commit[:12])}\n"
+            yield _format_code_block(list(step.lines))
     yield "\nor, where the instance runs:\n"
-    yield _plain_fence([str(review.approval)])
+    yield _format_code_block([str(review.approval)])
 
 
-def _plain_fence(lines: list[str]) -> str:
+def _format_code_block(lines: list[str]) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
 # Text that Markdown leaves alone
 
 
-def code(text: str, *, in_table: bool = False) -> str:
+def format_code(text: str, *, in_table: bool = False) -> str:
     """A code span that its text cannot end."""
     text = printable(text)
     text = f"{text[: _LONGEST - 1]}…" if len(text) > _LONGEST else text
-    fence = _longer_than(text, 1)
+    fence = _make_fence(text, 1)
     padding = " " if "`" in text else ""
     if in_table:  # a backslash before "\|" would escape the backslash, and end the cell: GFM 4.10, 6.1
         text = re.sub(r"(?<!\\)\|", r"\\|", text.replace("\\|", r"\\u007c"))
     return f"{fence}{padding}{text or ' '}{padding}{fence}"
 
 
-def _longer_than(text: str, least: int) -> str:
+def _make_fence(text: str, least: int) -> str:
     runs = re.findall("`+", text)
     return "`" * max(least, *(len(run) + 1 for run in runs), least)
 
 
-def _fitting(lines: list[str], what: str, room: int = _SECTION) -> Iterator[str]:
+def _limit_lines(lines: list[str], noun: str, room: int = _SECTION) -> Iterator[str]:
     for number, line in enumerate(lines):
         room -= len(line.encode()) + 1
         if room < 0:
-            yield f"\n{more(len(lines) - number, what)}"
+            yield f"\n{format_rest(len(lines) - number, noun)}"
             return
         yield line
 
 
 # The changes that a guard looks at; the others look at all of them.
-_RISKS = {
+_RISK_BY_GUARD = {
     Guard.MAX_REINSTALLS: Risk.REINSTALL,
     Guard.MAX_ACCESS_CHANGES: Risk.ACCESS,
     Guard.MAX_INSTALLS: Risk.INSTALL,
@@ -318,52 +335,54 @@ _RISKS = {
 def as_problems(review: Review) -> tuple[Problem, ...]:
     """Every limit that holds the commit, every dangerous group, every line not heeded, every problem of HEAD."""
     unheeded = (
-        _annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
-        for each in review.unheeded
+        _make_annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
+        for each in review.ignored_lines
     )
-    return (*_trips(review), *_dangerous(review), *unheeded, *review.head.problems)
+    return (*_trip_problems(review), *_danger_problems(review), *unheeded, *review.head.problems)
 
 
-def _trips(review: Review) -> Iterator[Problem]:
+def _trip_problems(review: Review) -> Iterator[Problem]:
     if review.verdict is None:
         return
-    lines = dict(review.acknowledging())
+    lines = dict(review.list_ack_lines())
     shared = {Guard.MAX_UNKNOWN_CHANGES: review.unknown, Guard.MAX_ACCESS_CHANGES: review.shared}
     for trip in review.verdict.trips:
-        risk = _RISKS.get(trip.guard)
+        risk = _RISK_BY_GUARD.get(trip.guard)
         causing = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]
         if (other := shared.get(trip.guard)) is not None:
             causing = list(other.causes)
         places = [claim.place for claim in review.claims] if trip.guard is Guard.MAX_REINSTALLS else []
-        places += _places(causing)
-        message = f"{trip.guard}: {phrases.trip(trip)}"
+        places += _list_places(causing)
+        message = f"{trip.guard}: {phrases.format_trip(trip)}"
         if trip.acknowledged:
-            yield _annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
+            yield _make_annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
         else:
             hint = f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}"
-            yield structs.replace(_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
+            yield structs.replace(_make_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
 
 
-def _dangerous(review: Review) -> Iterator[Problem]:
+def _danger_problems(review: Review) -> Iterator[Problem]:
     for group in review.groups:
         if risks := [risk for risk in group.risks if risk in DANGEROUS]:
-            message = f"{phrases.title(group)} ({some(group.names, 3)}): {', '.join(risks)}"
-            yield _annotation(review, _places(group.causes), Code.DANGEROUS, message)
+            message = f"{phrases.format_title(group)} ({format_names(group.names, 3)}): {', '.join(risks)}"
+            yield _make_annotation(review, _list_places(group.causes), Code.DANGEROUS, message)
     for change in review.changes.access if review.changes is not None else ():
-        message = f"{Risk.ACCESS}: {phrases.who_may_fetch(change)}"
-        yield _annotation(review, [_place_in_fleet(review, *change.field.split("."))], Code.DANGEROUS, message)
+        message = f"{Risk.ACCESS}: {phrases.format_access_change(change)}"
+        yield _make_annotation(review, [_locate_in_fleet(review, *change.field.split("."))], Code.DANGEROUS, message)
 
 
 Place = tuple[str, int, int]  # path, line, column
 
 
-def _places(causes: Iterable[ChangeCause]) -> list[Place]:
+def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
     return [cause.place for cause in causes if cause.place is not None]
 
 
-def _annotation(review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None) -> Problem:
+def _make_annotation(
+    review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None
+) -> Problem:
     """Return a warning at the first of these places; without one at the Fleet. ``hint`` None: that of the code."""
-    path, line, column = next(iter(places), None) or _place_in_fleet(review, "metadata", "name")
+    path, line, column = next(iter(places), None) or _locate_in_fleet(review, "metadata", "name")
     return Problem(
         path=path,
         line=line,
@@ -375,8 +394,8 @@ def _annotation(review: Review, places: Iterable[Place], code: Code, message: st
     )
 
 
-def _place_in_fleet(review: Review, *field: str) -> Place:
+def _locate_in_fleet(review: Review, *field: str) -> Place:
     assert review.head.repository is not None  # noqa: S101 - it was judged
     repository = review.head.repository
-    path, place = repository.place(Id("Fleet", repository.fleet.metadata.name), *field)
+    path, place = repository.find_place(Id("Fleet", repository.fleet.metadata.name), *field)
     return path, place.line, place.column

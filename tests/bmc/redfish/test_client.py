@@ -16,15 +16,15 @@ from msgspec import structs
 from sushy.exceptions import SushyError
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state import Observed, Override
-from gitboot.bmc.override_steps import OFF, fit, stands
+from gitboot.bmc.identity import ReportedIdentity
+from gitboot.bmc.override_state import BmcObservation, Override
+from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.reboot_detection import Marks
-from gitboot.bmc.redfish.client import MEANING, BmcConnection
+from gitboot.bmc.redfish.client import ERROR_TYPES, BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS
-from gitboot.bmc.redfish.resources import Resource, observe, read_clock
-from gitboot.bmc.redfish.transport import Reach
+from gitboot.bmc.redfish.resources import Resource, add_clock, build_observation
+from gitboot.bmc.redfish.transport import ConnectionPolicy
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
 from gitboot.http_client import tls_context
 from gitboot.model.scalars import SystemUuid
@@ -66,9 +66,9 @@ ALWAYS = Override(enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.UEFI
 FROM_CD = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI")
 
 
-def _set(bmc: BmcConnection, wanted: Override) -> Observed:
+def _set(bmc: BmcConnection, wanted: Override) -> BmcObservation:
     seen = bmc.observe()
-    override = fit(wanted, seen)
+    override = adapt_override(wanted, seen)
     assert override is not None
     bmc.set_override(override, seen)
     return bmc.observe()
@@ -145,16 +145,16 @@ def test_each_vendor_is_sent_what_it_takes(
     machine, bmc = rack.machine, rack.connect(system=None, tls=tls_context(ca=authority.pem))
     for wanted, sent in ((ONCE, once), (ALWAYS, always), (FROM_CD, from_cd)):
         machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
-        fitted = fit(wanted, bmc.observe())
+        fitted = adapt_override(wanted, bmc.observe())
         assert (fitted is not None) == bool(sent)
         if fitted is not None:
-            assert stands(fitted, _set(bmc, wanted))
+            assert is_shown(fitted, _set(bmc, wanted))
             assert _sent(machine) == sent
         machine.run_through()
 
     _set(bmc, FROM_CD)
-    bmc.set_override(OFF, bmc.observe())
-    assert stands(OFF, bmc.observe())
+    bmc.set_override(NO_OVERRIDE, bmc.observe())
+    assert is_shown(NO_OVERRIDE, bmc.observe())
     assert _sent(machine) == off
     machine.run_through()
     assert [boot.target for boot in machine.boots] == [*boots.split(), "None"]
@@ -172,8 +172,8 @@ def test_only_what_differs_is_sent(rack: Rack) -> None:
     _set(bmc, ONCE)
     _set(bmc, ONCE)
     _set(bmc, Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="Legacy"))
-    bmc.set_override(OFF, bmc.observe())
-    bmc.set_override(OFF, bmc.observe())
+    bmc.set_override(NO_OVERRIDE, bmc.observe())
+    bmc.set_override(NO_OVERRIDE, bmc.observe())
 
     sent = [_sent(machine, index) for index in range(len(machine.writes))]
     assert sent == ["Once UefiHttp URI", "Legacy None", "Disabled"]
@@ -202,7 +202,7 @@ def test_a_change_of_target_is_sent_with_what_the_bmc_wants_to_be_told_anyway(
 def test_what_is_off_is_not_switched_off(make_rack: MakeRack, profile: Profile) -> None:
     rack = make_rack(profile=profile)
     machine, bmc = rack.machine, rack.connect()
-    bmc.set_override(OFF, bmc.observe())
+    bmc.set_override(NO_OVERRIDE, bmc.observe())
     assert machine.writes == []
 
 
@@ -476,7 +476,7 @@ def test_a_placeholder_is_no_mark() -> None:
         "LastResetTime": "1970-01-01T00:00:00+00:00",
         "BootProgress": {"LastStateTime": ""},
     }
-    seen = observe(Resource(url=f"http://bmc{machine.path}", body=system), None)
+    seen = build_observation(Resource(url=f"http://bmc{machine.path}", body=system), None)
     assert (seen.marks.last_reset_time, seen.marks.boot_progress_time) == (None, None)
 
 
@@ -491,7 +491,7 @@ def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(
     body = machine.system()
     body["Boot"]["BootSourceOverrideTarget@Redfish.AllowableValues"] = targets
     system = Resource(url=f"http://bmc{machine.path}", body=body)
-    assert observe(system, None).boots_cd_as is target
+    assert build_observation(system, None).cd_target is target
 
 
 def test_an_unknown_authority_and_another_name_are_rejected(make_rack: MakeRack, authority: Authority) -> None:
@@ -551,7 +551,7 @@ def test_every_error_of_sushy_has_a_meaning() -> None:
     def family(kind: type[SushyError]) -> set[type[SushyError]]:
         return {kind}.union(*(family(child) for child in kind.__subclasses__()))
 
-    assert set(MEANING) == family(SushyError)
+    assert set(ERROR_TYPES) == family(SushyError)
 
 
 def test_every_quirk_names_its_source() -> None:
@@ -578,7 +578,7 @@ def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, An
     system = Resource(url=f"http://bmc{machine.path}", body=machine.system() | garbage)
     system.link("@Redfish.Settings", "SettingsObject")
     try:
-        observe(system, None)
+        build_observation(system, None)
     except BmcRejected:
         assert "Boot" in garbage or profile.name == "idrac10"
 
@@ -603,9 +603,9 @@ def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, An
 def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, Any], instead: dict[str, Any]) -> None:
     body = Machine(serial="SN1", sku="0B2D").system() | given
     expected = structs.replace(
-        Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="SN1", sku="0B2D"), **instead
+        ReportedIdentity(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="SN1", sku="0B2D"), **instead
     )
-    assert observe(Resource(url="http://bmc/x", body=body), None).shown == expected, case
+    assert build_observation(Resource(url="http://bmc/x", body=body), None).identity == expected, case
 
 
 @for_each(
@@ -624,7 +624,7 @@ def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, A
 )
 def test_the_clock_of_a_manager(manager: dict[str, Any], bmc_time: str | None, ahead: int | None) -> None:
     resource = Resource(url="http://bmc/m", body=manager | {"LastResetTime": "2026-11-01T00:00:00Z"})
-    marks = read_clock(Marks(), resource, STARTED)
+    marks = add_clock(Marks(), resource, STARTED)
     assert (marks.bmc_time, marks.bmc_ahead_s) == (bmc_time, ahead)
     assert marks.manager_reset_time == ("2026-11-01T00:00:00Z" if bmc_time else None)
 
@@ -632,11 +632,11 @@ def test_the_clock_of_a_manager(manager: dict[str, Any], bmc_time: str | None, a
 def test_the_clock_is_read_once_and_only_where_there_is_one(rack: Rack) -> None:
     machine, server, bmc = rack.machine, rack.server, rack.connect()
     seen = bmc.with_clock(bmc.observe(), lambda: machine.now)
-    assert (seen.marks.bmc_time, seen.manager) == ("2026-11-20T12:00:00+00:00", "/redfish/v1/Managers/1")
+    assert (seen.marks.bmc_time, seen.manager_path) == ("2026-11-20T12:00:00+00:00", "/redfish/v1/Managers/1")
     assert bmc.with_clock(seen, lambda: machine.now) == seen
-    without = structs.replace(bmc.observe(), manager=None)
+    without = structs.replace(bmc.observe(), manager_path=None)
     assert bmc.with_clock(without, lambda: machine.now) == without
-    assert [request.path for request in server.service.requests] == [machine.path, seen.manager, machine.path]
+    assert [request.path for request in server.service.requests] == [machine.path, seen.manager_path, machine.path]
 
 
 def test_where_another_instance_may_act_it_is_read_and_nothing_is_changed(rack: Rack) -> None:
@@ -647,7 +647,7 @@ def test_where_another_instance_may_act_it_is_read_and_nothing_is_changed(rack: 
         if lost:
             raise lost[0]
 
-    bmc = rack.connect(reach=Reach(fence=fence))
+    bmc = rack.connect(reach=ConnectionPolicy(fence=fence))
     seen = bmc.observe()
     lost.append(LeaseLost("another acts"))
     with pytest.raises(LeaseLost):

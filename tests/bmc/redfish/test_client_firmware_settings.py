@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc.override_session import Outcome
-from gitboot.bmc.override_state import Observed, Override, Wanted
-from gitboot.bmc.override_steps import left_to_dhcp
-from gitboot.bmc.power_steps import Manner, Switching, SwitchState
+from gitboot.bmc.override_state import BmcObservation, Override, WantedOverride
+from gitboot.bmc.override_steps import explain_dhcp_loader
+from gitboot.bmc.power_steps import PowerOperation, PowerRecordState, WantedPowerChange
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import MakeRack, Rack
 from tests.helpers.fleets import uuid_of
@@ -21,9 +21,11 @@ from tests.helpers.redfish_double.server import Drop, Ignored
 TREE = "http://boot.test/"
 LOADER, BEFORE, OTHERS = f"{TREE}assets/web-2/loader", f"{TREE}assets/web-1/loader", "http://rescue.test/install.efi"
 HTTP = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
-BY_LOADER = Wanted(reason="provision/1", plan_digest="d" * 64, override=HTTP, own_loaders=TREE)
-BY_UKI = structs.replace(BY_LOADER, own_loaders=None)
-RESTART = Switching(reason="power/check/1", manner=Manner.RESTART, override="provision/1", now=True)
+BY_LOADER = WantedOverride(reason="provision/1", plan_digest="d" * 64, override=HTTP, loader_url_prefix=TREE)
+BY_UKI = structs.replace(BY_LOADER, loader_url_prefix=None)
+RESTART = WantedPowerChange(
+    reason="power/check/1", operation=PowerOperation.RESTART, override_reason="provision/1", may_start_now=True
+)
 
 
 def rack_of(make_rack: MakeRack, profile: Profile = IDRAC9, uri: str = "") -> Rack:
@@ -43,7 +45,7 @@ def booted(rack: Rack) -> tuple[str, str | None]:
     return boot.target, boot.uri
 
 
-def seen(rack: Rack) -> Observed:
+def seen(rack: Rack) -> BmcObservation:
     found = rack.bring_about(BY_LOADER, switching=RESTART).observed
     assert found is not None
     return found
@@ -58,18 +60,20 @@ def test_firmware_keeps_the_loaders_uri_from_the_reset_on_that_power_asks_for(
     rack = rack_of(make_rack, profile)
     done = rack.bring_about(BY_LOADER, switching=RESTART)
     message = f"ForceRestart was asked for, for power/check/1; firmware keeps {LOADER} from then on"
-    assert (done.outcome, done.message, done.kept_uri) == (Outcome.APPLIED, message, LOADER)
+    assert (done.outcome, done.message, done.firmware_uri) == (Outcome.APPLIED, message, LOADER)
     (attributes,) = written(rack)
     assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()
-    assert done.observed is not None and left_to_dhcp(HTTP, done.observed) == "takes no HttpBootUri"
+    assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "takes no HttpBootUri"
     rack.wait(600)
     assert (booted(rack), rack.machine.resets) == (("UefiHttp", LOADER), resets)
-    assert left_to_dhcp(HTTP, seen(rack)) is None
+    assert explain_dhcp_loader(HTTP, seen(rack)) is None
     assert (len(written(rack)), rack.machine.resets) == (1, resets), "never twice"
 
 
-@pytest.mark.parametrize("switching", [None, structs.replace(RESTART, now=False)], ids=["no power", "not its turn"])
-def test_nothing_is_written_where_no_reset_is_allowed(switching: Switching | None, make_rack: MakeRack) -> None:
+@pytest.mark.parametrize(
+    "switching", [None, structs.replace(RESTART, may_start_now=False)], ids=["no power", "not its turn"]
+)
+def test_nothing_is_written_where_no_reset_is_allowed(switching: WantedPowerChange | None, make_rack: MakeRack) -> None:
     rack = rack_of(make_rack)
     rack.bring_about(BY_LOADER, switching=switching)
     rack.boot()
@@ -84,7 +88,7 @@ def test_nothing_is_written_where_no_reset_is_allowed(switching: Switching | Non
     ],
     ids=["an image", "https"],
 )
-def test_what_would_install_whoever_chooses_http_is_never_kept(wanted: Wanted, make_rack: MakeRack) -> None:
+def test_what_would_install_whoever_chooses_http_is_never_kept(wanted: WantedOverride, make_rack: MakeRack) -> None:
     rack = rack_of(make_rack)
     rack.bring_about(wanted, switching=RESTART)
     rack.wait(600)
@@ -94,12 +98,12 @@ def test_what_would_install_whoever_chooses_http_is_never_kept(wanted: Wanted, m
 @pytest.mark.parametrize("wanted", [BY_LOADER, BY_UKI], ids=["a loader", "an image"])
 @pytest.mark.parametrize("profile", [IDRAC9, ILO6], ids=lambda profile: profile.name)
 def test_what_somebody_else_keeps_there_is_neither_booted_nor_replaced(
-    profile: Profile, wanted: Wanted, make_rack: MakeRack
+    profile: Profile, wanted: WantedOverride, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack, profile, OTHERS)
     done = rack.bring_about(wanted, switching=RESTART)
     assert done.observed is not None
-    assert left_to_dhcp(HTTP, done.observed) == f"would boot {OTHERS}, which stands in its firmware's settings"
+    assert explain_dhcp_loader(HTTP, done.observed) == f"would boot {OTHERS}, which stands in its firmware's settings"
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("Pxe", None))
 
@@ -117,7 +121,7 @@ def test_the_loader_of_an_older_image_is_not_booted_and_gives_way(make_rack: Mak
     rack.bring_about(BY_LOADER, switching=RESTART)
     rack.wait(600)
     assert (len(written(rack)), booted(rack)) == (1, ("Pxe", None))
-    assert left_to_dhcp(HTTP, seen(rack)) is None
+    assert explain_dhcp_loader(HTTP, seen(rack)) is None
 
 
 def test_an_image_that_somebody_has_firmware_keep_is_booted_by_it(make_rack: MakeRack) -> None:
@@ -125,7 +129,7 @@ def test_an_image_that_somebody_has_firmware_keep_is_booted_by_it(make_rack: Mak
     done = rack.bring_about(BY_UKI, switching=RESTART)
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", LOADER))
-    assert done.observed is not None and left_to_dhcp(HTTP, done.observed) is None
+    assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) is None
 
 
 @pytest.mark.parametrize("why", ["read-only", "absent", "a job", "taken and forgotten", "the job fails"])
@@ -149,7 +153,7 @@ def test_where_firmware_does_not_keep_it_dhcp_names_the_loader_as_before(why: st
     rack.wait(600)
     assert booted(rack) == ("UefiHttp", None)
     for _ in range(3):
-        assert left_to_dhcp(HTTP, seen(rack)) == "takes no HttpBootUri"
+        assert explain_dhcp_loader(HTTP, seen(rack)) == "takes no HttpBootUri"
         rack.wait(600)
     assert (len(written(rack)) <= 1, len(rack.machine.boots)) == (True, 1), "never twice"
 
@@ -166,7 +170,7 @@ def test_after_a_crash_at_any_step_it_is_written_and_reset_once(
     rack.bring_about(BY_LOADER)
     rack.server.fault(Drop(applied=applied), on=method, times=1)
     assert rack.bring_about(BY_LOADER, switching=RESTART).outcome is Outcome.WAITING
-    assert rack.switches["web01"]["power/check/1"].state is SwitchState.RECORDED
+    assert rack.switches["web01"]["power/check/1"].state is PowerRecordState.RECORDED
     for _ in range(4):
         rack.wait(120)
         rack.bring_about(BY_LOADER, switching=RESTART)

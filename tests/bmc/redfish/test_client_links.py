@@ -9,8 +9,8 @@ from msgspec import structs
 
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.quirks import QUIRKS, quirks_of
-from gitboot.bmc.redfish.transport import Reach, origin_of
+from gitboot.bmc.redfish.quirks import QUIRKS, find_quirks
+from gitboot.bmc.redfish.transport import ConnectionPolicy, parse_origin
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
 from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each
@@ -40,7 +40,7 @@ def test_a_write_that_is_redirected_within_the_bmc_is_repeated_there(
     rack: Rack, bmc: BmcConnection, status: int
 ) -> None:
     path = rack.machine.path.rstrip("/")
-    seen = structs.replace(bmc.observe(), settings=path)
+    seen = structs.replace(bmc.observe(), settings_path=path)
     rack.server.service.requests.clear()
     rack.server.fault(Redirect(location=rack.machine.path, status=status), on="PATCH")
     bmc.set_override(ONCE.override, seen)
@@ -89,7 +89,7 @@ def test_a_lease_that_is_lost_during_a_redirect_ends_the_write(rack: Rack) -> No
         if len(sent) == 2:
             raise LeaseLost("another acts")
 
-    bmc = rack.connect(reach=Reach(fence=fence))
+    bmc = rack.connect(reach=ConnectionPolicy(fence=fence))
     rack.server.fault(Redirect(location=rack.machine.path, status=307), on="PATCH")
     with pytest.raises(LeaseLost):
         bmc.set_override(ONCE.override, bmc.observe())
@@ -140,10 +140,10 @@ def test_a_link_to_another_place_is_refused(make_rack: MakeRack, link: str) -> N
     ],
 )
 def test_an_origin_has_the_port_of_its_scheme(one: str, other: str, is_same: bool) -> None:
-    assert (origin_of(one) == origin_of(other)) is is_same, (one, other)
+    assert (parse_origin(one) == parse_origin(other)) is is_same, (one, other)
 
 
 def test_the_differences_of_a_bmc_count_whether_the_path_of_its_system_ends_in_a_slash_or_not() -> None:
     for row in QUIRKS:
         for path in row.systems:
-            assert quirks_of(path, {}) == quirks_of(f"{path}/", {}) == row
+            assert find_quirks(path, {}) == find_quirks(f"{path}/", {}) == row

@@ -12,8 +12,8 @@ from werkzeug.serving import make_server
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
-from gitboot.bmc.override_state import OperatorCondition, Override, OverrideRecord, State, Wanted
-from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.override_state import OperatorCondition, Override, OverrideRecord, OverrideState, WantedOverride
+from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.fleet.identities import BmcAccess
@@ -51,7 +51,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replaces: bool = True) -> list[TaskResult]:
     """What comes of a wanted override at once, and five minutes later; ``replaces``: a person lets it."""
-    wanted = Wanted(
+    wanted = WantedOverride(
         reason=f"provision/{enabled}",
         plan_digest="d" * 64,
         override=Override(enabled=enabled, target=OverrideTarget.PXE, mode="UEFI"),
@@ -61,12 +61,12 @@ def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replac
         plan_digest=wanted.plan_digest,
         override=wanted.override,
         marks=NO_MARKS,
-        state=State.OPENED,
+        state=OverrideState.OPENED,
         at=STARTED,
     )
     records = {opened.reason: opened} if replaces else {}
 
-    def write(record: OverrideRecord | SwitchRecord) -> None:
+    def write(record: OverrideRecord | PowerRecord) -> None:
         assert isinstance(record, OverrideRecord)
         records[record.reason] = record
 
@@ -88,7 +88,7 @@ def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replac
 
 def test_what_stands_there_already_is_a_persons_to_replace(emulator: str) -> None:
     asked, _ = _bring_about(emulator, FOREIGN, OverrideEnabled.ONCE, replaces=False)
-    assert asked.asks is OperatorCondition.FOREIGN_OVERRIDE
+    assert asked.condition is OperatorCondition.FOREIGN_OVERRIDE
     assert "the BMC shows Continuous Hdd, which gitboot has not set" in asked.message
 
 
@@ -103,5 +103,5 @@ def test_a_bmc_that_makes_once_continuous_is_quoted(emulator: str) -> None:
     first, later = _bring_about(emulator, ONCE, OverrideEnabled.ONCE)
     assert first.outcome is Outcome.WAITING
     assert first.message == "Once Pxe was set a moment ago, and the BMC shows Continuous Pxe"
-    assert later.asks is OperatorCondition.NEEDS_OPERATOR
+    assert later.condition is OperatorCondition.NEEDS_OPERATOR
     assert "the BMC shows Continuous Pxe" in later.message

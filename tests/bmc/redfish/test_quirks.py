@@ -13,12 +13,12 @@ from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state import Override
-from gitboot.bmc.override_steps import OFF, fit, stands
+from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
 from gitboot.bmc.reboot_detection import Reset
 from gitboot.bmc.redfish import quirks
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, STANDARD, Quirks
-from gitboot.bmc.redfish.resources import Resource, observe
+from gitboot.bmc.redfish.resources import Resource, build_observation
 from gitboot.errors import GitbootError
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.cases import for_each
@@ -66,23 +66,23 @@ def test_what_real_bmcs_sent_is_understood(
         for body in (sent["system"], sent.get("settings"))
     )
     assert system is not None
-    seen = observe(system, below if below is not None and "BootSourceOverrideTarget" in below.boot else None)
-    assert (seen.bmc, seen.settings.rpartition("/")[2]) == (row, settings)
-    assert stands(OFF, seen)
-    assert seen.shown.uuid is not None or seen.shown.serial is not None
-    assert [_in_words(fit(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [once, always, from_cd]
+    seen = build_observation(system, below if below is not None and "BootSourceOverrideTarget" in below.boot else None)
+    assert (seen.quirks_name, seen.settings_path.rpartition("/")[2]) == (row, settings)
+    assert is_shown(NO_OVERRIDE, seen)
+    assert seen.identity.uuid is not None or seen.identity.serial is not None
+    assert [_in_words(adapt_override(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [once, always, from_cd]
 
 
 @pytest.mark.parametrize("name", ["dell-r750", "hpe-dl385-gen10"])
 def test_what_real_firmware_keeps_is_read_and_the_double_has_no_attribute_that_it_has_not(name: str) -> None:
     sent = json.loads((PAYLOADS / f"{name}.json").read_text())
-    seen = observe(Resource(url=f"https://bmc{sent['system']['@odata.id']}", body=sent["system"]), None)
-    bios = Resource(url=f"https://bmc{seen.bios}", body=sent["bios"])
-    row = quirks.row_of(seen)
-    assert seen.keeps_uri and row.firmware_uri is not None
+    seen = build_observation(Resource(url=f"https://bmc{sent['system']['@odata.id']}", body=sent["system"]), None)
+    bios = Resource(url=f"https://bmc{seen.bios_path}", body=sent["bios"])
+    row = quirks.get_quirks(seen)
+    assert seen.has_uri_setting and row.firmware_uri is not None
     assert row.firmware_uri.read(bios.attributes) == "", "nobody has written any there"
-    assert row.firmware_uri.beside.keys() <= bios.attributes.keys()
-    assert bios.settings_at_reset is (row.name == "Dell iDRAC")
+    assert row.firmware_uri.related_attributes.keys() <= bios.attributes.keys()
+    assert bios.can_apply_at_reset is (row.name == "Dell iDRAC")
     doubles = [profile for profile in _profiles_of(row) if profile.bios]
     assert doubles and all(dict(profile.bios).keys() <= bios.attributes.keys() for profile in doubles)
 
@@ -133,7 +133,7 @@ def _profiles_of(row: Quirks) -> list[Profile]:
 @cache
 def _row_of(profile: Profile) -> str:
     machine = Machine(profile=profile)
-    return quirks.quirks_of(machine.path, {"Manufacturer": profile.manufacturer}).name
+    return quirks.find_quirks(machine.path, {"Manufacturer": profile.manufacturer}).name
 
 
 def _life(profile: Profile) -> list[str]:
@@ -180,9 +180,9 @@ def _set_and_booted(bmc: BmcConnection, machine: Machine, wanted: Override) -> s
 def _set(bmc: BmcConnection, wanted: Override) -> str | None:
     """Why it cannot be set, if so."""
     seen = bmc.observe()
-    if seen.keeps_uri:
+    if seen.has_uri_setting:
         seen = bmc.firmware.with_uri(seen)
-    fitted = fit(wanted, seen)
+    fitted = adapt_override(wanted, seen)
     if fitted is None:
         return "unsupported"
     try:
@@ -194,10 +194,10 @@ def _set(bmc: BmcConnection, wanted: Override) -> str | None:
 
 def _switched_off(bmc: BmcConnection) -> str:
     try:
-        bmc.set_override(OFF, bmc.observe())
+        bmc.set_override(NO_OVERRIDE, bmc.observe())
     except GitbootError as error:
         return f"refused: {error}"
-    return "off" if stands(OFF, bmc.observe()) else "wrong: still on"
+    return "off" if is_shown(NO_OVERRIDE, bmc.observe()) else "wrong: still on"
 
 
 @cache

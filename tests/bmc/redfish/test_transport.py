@@ -16,11 +16,11 @@ from msgspec import structs
 
 from gitboot.bmc import worker_pool
 from gitboot.bmc.override_session import Outcome, TaskResult
-from gitboot.bmc.override_state import Observed, Override, State, Wanted
-from gitboot.bmc.power_steps import Manner, ResetType, Switching
+from gitboot.bmc.override_state import BmcObservation, Override, OverrideState, WantedOverride
+from gitboot.bmc.power_steps import PowerOperation, ResetType, WantedPowerChange
 from gitboot.bmc.redfish import transport
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.transport import Reach, if_match_values, read_etags
+from gitboot.bmc.redfish.transport import ConnectionPolicy, if_match_values, read_etags
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import BmcChanged, BmcUnreachable
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -39,7 +39,7 @@ ROOT, COLLECTION = ("GET", "/redfish/v1/"), ("GET", "/redfish/v1/Systems")
 def read(fleet: BmcPool, rack: Rack, **changed: Any) -> TaskResult:
     job = rack.job(None, **changed)
     assert fleet.submit([job])
-    return fleet.finished(wait_all=True)[job.uuid]
+    return fleet.take_results(wait_all=True)[job.uuid]
 
 
 def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[Outcome]:
@@ -107,7 +107,7 @@ def test_a_bmc_whose_sessions_are_all_taken_is_read_all_the_same(rack: Rack) -> 
 def test_where_none_was_to_be_had_it_is_tried_again_later(
     rack: Rack, fleet: BmcPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "_NOT_AGAIN_FOR_S", 0)
+    monkeypatch.setattr(transport, "_SESSION_RETRY_S", 0)
     rack.server.fault(Status(status=503), on="POST")
     outcomes(fleet, rack, 2)
     assert open_sessions(rack) == 0
@@ -209,8 +209,8 @@ def test_what_nobody_has_used_for_a_while_is_closed(rack: Rack, monkeypatch: pyt
     with rack.fleet() as fleet:
         outcomes(fleet, rack, 2)
         assert open_sessions(rack) == 1
-        monkeypatch.setattr(worker_pool, "_UNUSED_S", -1)
-        fleet.finished()
+        monkeypatch.setattr(worker_pool, "_IDLE_S", -1)
+        fleet.take_results()
         until(lambda: open_sessions(rack) == 0)
         monkeypatch.undo()
         assert read(fleet, rack).outcome is Outcome.UNCHANGED
@@ -339,7 +339,7 @@ def test_a_login_that_drips_holds_up_one_job_and_the_password_goes_on_being_used
     rack.server.fault(Slow(every_s=1), on="POST", times=9)  # minutes, until its answer would be whole
     with rack.connect(read_timeout_s=1) as bmc:
         bmc.observe()
-        bmc.login.keeps = True
+        bmc.login.keeps_session = True
         assert {bmc.observe().power for _ in range(3)} == {"On"}
         assert asked(rack).count(LOGIN) == 1
 
@@ -452,7 +452,7 @@ def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rack]:
         yield make(profile=profile)
 
 
-Call = Callable[[BmcConnection, Observed], object]
+Call = Callable[[BmcConnection, BmcObservation], object]
 CALLS: list[tuple[str, Profile, str, Call]] = [
     ("observe", GENERIC, "GET", lambda bmc, _: bmc.observe()),
     ("is_redfish", GENERIC, "GET", lambda bmc, _: bmc.is_redfish()),
@@ -466,7 +466,7 @@ CALLS: list[tuple[str, Profile, str, Call]] = [
     ("eject by PATCH", XCC, "PATCH", lambda bmc, seen: bmc.media.eject(seen.slots[1])),
     ("with_secure_boot", GENERIC, "GET", lambda bmc, seen: bmc.firmware.with_secure_boot(seen)),
     ("with_uri", IDRAC9, "GET", lambda bmc, seen: bmc.firmware.with_uri(seen)),
-    ("keep_uri", IDRAC9, "PATCH", lambda bmc, seen: bmc.firmware.keep_uri("http://boot.test/loader", seen)),
+    ("keep_uri", IDRAC9, "PATCH", lambda bmc, seen: bmc.firmware.store_uri("http://boot.test/loader", seen)),
 ]
 
 
@@ -490,7 +490,7 @@ def test_each_call_to_a_bmc_that_drips_ends_at_its_deadline(rack: Rack, method: 
 def test_a_logout_at_a_bmc_that_drips_ends(rack: Rack) -> None:
     bmc = rack.connect(read_timeout_s=60)
     bmc.observe()
-    bmc.login.keeps = True
+    bmc.login.keeps_session = True
     bmc.observe()
     rack.server.fault(SENT_FOR_HOURS, on="DELETE")
     bmc.close()
@@ -505,10 +505,13 @@ def with_many_drives(rack: Rack) -> None:
 
 def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> None:
     with_many_drives(rack)
-    reach = Reach(total_s=0.5)
+    reach = ConnectionPolicy(total_s=0.5)
     with rack.connect(reach=reach) as bmc:
         seen = bmc.observe()
-        with reach.watched(), pytest.raises(BmcUnreachable, match=r"its answers to a job took more than 0\.5 s in all"):
+        with (
+            reach.measure_requests(),
+            pytest.raises(BmcUnreachable, match=r"its answers to a job took more than 0\.5 s in all"),
+        ):
             bmc.media.with_slots(seen)
         assert len(rack.server.service.requests) < 8000
         assert bmc.observe().power == "On", "the deadline is that of the job"
@@ -517,23 +520,23 @@ def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> No
 def test_a_job_at_a_bmc_without_end_waits_for_the_next_one(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     with_many_drives(rack)
     disc = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO)
-    job = rack.job(Wanted(reason="provision/1", plan_digest="d" * 64, override=disc))
+    job = rack.job(WantedOverride(reason="provision/1", plan_digest="d" * 64, override=disc))
     with rack.fleet() as fleet:
-        monkeypatch.setattr(Reach, "left_s", limited_to(rack, 50))
+        monkeypatch.setattr(ConnectionPolicy, "remaining_s", limited_to(rack, 50))
         assert fleet.submit([job])
-        result = fleet.finished(wait_all=True)[job.uuid]
-    assert (result.outcome, result.answered) == (Outcome.WAITING, False)
+        result = fleet.take_results(wait_all=True)[job.uuid]
+    assert (result.outcome, result.is_reachable) == (Outcome.WAITING, False)
     assert "its answers to a job took more than 300 s in all" in result.message
 
 
-def limited_to(rack: Rack, requests: int) -> Callable[[Reach], float]:
+def limited_to(rack: Rack, requests: int) -> Callable[[ConnectionPolicy], float]:
     """Return a `Reach.left_s` for which the time of a job ends after so many requests."""
-    left_s = Reach.left_s
+    left_s = ConnectionPolicy.remaining_s
 
-    def left(reach: Reach) -> float:
+    def left(reach: ConnectionPolicy) -> float:
         if len(rack.server.service.requests) >= requests:
-            assert reach.ends_s is not None, "a job has a deadline"
-            reach.ends_s = 0.0
+            assert reach.deadline_s is not None, "a job has a deadline"
+            reach.deadline_s = 0.0
         return left_s(reach)
 
     return left
@@ -580,7 +583,7 @@ def test_finding_p6_an_override_is_set_whatever_form_of_etag_a_bmc_sends_and_acc
 ) -> None:
     rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
     result = rack.bring_about()
-    assert (result.outcome, rack.records["web01"][ONCE.reason].state) == (Outcome.APPLIED, State.CONFIRMED)
+    assert (result.outcome, rack.records["web01"][ONCE.reason].state) == (Outcome.APPLIED, OverrideState.CONFIRMED)
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
     assert rack.bring_about(None).outcome is Outcome.APPLIED
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
@@ -610,7 +613,7 @@ def test_finding_p6_the_message_lists_what_a_bmc_refused(make_rack: MakeRack) ->
         "If-Match *, no If-Match)"
     )
     assert if_matches(rack) == [f'"{etag}"', etag, etag.strip('"'), "*", None]
-    assert rack.records["web01"][ONCE.reason].state is State.UNSENT
+    assert rack.records["web01"][ONCE.reason].state is OverrideState.UNSENT
 
 
 def test_a_change_that_comes_after_the_refusals_is_not_written_over(make_rack: MakeRack) -> None:
@@ -657,7 +660,7 @@ def test_a_medium_is_inserted_and_ejected_whatever_form_of_etag_a_drive_has(
 ) -> None:
     rack = make_rack(profile=with_form(XCC, header, body, if_match))
     iso = "http://boot.test/assets/node/1.iso"
-    disc = Wanted(
+    disc = WantedOverride(
         reason="provision/1",
         plan_digest="d" * 64,
         override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=iso),
@@ -674,8 +677,12 @@ def test_a_uri_is_written_to_firmware_whatever_form_of_etag_its_settings_have(
 ) -> None:
     rack = make_rack(profile=with_form(IDRAC9, header, body, if_match))
     http = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
-    wanted = Wanted(reason="provision/1", plan_digest="d" * 64, override=http, own_loaders="http://boot.test/")
-    restart = Switching(reason="power/check/1", manner=Manner.RESTART, override="provision/1", now=True)
+    wanted = WantedOverride(
+        reason="provision/1", plan_digest="d" * 64, override=http, loader_url_prefix="http://boot.test/"
+    )
+    restart = WantedPowerChange(
+        reason="power/check/1", operation=PowerOperation.RESTART, override_reason="provision/1", may_start_now=True
+    )
     rack.bring_about(wanted, switching=restart)
     assert rack.machine.bios.pending[rack.machine.profile.bios_uri] == LOADER
 

@@ -201,7 +201,7 @@ def test_what_was_interrupted_goes_on_from_there(
 ) -> None:
     from gitboot.artifacts import availability
 
-    real = availability.look_at
+    real = availability.check_artifact
 
     def interrupted(fetcher: Any, file: Any, before: Any = None, **how: Any) -> Any:
         if file.url.endswith("disc.iso"):
@@ -209,7 +209,7 @@ def test_what_was_interrupted_goes_on_from_there(
         return real(fetcher, file, before, **how)
 
     with monkeypatch.context() as patched:
-        patched.setattr(availability, "look_at", interrupted)
+        patched.setattr(availability, "check_artifact", interrupted)
         typed("artifacts", "verify", work.path, "--parallel", "1")
     before = web.asked["GET", "/assets/vmlinuz"]
     code, out, _ = typed("artifacts", "verify", work.path, "-o", "json")

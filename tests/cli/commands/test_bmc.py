@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same
-from gitboot.bmc.override_state import Leave, Observed
-from gitboot.bmc.override_steps import OFF
-from gitboot.bmc.power_steps import NotSwitched, PowerAction, ResetType, next_power
+from gitboot.bmc.identity import AnotherMachine, IdentityChanged, SameMachine, UnprovenIdentity
+from gitboot.bmc.override_state import BmcObservation, NoChange
+from gitboot.bmc.override_steps import NO_OVERRIDE
+from gitboot.bmc.power_steps import PowerAction, PowerChangeRefused, ResetType, choose_reset_type
 from gitboot.cli.main import Exit
 from tests.artifacts.test_boot_loaders import program
 from tests.helpers.cases import for_each
@@ -430,8 +430,8 @@ def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:
 ALL = frozenset(ResetType)
 
 
-def observed(**more: Any) -> Observed:
-    return Observed(**{"system": "/redfish/v1/Systems/1", "override": OFF, "power": "On", **more})
+def observed(**more: Any) -> BmcObservation:
+    return BmcObservation(**{"system": "/redfish/v1/Systems/1", "override": NO_OVERRIDE, "power": "On", **more})
 
 
 @for_each(
@@ -439,43 +439,43 @@ def observed(**more: Any) -> Observed:
     [
         ("on", False, observed(power="Off"), ResetType.ON),
         ("on", False, observed(power="Off", reset_types=ALL - {ResetType.ON}), ResetType.FORCE_ON),
-        ("on", False, observed(), Leave(why="it is on")),
-        ("on", False, observed(in_post=True), Leave(why="it is on")),
+        ("on", False, observed(), NoChange(why="it is on")),
+        ("on", False, observed(in_post=True), NoChange(why="it is on")),
         ("off", False, observed(reset_types=ALL), ResetType.GRACEFUL_SHUTDOWN),
         ("off", True, observed(reset_types=ALL), ResetType.FORCE_OFF),
-        ("off", False, observed(power="Off"), Leave(why="it is off")),
+        ("off", False, observed(power="Off"), NoChange(why="it is off")),
         ("reset", False, observed(reset_types=ALL), ResetType.GRACEFUL_RESTART),
         ("reset", True, observed(reset_types=ALL), ResetType.FORCE_RESTART),
         ("reset", True, observed(reset_types=frozenset({"PowerCycle"})), ResetType.POWER_CYCLE),
         ("reset", False, observed(power=None), ResetType.GRACEFUL_RESTART),
-        ("reset", False, observed(power="Off"), NotSwitched(why="it is off: gitboot bmc power on")),
-        ("reset", True, observed(in_post=True), NotSwitched(why="it is in POST: ask again when that is over")),
+        ("reset", False, observed(power="Off"), PowerChangeRefused(why="it is off: gitboot bmc power on")),
+        ("reset", True, observed(in_post=True), PowerChangeRefused(why="it is in POST: ask again when that is over")),
         (
             "reset",
             False,
             observed(reset_types=frozenset({"On", "ForceRestart"})),
-            NotSwitched(why="the BMC allows only ForceRestart, On; --force asks no operating system"),
+            PowerChangeRefused(why="the BMC allows only ForceRestart, On; --force asks no operating system"),
         ),
         (
             "off",
             True,
             observed(reset_types=frozenset({"On"})),
-            NotSwitched(why="the BMC allows only On"),
+            PowerChangeRefused(why="the BMC allows only On"),
         ),
     ],
 )
-def test_what_is_sent_is_what_the_bmc_allows(action: str, force: bool, seen: Observed, step: object) -> None:
-    assert next_power(PowerAction(action), seen, Same(), force=force) == step
+def test_what_is_sent_is_what_the_bmc_allows(action: str, force: bool, seen: BmcObservation, step: object) -> None:
+    assert choose_reset_type(PowerAction(action), seen, SameMachine(), force=force) == step
 
 
 @for_each("action", list(PowerAction))
 @for_each("force", [False, True])
 def test_another_machine_is_not_switched(action: PowerAction, force: bool) -> None:
-    for identified in (Another(message="it is web02"), IdentityChanged(message="it was web02")):
-        step = next_power(action, observed(power="Off"), identified, force=force)
-        assert isinstance(step, NotSwitched) and step.why == f"AnotherMachine: {identified.message}"
-    unknown = CannotTell(message="it shows nothing")
-    assert isinstance(next_power(PowerAction.ON, observed(power="Off"), unknown, force=force), ResetType)
+    for identified in (AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")):
+        step = choose_reset_type(action, observed(power="Off"), identified, force=force)
+        assert isinstance(step, PowerChangeRefused) and step.why == f"AnotherMachine: {identified.message}"
+    unknown = UnprovenIdentity(message="it shows nothing")
+    assert isinstance(choose_reset_type(PowerAction.ON, observed(power="Off"), unknown, force=force), ResetType)
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.instance_client import accepted_by
+from gitboot.cli.instance_client import fetch_accepted_commit
 from gitboot.cli.main import cli
 from gitboot.errors import HostUnreachable, UsageError
-from gitboot.review.formats.markdown import commit_marker, marker
+from gitboot.review.formats.markdown import format_commit_marker, format_marker
 from tests.helpers.forges import CommentHost, comment_host
 from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import Rack, typed, until_condition
@@ -73,7 +73,12 @@ def test_an_instance_says_what_it_has_accepted_while_it_holds_the_newest(rack: R
         until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
         found = instance.status()
         assert (found["attempted"]["commit"], found["accepted"]["commit"]) == (held, accepted)
-        assert accepted_by(instance.url) == accepted_by(f"{instance.url}/") == accepted_by(str(rack.output)) == accepted
+        assert (
+            fetch_accepted_commit(instance.url)
+            == fetch_accepted_commit(f"{instance.url}/")
+            == fetch_accepted_commit(str(rack.output))
+            == accepted
+        )
         done = typed("diff", "--accepted", instance.url, "..main", rack.repository.work)
         assert (done.code, "Gitboot-Ack" in done.out, f"accepted ({accepted[:12]}) → main" in done.out) == (
             4,
@@ -83,7 +88,7 @@ def test_an_instance_says_what_it_has_accepted_while_it_holds_the_newest(rack: R
         assert f"gitboot diff ..main {rack.repository.work} --accepted {instance.url}" in done.out
         held_digest = found["attempted"]["held"]["digest"]
         assert f"Gitboot-Ack: {held_digest} maxReinstalls" in done.out  # the instance has the same digest
-    assert accepted_by(str(rack.output)) == accepted  # whether it runs or not
+    assert fetch_accepted_commit(str(rack.output)) == accepted  # whether it runs or not
 
 
 def test_what_lies_uncommitted_is_compared_with_it(rack: Rack) -> None:
@@ -104,10 +109,10 @@ def test_a_mirror_says_what_it_serves(rack: Rack) -> None:
     accepted = rack.push()
     rack.once(records="adopt")
     with served(partial(Mirror, directory=str(rack.output))) as url:
-        assert accepted_by(url) == accepted
+        assert fetch_accepted_commit(url) == accepted
         (rack.output / "ops" / "manifest.json").unlink()
         with pytest.raises(UsageError, match="names no commit that was accepted"):
-            accepted_by(url)
+            fetch_accepted_commit(url)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +127,7 @@ def test_a_mirror_says_what_it_serves(rack: Rack) -> None:
 )
 def test_an_answer_that_cannot_be_used_is_none(answer: type[Answering], said: str) -> None:
     with served(answer) as url, pytest.raises(HostUnreachable, match=said):
-        accepted_by(url)
+        fetch_accepted_commit(url)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +140,7 @@ def test_an_answer_that_cannot_be_used_is_none(answer: type[Answering], said: st
 )
 def test_a_place_that_cannot_be_meant_is_said(where: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as raised:
-        accepted_by(where)
+        fetch_accepted_commit(where)
     assert "secret" not in str(raised.value)
 
 
@@ -149,7 +154,7 @@ def test_an_instance_that_has_accepted_nothing_says_so(rack: Rack) -> None:
     with rack.running(ready=False) as instance:
         eventually(lambda: instance.status()["attempted"]["commit"])
         with pytest.raises(UsageError, match="names no commit that was accepted"):
-            accepted_by(instance.url)
+            fetch_accepted_commit(instance.url)
 
 
 def test_a_commit_that_the_clone_does_not_have_is_said(rack: Rack, tmp_path: Path) -> None:
@@ -163,7 +168,7 @@ def test_a_commit_that_the_clone_does_not_have_is_said(rack: Rack, tmp_path: Pat
 
 
 COMMIT = "c" * 40
-REVIEW = f"{marker('')}\n{commit_marker(COMMIT)}\n## gitboot diff: fine\n"
+REVIEW = f"{format_marker('')}\n{format_commit_marker(COMMIT)}\n## gitboot diff: fine\n"
 
 
 @pytest.fixture
@@ -201,8 +206,8 @@ def test_the_review_of_the_commit_is_posted_as_it_is(host: CommentHost, tmp_path
         pytest.param("", "expected '<!-- gitboot diff -->' in line 1", id="empty"),
         pytest.param("## gitboot diff: unchanged\n", "in line 1", id="no marker"),
         pytest.param(f" {REVIEW}", "in line 1", id="marker elsewhere"),
-        pytest.param(REVIEW.replace(marker(""), marker("lab")), "in line 1", id="another fleet"),
-        pytest.param(f"{marker('')}\n## unchanged\n", "in line 2", id="no commit"),
+        pytest.param(REVIEW.replace(format_marker(""), format_marker("lab")), "in line 1", id="another fleet"),
+        pytest.param(f"{format_marker('')}\n## unchanged\n", "in line 2", id="no commit"),
         pytest.param(REVIEW.replace(COMMIT, "d" * 40), "in line 2", id="another commit"),
         pytest.param(REVIEW.replace("fine", "\udcff"), "decode", id="no UTF-8"),
         pytest.param(REVIEW + "x" * 65_536, "more than 65,536 bytes", id="too long"),
@@ -215,7 +220,9 @@ def test_finding_s2_a_file_that_is_not_the_review_of_the_commit_is_refused(
     with pytest.raises(UsageError, match=reason):
         comment(tmp_path / "review.md")
     (posted,) = host.comments
-    assert posted["body"].startswith(f"{marker('')}\n{commit_marker(COMMIT)}\n## gitboot diff: the review failed\n")
+    assert posted["body"].startswith(
+        f"{format_marker('')}\n{format_commit_marker(COMMIT)}\n## gitboot diff: the review failed\n"
+    )
     assert "https://github.test/acme/fleet/actions/runs/5" in posted["body"]
 
 
@@ -242,12 +249,15 @@ def test_finding_s2_only_a_regular_file_is_read(kind: str, host: CommentHost, tm
 
 
 def test_the_comment_of_a_fleet_in_a_folder_is_its_own(host: CommentHost, tmp_path: Path) -> None:
-    review = f"{marker('infra/boot')}\n{commit_marker(COMMIT)}\n"
+    review = f"{format_marker('infra/boot')}\n{format_commit_marker(COMMIT)}\n"
     (tmp_path / "review.md").write_text(review)
     comment("--subpath", "infra/boot", tmp_path / "review.md")
     with pytest.raises(UsageError, match="infra/lab"):
         comment("--subpath", "infra/lab", tmp_path / "review.md")
-    assert [each["body"].partition("\n")[0] for each in host.comments] == [marker("infra/boot"), marker("infra/lab")]
+    assert [each["body"].partition("\n")[0] for each in host.comments] == [
+        format_marker("infra/boot"),
+        format_marker("infra/lab"),
+    ]
 
 
 def test_an_account_that_the_forge_does_not_name_edits_nothing(

@@ -16,7 +16,7 @@ import pytest
 
 from gitboot.cli.main import Exit
 from gitboot.controller.instance.environment_checks import Health, of_git, of_output, of_state, of_the_clock
-from gitboot.system_clock import Keeping
+from gitboot.system_clock import ClockState
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_with_bmcs import Rack, typed
 
@@ -51,7 +51,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gitboot.system_clock.keeping", lambda: Keeping.SYNCHRONISED)
+    monkeypatch.setattr("gitboot.system_clock.read_clock_state", lambda: ClockState.SYNCHRONISED)
 
 
 def found(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
@@ -111,9 +111,9 @@ def test_a_setting_that_run_does_not_have_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_time_or_a_library_without_ssh_is_wrong(tmp_path: Path) -> None:
-    assert [each.health for each in of_the_clock(Keeping.UNSYNCHRONISED)] == [Health.WRONG]
-    assert [each.health for each in of_the_clock(Keeping.UNKNOWN)] == [Health.DOUBTFUL]
-    assert [each.health for each in of_the_clock(Keeping.UNKEPT)] == [Health.DOUBTFUL]
+    assert [each.health for each in of_the_clock(ClockState.UNSYNCHRONISED)] == [Health.WRONG]
+    assert [each.health for each in of_the_clock(ClockState.UNKNOWN)] == [Health.DOUBTFUL]
+    assert [each.health for each in of_the_clock(ClockState.UNKEPT)] == [Health.DOUBTFUL]
     (lacks,) = of_git({"https": True, "ssh": False}, "1.9")
     assert (lacks.health, lacks.message) == (Health.WRONG, "libgit2 1.9 is built without ssh")
     (absent,) = of_state(tmp_path / "none")

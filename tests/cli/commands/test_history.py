@@ -12,7 +12,7 @@ import pytest
 from gitboot import files
 from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
-from gitboot.resolve.provisioning_record import Record, exported
+from gitboot.resolve.provisioning_record import Record, encode_records
 from tests.helpers.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import typed
@@ -173,7 +173,7 @@ def test_history_without_a_place_for_its_cache_is_the_same_with_a_warning(
 def test_history_stores_nothing_on_a_network_file_system(
     gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "filesystem_of", lambda path: "nfs4" if path == tmp_path else "ext4")
+    monkeypatch.setattr(files, "find_filesystem", lambda path: "nfs4" if path == tmp_path else "ext4")
     assert gitboot("history", "web01", "--path", work.path)[::2] == (0, "")
     assert not (tmp_path / "cache").exists()
 
@@ -250,7 +250,7 @@ def test_images_fit_on_100_columns_and_say_what_people_ask(gitboot: Typed, work:
             },
         }
     )
-    (work.path.parent / "records.json").write_bytes(exported({uuid_of("web01"): Record(image="flatcar-0")}))  # type: ignore[dict-item]
+    (work.path.parent / "records.json").write_bytes(encode_records({uuid_of("web01"): Record(image="flatcar-0")}))  # type: ignore[dict-item]
     code, out, _ = gitboot(
         "images", work.path, "--at", "2026-11-20T00:00:00Z", "--records", work.path.parent / "records.json"
     )

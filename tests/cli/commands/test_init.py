@@ -18,7 +18,15 @@ import pytest
 import yaml
 
 from gitboot import __version__
-from gitboot.cli.commands.init import CI, PACKAGES, THIS_VERSION, ci_path, requirement, requirement_of, seed
+from gitboot.cli.commands.init import (
+    CI,
+    PACKAGES,
+    THIS_VERSION,
+    build_seed_file,
+    find_requirement,
+    place_ci_file,
+    requirement,
+)
 from gitboot.cli.main import cli
 from gitboot.errors import UsageError
 from gitboot.fleet.validation import load
@@ -27,7 +35,7 @@ from gitboot.model.fleet import Evidence
 from gitboot.problems import Code, Severity
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.provisioning_record import exported
+from gitboot.resolve.provisioning_record import encode_records
 from tests.helpers.fleets import at, server
 from tests.helpers.forges import (
     HARMLESS,
@@ -98,7 +106,7 @@ def test_its_server_is_installed_once_and_repaired_in_its_window(written: Path) 
     assert decision.policy is not None and decision.policy.boot is not None
     assert (decision.policy.boot.image, str(decision.policy.network_boot)) == ("flatcar-4459.2.4", "Once")
     (maintenance,) = decision.maintenances
-    assert maintenance.active(at("2027-03-06T22:00")) and not maintenance.active(at("2027-03-07T03:00"))
+    assert maintenance.is_active(at("2027-03-06T22:00")) and not maintenance.is_active(at("2027-03-07T03:00"))
 
 
 def test_each_document_names_the_schema_of_its_kind(written: Path) -> None:
@@ -118,7 +126,7 @@ def test_the_schemas_are_those_of_this_version(written: Path) -> None:
 
 @pytest.mark.parametrize("path", CI)
 def test_ci_is_for_this_version(written: Path, path: str) -> None:
-    assert (written / path).read_text() == seed(path, requirement() or THIS_VERSION)
+    assert (written / path).read_text() == build_seed_file(path, requirement() or THIS_VERSION)
     assert "@GITBOOT@" not in (written / path).read_text()
 
 
@@ -153,20 +161,20 @@ def test_ci_installs_what_is_asked_for(tmp_path: Path) -> None:
 def test_what_can_be_installed_is_what_was(
     tmp_path: Path, installer: str, direct: dict[str, object] | None, expected: str | None
 ) -> None:
-    assert requirement_of(noted(tmp_path, installer, direct)) == expected
+    assert find_requirement(noted(tmp_path, installer, direct)) == expected
 
 
 def test_a_checkout_is_installed_from_where_its_commit_was_pushed(tmp_path: Path) -> None:
     work = Work(tmp_path / "gitboot here")
     head = work.commit({"a": "1"})
     made = noted(tmp_path, "pip", {"url": f"file://{tmp_path}/gitboot%20here", "dir_info": {"editable": True}})
-    assert requirement_of(made) is None
+    assert find_requirement(made) is None
     work.git("remote", "add", "origin", "https://ada:secret@example.net/gitboot.git")
-    assert requirement_of(made) is None
+    assert find_requirement(made) is None
     work.git("update-ref", "refs/remotes/origin/main", "HEAD")
-    assert requirement_of(made) == f"gitboot @ git+https://example.net/gitboot.git@{head}"
+    assert find_requirement(made) == f"gitboot @ git+https://example.net/gitboot.git@{head}"
     work.commit({"a": "2"})
-    assert requirement_of(made) is None
+    assert find_requirement(made) is None
 
 
 def test_fleets_of_one_repository_have_ci_of_their_own(
@@ -181,10 +189,10 @@ def test_fleets_of_one_repository_have_ci_of_their_own(
     )
     assert "let it have a hook that runs `gitboot validate lab`" in err
     assert yaml.safe_load((tmp_path / CI[1]).read_text()) == {"include": [{"local": ".gitlab/gitboot-infra-boot.yml"}]}
-    jobs = [yaml.safe_load((tmp_path / ci_path(CI[1], folder)).read_text()) for folder in ("infra/boot", "lab")]
+    jobs = [yaml.safe_load((tmp_path / place_ci_file(CI[1], folder)).read_text()) for folder in ("infra/boot", "lab")]
     assert jobs[0].keys() & jobs[1].keys() == {"variables"}
     for folder, own in (("infra/boot", "INFRA_BOOT"), ("lab", "LAB")):
-        workflows = [(tmp_path / ci_path(name, folder)).read_text() for name in (CI[0], CI[3])]
+        workflows = [(tmp_path / place_ci_file(name, folder)).read_text() for name in (CI[0], CI[3])]
         assert [yaml.safe_load(each)["env"]["GITBOOT_SUBPATH"] for each in workflows] == [folder] * 2
         assert {each.removeprefix("vars.") for each in re.findall(r"vars\.\w+", "".join(workflows))} == {
             *(f"GITBOOT_ACCEPTED_{own}", f"GITBOOT_IMAGE_KEYS_{own}", f"GITBOOT_ROLLOUT_{own}"),
@@ -417,7 +425,7 @@ def test_an_endpoint_that_does_not_answer_is_no_reason_to_pass(
 def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
     assert (on_gitlab(fleet, host, programs, GITBOOT_TOKEN="").failed, host.comments) == ({}, [])
-    assert yaml.safe_load(seed(CI[1]))["gitboot:note"]["rules"][0]["if"].endswith("&& $GITBOOT_TOKEN")
+    assert yaml.safe_load(build_seed_file(CI[1]))["gitboot:note"]["rules"][0]["if"].endswith("&& $GITBOOT_TOKEN")
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -496,7 +504,7 @@ def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
     status = {"applied": {"commit": "f" * 40}, "at": datetime.now(UTC).isoformat(), "conditions": []}
     (ops / "status.json").write_text(json.dumps(status))
     (ops / "records").mkdir()
-    (ops / "records" / "00.json").write_bytes(exported({}))
+    (ops / "records" / "00.json").write_bytes(encode_records({}))
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "gh").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')  # what GitHub's runners have
@@ -541,12 +549,12 @@ def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
 
 
 def test_t13_only_the_job_that_runs_no_gitboot_may_push_a_rollout() -> None:
-    jobs = yaml.safe_load(seed(CI[3]))["jobs"]
+    jobs = yaml.safe_load(build_seed_file(CI[3]))["jobs"]
     (checkout,) = (each for each in jobs["advance"]["steps"] if "actions/checkout" in str(each.get("uses")))
     assert (jobs["advance"]["permissions"], checkout["with"]["persist-credentials"]) == ({"contents": "read"}, False)
     assert "token" not in str(jobs["advance"]).lower()
     assert not any("pip" in str(step) or "gitboot rollout" in str(step) for step in jobs["propose"]["steps"])
-    of_gitlab = yaml.safe_load(seed(CI[1]))
+    of_gitlab = yaml.safe_load(build_seed_file(CI[1]))
     assert "unset GITBOOT_TOKEN" in of_gitlab["gitboot:rollout"]["before_script"]
     assert "pip" not in str(of_gitlab["gitboot:propose"])
 
@@ -579,7 +587,7 @@ def test_t13_nothing_of_the_branch_runs_where_the_token_is(
 
 
 def test_t13_only_the_job_without_the_branch_may_write() -> None:
-    workflow = yaml.safe_load(seed(CI[0]))
+    workflow = yaml.safe_load(build_seed_file(CI[0]))
     review, comment = workflow["jobs"]["review"], workflow["jobs"]["comment"]
     assert (workflow["permissions"], review["permissions"]) == ({}, {"contents": "read"})
     assert not any("token" in str(step).lower() for step in review["steps"])
@@ -592,7 +600,7 @@ def test_t13_only_the_job_without_the_branch_may_write() -> None:
         False,
     )
     assert comment["permissions"]["contents"] == "read"
-    jobs = yaml.safe_load(seed(CI[1]))
+    jobs = yaml.safe_load(build_seed_file(CI[1]))
     assert jobs["gitboot"]["before_script"][0] == "unset GITBOOT_TOKEN"
     assert {job["variables"]["GIT_STRATEGY"] for job in jobs.values() if "script" in job} == {"empty"}
 
@@ -631,7 +639,7 @@ def test_the_hook_keeps_an_invalid_commit_from_being_made(path: str, fleet: Flee
 
 @pytest.mark.parametrize("path", CI)
 def test_the_example_has_the_same_ci(path: str) -> None:
-    assert (ROOT / "example-repo" / path).read_text() == seed(path)
+    assert (ROOT / "example-repo" / path).read_text() == build_seed_file(path)
 
 
 @pytest.mark.parametrize("path", CI[:2])
@@ -649,7 +657,7 @@ def test_it_is_what_the_host_reads(schema: str, path: str) -> None:
 
 
 def test_every_step_of_the_workflow_is_run_here_but_those_of_others() -> None:
-    jobs = yaml.safe_load(seed(CI[0]))["jobs"]
+    jobs = yaml.safe_load(build_seed_file(CI[0]))["jobs"]
     steps = [step for job in jobs.values() for step in job["steps"] if "run" in step]
     assert [step.get("name") for step in steps] == [
         *("Folder", "Install", "Validate", "Signatures", "Diff", "Summary"),

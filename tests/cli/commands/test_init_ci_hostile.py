@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gitboot.cli.commands.init import CI, PACKAGES, packages, seed
-from gitboot.review.formats.markdown import marker
+from gitboot.cli.commands.init import CI, PACKAGES, build_seed_file, packages
+from gitboot.review.formats.markdown import format_marker
 from tests.helpers.forges import (
     BOT,
     HARMLESS,
@@ -88,7 +88,7 @@ def test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes(
 def test_finding_s2_a_review_that_the_branch_brings_is_not_posted(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
-    planted = f"{marker('')}\n## gitboot diff: unchanged: planted\n"
+    planted = f"{format_marker('')}\n## gitboot diff: unchanged: planted\n"
     for name in WRITTEN:
         (fleet.work.path / name).write_text(planted)
     for folder in FOLDERS:
@@ -176,10 +176,10 @@ def test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_revie
 def test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
-    theirs = f"{marker('')}\nall is fine"
+    theirs = f"{format_marker('')}\nall is fine"
     host.comments.append({"id": 0, "body": theirs, **MALLORY})
     host.comments.append({"id": 1, "body": theirs, "user": None, "author": None})  # an account that was deleted
-    host.comments.append({"id": 2, "body": f"{marker('other')}\nours, of another fleet", **BOT})
+    host.comments.append({"id": 2, "body": f"{format_marker('other')}\nours, of another fleet", **BOT})
     fleet.change(HARMLESS)
     assert job(fleet, host, programs).failed == {}
     assert [comment["body"] for comment in host.comments[:2]] == [theirs, theirs]
@@ -194,7 +194,7 @@ def test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited(
 def test_finding_s9_a_comment_that_may_not_be_edited_leads_to_a_new_one(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
-    host.comments.append({"id": 0, "body": f"{marker('')}\nlocked", **BOT})
+    host.comments.append({"id": 0, "body": f"{format_marker('')}\nlocked", **BOT})
     host.frozen = {0}
     fleet.change(HARMLESS)
     assert job(fleet, host, programs).failed == {}
@@ -216,7 +216,7 @@ def test_finding_s9_large_comments_of_strangers_do_not_hide_ones_own(
 
 
 def test_finding_s17_actions_and_images_are_named_by_digest() -> None:
-    texts = {path: seed(path) for path in CI}
+    texts = {path: build_seed_file(path) for path in CI}
     texts |= {
         path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / ".github" / "workflows").iterdir()
     }
@@ -283,7 +283,7 @@ def test_finding_s17_the_command_in_the_file_adds_the_hash_that_pip_then_demands
         "PACKAGES": PACKAGES,
         "HOME": str(tmp_path),
     }
-    steps = yaml.safe_load(seed(CI[0]))["jobs"]["comment"]["steps"]
+    steps = yaml.safe_load(build_seed_file(CI[0]))["jobs"]["comment"]["steps"]
     (install,) = (step["run"] for step in steps if step.get("name") == "Install")
     code, out = shell(repository, install, environment)
     assert (code, "sha256:MISSING" in out) == (1, True)
@@ -332,11 +332,13 @@ def test_the_job_that_pushes_a_rollout_checks_what_it_was_given(
     if is_github:
         fleet.checkout(merged=True)
         (step,) = (
-            each for each in yaml.safe_load(seed(CI[3]))["jobs"]["propose"]["steps"] if each.get("name") == "Propose"
+            each
+            for each in yaml.safe_load(build_seed_file(CI[3]))["jobs"]["propose"]["steps"]
+            if each.get("name") == "Propose"
         )
         script, bundle = step["run"], temporary / "gitboot" / "rollout.bundle"
     else:
-        script = "\n".join(yaml.safe_load(seed(CI[1]))["gitboot:propose"]["script"])
+        script = "\n".join(yaml.safe_load(build_seed_file(CI[1]))["gitboot:propose"]["script"])
         bundle = fleet.job / "rollout" / f"{PIPELINE}.bundle"
     bundle.parent.mkdir()
     fleet.work.git("bundle", "create", "--quiet", str(bundle), f"main..{branch}")

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.commands.instance_control import outcome_of
+from gitboot.cli.commands.instance_control import find_outcome
 from gitboot.cli.main import Exit
-from gitboot.publish.tree_reader import WORD, read_records
-from gitboot.resolve.provisioning_record import exported
+from gitboot.publish.tree_reader import STOP_FILE, read_records
+from gitboot.resolve.provisioning_record import encode_records
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Held, Status
 from tests.endpoint.test_server import served
@@ -128,7 +128,7 @@ def test_a_person_at_a_terminal_is_asked(rack: Rack, monkeypatch: pytest.MonkeyP
 
 
 def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
-    document = json.loads(exported(read_records(rack.output / "ops" / "records")))
+    document = json.loads(encode_records(read_records(rack.output / "ops" / "records")))
     document["items"][0]["image"] = "flatcar-2"
     document["items"].append({**document["items"][0], "uuid": uuid_of("a stray")})
     file = rack.folder / "told.json"
@@ -279,7 +279,7 @@ def test_e16_a_place_that_cannot_be_written_is_named_and_does_not_keep_others_fr
     rack: Rack, left: Blade
 ) -> None:
     """A read-only OUTPUT, say: endpoints are told by the spool, and are stopped where that cannot be undone."""
-    word = rack.output / "ops" / WORD
+    word = rack.output / "ops" / STOP_FILE
     (word / "in the way").mkdir(parents=True)
     with served(rack.output, *map(str, rack.spooling)) as (url, _):
         told = rack.typed("stop-installs", *REASON)
@@ -530,7 +530,7 @@ def status(
 def test_the_outcome_is_the_worst_of_the_fetch_the_commit_and_the_publication(
     found: Mapping[str, Any], code: Exit, words: str
 ) -> None:
-    outcome = outcome_of(found, TRIGGERED)
+    outcome = find_outcome(found, TRIGGERED)
     assert outcome is not None
     assert (outcome[0], words in outcome[1]) == (code, True), outcome
 
@@ -553,4 +553,4 @@ def test_the_outcome_is_the_worst_of_the_fetch_the_commit_and_the_publication(
     ],
 )
 def test_there_is_no_outcome_before_the_commit_of_a_new_fetch_was_evaluated(found: Mapping[str, Any]) -> None:
-    assert outcome_of(found, TRIGGERED) is None
+    assert find_outcome(found, TRIGGERED) is None

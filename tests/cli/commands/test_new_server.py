@@ -9,8 +9,13 @@ import pytest
 
 from gitboot.cli.main import Exit
 from gitboot.controller.reconcile_inputs import UNKNOWN
-from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, render_unknown, unknown_of
-from gitboot.files import write_whole
+from gitboot.fetchlog.unknown_machines import (
+    UnknownMachines,
+    build_from_inventory,
+    parse_unknown_machine,
+    render_unknown,
+)
+from gitboot.files import write_atomically
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.helpers.instance_with_bmcs import Done, typed
@@ -33,11 +38,11 @@ def path(tmp_path: Path) -> Path:
     )
     (tmp_path / "fleet").mkdir()
     (tmp_path / "fleet" / "fleet.yaml").write_text("---\n".join(documents))
-    seen = unknown_of(f"v1/boot/{MAC}/boot.ipxe", {"uuid": UUID, "serial": "4J8VM72"}, "10.0.0.7", AT)
-    other = unknown_of("v1/boot/52:54:00:99:99:98/boot.ipxe", {}, "10.0.0.8", AT)
+    seen = parse_unknown_machine(f"v1/boot/{MAC}/boot.ipxe", {"uuid": UUID, "serial": "4J8VM72"}, "10.0.0.7", AT)
+    other = parse_unknown_machine("v1/boot/52:54:00:99:99:98/boot.ipxe", {}, "10.0.0.8", AT)
     assert seen is not None and other is not None
-    sent = inventoried({**SENT, "interfaces": INTERFACES, "serial": "4J8VM73"}, "v1/inventory", "10.0.0.9", AT)
-    write_whole(tmp_path / UNKNOWN, render_unknown(UnknownMachines([seen, other, sent])))
+    sent = build_from_inventory({**SENT, "interfaces": INTERFACES, "serial": "4J8VM73"}, "v1/inventory", "10.0.0.9", AT)
+    write_atomically(tmp_path / UNKNOWN, render_unknown(UnknownMachines([seen, other, sent])))
     return tmp_path / "fleet"
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from gitboot.cli.main import Exit, cli
-from gitboot.endpoint.age_encryption import Keys
-from gitboot.fleet.documents import sealed
+from gitboot.endpoint.age_encryption import AgeKeys
+from gitboot.fleet.documents import parse_encrypted
 from gitboot.publish.signed_list import read_list_keys
 from tests.endpoint.test_boot_responses_secrets import IGNITION, documents
 
@@ -36,7 +36,7 @@ def test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked(tmp_
     public = run("keygen", key).output.strip()
     assert public.startswith("age1")
     fleet = written(tmp_path / "fleet", key)
-    assert Keys(key).open(sealed((fleet / "s/join.age").read_bytes())) == b"hunter2"
+    assert AgeKeys(key).decrypt(parse_encrypted((fleet / "s/join.age").read_bytes())) == b"hunter2"
     assert run("check", fleet, "--secret-keys", key).exit_code == 0
 
     new = run("keygen", other).output.strip()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gitboot.bmc.power_steps import SwitchState
-from gitboot.controller.bmcs.power_waves import grant_turns
+from gitboot.bmc.power_steps import PowerRecordState
+from gitboot.controller.bmcs.power_waves import update_power_waves
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Cause
 from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
@@ -113,8 +113,8 @@ class Hall:
     def resets(self) -> list[int]:
         return [machine.resets for machine in self.machines.values()]
 
-    def states(self, name: str) -> dict[str, SwitchState]:
-        return {each.reason: each.state for each in self.bench.knowledge.switches_of(SystemUuid(uuid_of(name)))}
+    def states(self, name: str) -> dict[str, PowerRecordState]:
+        return {each.reason: each.state for each in self.bench.knowledge.list_switches(SystemUuid(uuid_of(name)))}
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def check(spec: str = "", window: str = "20T11:00 20T18:00", *, boots: str = "re
 
 def test_a_maintenance_restarts_its_servers_one_after_the_other(hall: Hall) -> None:
     hall.decide(check())
-    assert (hall.resets_after(), hall.states("web01")) == ([1, 0, 0], {"power/check/1": SwitchState.ASKED})
+    assert (hall.resets_after(), hall.states("web01")) == ([1, 0, 0], {"power/check/1": PowerRecordState.REQUESTED})
     assert hall.resets_after(62) == [1, 0, 0]  # it is in POST
     assert (hall.resets_after(62), hall.machines["web01"].boots[-1].target) == ([1, 1, 0], "Pxe")
-    assert hall.states("web01") == {"power/check/1": SwitchState.BACK}
+    assert hall.states("web01") == {"power/check/1": PowerRecordState.BACK}
     assert hall.resets_after(600, step=301) == [1, 1, 1]
 
 
@@ -215,7 +215,10 @@ def test_who_was_switched_is_seen_to_come_back_where_nobody_is_named_any_more(ha
     assert hall.resets_after() == [1, 0, 0]
     named = unname(hall)
     hall.decide(check())
-    assert (hall.resets_after(300, step=31), hall.states("web01")) == ([1, 0, 0], {"power/check/1": SwitchState.BACK})
+    assert (hall.resets_after(300, step=31), hall.states("web01")) == (
+        [1, 0, 0],
+        {"power/check/1": PowerRecordState.BACK},
+    )
     hall.run(3600, step=301)
     hall.bench.commits.ledger = named
     hall.decide(check())
@@ -302,12 +305,14 @@ def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
     hall.bench.reconcile()  # all are read, and their overrides set
     hall.bench.collect()  # and that is known
     schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
-    turn = partial(grant_turns, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30))
-    assert turn(schedule).going == {web01}
+    turn = partial(
+        update_power_waves, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30)
+    )
+    assert turn(schedule).in_wave == {web01}
     unread = structs.replace(schedule.bmcs[web02], outcome=None)
-    assert turn(schedule.with_bmcs({web02: unread})).going == frozenset()
-    under_way = structs.replace(schedule.bmcs[web01], granted=True)
-    assert turn(schedule.with_bmcs({web01: under_way})).going == frozenset()
+    assert turn(schedule.with_bmcs({web02: unread})).in_wave == frozenset()
+    under_way = structs.replace(schedule.bmcs[web01], may_be_switching=True)
+    assert turn(schedule.with_bmcs({web01: under_way})).in_wave == frozenset()
 
 
 def test_a_window_that_was_lengthened_and_moved_is_the_same(hall: Hall) -> None:
@@ -428,7 +433,9 @@ def waiting(hall: Hall) -> Hall:
 def test_a_machine_that_runs_is_not_offered_its_installation(hall: Hall) -> None:
     hall.decide(spec=WAITS, often="Once", provision=1)
     hall.run(301, step=301)
-    assert [state.plan.cause for state in hall.bench.servers.values() if state.plan is not None] == [Cause.RUNS] * 3
+    assert [state.plan.cause for state in hall.bench.servers.values() if state.plan is not None] == [
+        Cause.WAITING_FOR_POWER_OFF
+    ] * 3
     assert all(not machine.writes for machine in hall.machines.values())
     hall.machines["web01"].run_through()  # a restart is none
     hall.bench.now = hall.machines["web01"].now
@@ -475,7 +482,7 @@ def test_a_raised_number_waits_anew(waiting: Hall) -> None:
     waiting.wait(200)
     waiting.decide(spec=WAITS, often="Once", provision=2)
     waiting.run(62)
-    assert waiting.cause("web01") is Cause.RUNS
+    assert waiting.cause("web01") is Cause.WAITING_FOR_POWER_OFF
 
 
 def test_another_machine_that_is_off_releases_nothing(waiting: Hall) -> None:
@@ -483,4 +490,4 @@ def test_another_machine_that_is_off_releases_nothing(waiting: Hall) -> None:
     web01.uuid, web01.serial = uuid_of("another"), "CZ29200XYZ"
     web01.reset("ForceOff")
     waiting.run(62)
-    assert waiting.cause("web01") is Cause.RUNS
+    assert waiting.cause("web01") is Cause.WAITING_FOR_POWER_OFF

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gitboot.controller.bmcs.power_waves import Member, choose_turns
+from gitboot.controller.bmcs.power_waves import Member, choose_wave
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
 
@@ -53,11 +53,11 @@ def group(count: int, **more: Any) -> list[Member]:
     ],
 )
 def test_whose_turn_it_is(case: str, members: list[Member], go: str) -> None:
-    assert " ".join(sorted(choose_turns(members, NOON, PATIENCE).go)) == go, case
+    assert " ".join(sorted(choose_wave(members, NOON, PATIENCE).servers)) == go, case
 
 
 def test_who_does_not_come_back_is_named() -> None:
-    found = choose_turns([away("b", 31), away("a", 30), away("c", 29), away("d", 99, maintenance="n")], NOON, PATIENCE)
+    found = choose_wave([away("b", 31), away("a", 30), away("c", 29), away("d", 99, maintenance="n")], NOON, PATIENCE)
     assert found.stopped == {"m": ("a", "b"), "n": ("d",)}
 
 
@@ -80,12 +80,12 @@ MEMBERS = st.lists(
 @given(members=MEMBERS, limit=st.sampled_from(["1", "2", "5", "34%", "100%"]))
 def test_never_are_more_down_than_may_be(members: list[Member], limit: str) -> None:
     members = [structs.replace(each, limit=limit, ready=each.ready and each.away_since is None) for each in members]
-    found = choose_turns(members, NOON, PATIENCE)
-    assert found == choose_turns(members[::-1], NOON, PATIENCE)
+    found = choose_wave(members, NOON, PATIENCE)
+    assert found == choose_wave(members[::-1], NOON, PATIENCE)
     for maintenance, its_group in {(each.maintenance, each.group) for each in members}:
         its = [each for each in members if (each.maintenance, each.group) == (maintenance, its_group)]
         most = max(int(limit[:-1]) * len(its) // 100, 1) if limit.endswith("%") else int(limit)
         down = {each.name for each in its if each.down or each.away_since is not None}
-        going = found.go & {each.name for each in its}
+        going = found.servers & {each.name for each in its}
         assert not going or len(down | going) <= most
         assert all(each.ready for each in its if each.name in going)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.power_steps import SHUTDOWN
+from gitboot.bmc.power_steps import SHUTDOWN_TIMEOUT
 from gitboot.jsonio import format_instant
 from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_in_process import Bench
@@ -151,7 +151,7 @@ class WaveLife:
         same = [each for each in before if _is_same(each.roll, roll)]
         if any(each.works for each in same):
             self.say(machine, f"{kind} once more for run {roll.run}: {same}")
-        if any(not each.works and self.now - each.at < SHUTDOWN for each in same):
+        if any(not each.works and self.now - each.at < SHUTDOWN_TIMEOUT for each in same):
             self.say(machine, f"{kind} before its system had time to shut down")
         before.append(Switched(self.now, roll, kind, works))
         if works:

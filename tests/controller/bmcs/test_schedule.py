@@ -15,8 +15,8 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc.override_session import Outcome, TaskResult
-from gitboot.bmc.override_state import OverrideRecord, State
-from gitboot.controller.bmcs.schedule import override_events
+from gitboot.bmc.override_state import OverrideRecord, OverrideState
+from gitboot.controller.bmcs.schedule import build_override_events
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
@@ -112,9 +112,9 @@ class Site:
         return f"{boot['BootSourceOverrideEnabled']} {boot['BootSourceOverrideTarget']}"
 
     @property
-    def states(self) -> dict[str, State]:
+    def states(self) -> dict[str, OverrideState]:
         """What is recorded of each override, by its reason."""
-        kept = self.bench.knowledge.overrides_of(SystemUuid(uuid_of("web01")))
+        kept = self.bench.knowledge.list_overrides(SystemUuid(uuid_of("web01")))
         return {each.reason: each.state for each in kept}
 
     def condition(self, type: str) -> tuple[object, ...]:
@@ -167,13 +167,13 @@ INSTALLED = (Phase.DISK, Cause.PROVISIONED)
 
 def test_a_server_is_installed_once_from_the_first_pass_to_its_disk(site: Site) -> None:
     assert shown(site.apply()) == TO_INSTALL
-    assert (site.shown, site.states) == ("Once Pxe", {"provision/1": State.CONFIRMED})
+    assert (site.shown, site.states) == ("Once Pxe", {"provision/1": OverrideState.CONFIRMED})
     assert site.bench.told() == ["OverrideConfirmed"]
     site.boot()
     site.bench.fetch(site.bench.plan())
     site.bench.reconcile()
     site.bench.reconcile()
-    assert site.states == {"provision/1": State.CONSUMED}
+    assert site.states == {"provision/1": OverrideState.CONSUMED}
     assert site.bench.record is not None and site.bench.record.evidence == "Fetched"
     assert "Provisioned" in site.bench.told()
     for _ in range(3):
@@ -267,7 +267,7 @@ def test_a_window_that_ends_takes_its_override_along(site: Site) -> None:
     site.apply("Never", maintenance("repair", "20T11:00 20T13:00"))
     assert site.shown == "Continuous Pxe"
     site.reconcile_after(3600)
-    assert (site.shown, site.states) == ("Disabled Pxe", {"maintenance/repair/1": State.WITHDRAWN})
+    assert (site.shown, site.states) == ("Disabled Pxe", {"maintenance/repair/1": OverrideState.CLEARED})
     site.reconcile_after(60)
     assert site.patches == 2
 
@@ -286,7 +286,7 @@ def test_a_direct_boot_that_fetches_nothing_is_provisioned_when_its_override_is_
     assert site.shown == "Once UefiHttp"
     site.boot()
     site.bench.reconcile()
-    assert site.states == {"provision/1": State.CONSUMED}
+    assert site.states == {"provision/1": OverrideState.CONSUMED}
     record = site.bench.record
     assert record is not None
     assert (record.evidence, record.consumed_at is None) == (("Consumed", True) if provisioned else (None, False))
@@ -333,7 +333,7 @@ def test_e27_where_marks_were_never_seen_to_move_it_is_not_set_again(site: Site)
     site.machine.write(BootSourceOverrideEnabled="Disabled")
     for _ in range(3):
         site.reconcile_after(60)
-    assert (site.patches, site.states) == (1, {"provision/1": State.LOST})
+    assert (site.patches, site.states) == (1, {"provision/1": OverrideState.LOST})
     assert site.bench.told("Provisioned") == []
 
 
@@ -372,7 +372,7 @@ def test_a_parked_servers_override_is_withdrawn_once(site: Site) -> None:
     site.apply()
     site.decide(spec="provision: 1, lifecycle: Parked")
     assert site.bench.reconcile() is None
-    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
     requests = len(site.machine.requests)
     for _ in range(3):
         site.reconcile_after(60)
@@ -417,7 +417,7 @@ def test_a_bmc_with_a_standing_override_is_read_every_half_minute(site: Site) ->
 def test_a_bmc_is_asked_at_once_when_something_else_is_wanted(site: Site) -> None:
     site.apply()
     site.apply(spec="provision: 2")
-    assert site.states == {"provision/1": State.WITHDRAWN, "provision/2": State.CONFIRMED}
+    assert site.states == {"provision/1": OverrideState.CLEARED, "provision/2": OverrideState.CONFIRMED}
 
 
 def test_a_bmc_that_cannot_be_reached_is_asked_ever_more_rarely(site: Site) -> None:
@@ -483,7 +483,7 @@ def test_a_fetch_is_judged_by_a_reading_that_began_after_it(site: Site) -> None:
     about_to_set, may_set = threading.Event(), threading.Event()
 
     def held(record: OverrideRecord) -> None:
-        if record.state is State.RECORDED:
+        if record.state is OverrideState.RECORDED:
             about_to_set.set()
             assert may_set.wait(60)
 
@@ -572,7 +572,7 @@ def test_a_board_that_went_with_its_override_leaves_nothing_to_be_withdrawn_from
     site.decide(spec="provision: 1, lifecycle: Parked")
     site.reconcile_after(60)
     assert why(site).startswith("AnotherMachine: Once Pxe for provision/1 was set where the BMC showed UUID")
-    assert (site.shown, site.patches, site.states) == ("Once Pxe", 1, {"provision/1": State.CONFIRMED})
+    assert (site.shown, site.patches, site.states) == ("Once Pxe", 1, {"provision/1": OverrideState.CONFIRMED})
 
 
 @pytest.mark.parametrize("corrected", ["the password", "the name of the credentials"])
@@ -630,7 +630,7 @@ def test_what_stands_on_a_bmc_that_no_document_names_any_more_is_withdrawn(site:
     if again:
         site.restart()
     site.bench.reconcile()
-    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
     requests = len(site.machine.requests)
     for _ in range(3):
         site.reconcile_after(60)
@@ -665,7 +665,7 @@ def test_a_fetch_by_a_machine_that_then_left_the_fleet_keeps_nothing_standing(si
     site.bench.decide(fleet(MONITORS), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
     for _ in range(3):
         site.bench.reconcile()
-    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
 
 
 # What changes while a job is under way
@@ -687,7 +687,7 @@ class Held:
             self.bench.before_recording = self
 
     def __call__(self, record: OverrideRecord) -> None:
-        if record.state is State.RECORDED:
+        if record.state is OverrideState.RECORDED:
             self.reached.set()
             assert self.opened.wait(60)
 
@@ -714,9 +714,9 @@ def test_what_was_set_while_the_plan_changed_is_withdrawn_with_the_next_pass(
         bench.reconcile()
     assert site.shown == ("Once Pxe" if then == "another number" else "Disabled Pxe")
     assert [state for state in site.states.values() if state.is_open] == (
-        [State.CONFIRMED] if then == "another number" else []
+        [OverrideState.CONFIRMED] if then == "another number" else []
     )
-    assert next(iter(site.states.values())) is State.WITHDRAWN
+    assert next(iter(site.states.values())) is OverrideState.CLEARED
 
 
 def test_what_is_no_longer_wanted_while_its_bmc_is_read_is_withdrawn_right_after(site: Site) -> None:
@@ -730,7 +730,7 @@ def test_what_is_no_longer_wanted_while_its_bmc_is_read_is_withdrawn_right_after
     bench.plan()
     for _ in range(2):
         bench.reconcile()
-    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
 
 
 def test_what_is_wanted_until_an_instant_is_not_set_after_it(site: Site) -> None:
@@ -749,12 +749,12 @@ def test_an_override_that_is_shown_late_is_withdrawn_all_the_same(site: Site) ->
     site.decide()
     site.bmc.fault(Ignored(), on="PATCH")
     site.bench.reconcile()
-    assert site.states == {"provision/1": State.RECORDED}
+    assert site.states == {"provision/1": OverrideState.RECORDED}
     site.decide(spec="provision: 1, lifecycle: Parked")
     site.reconcile_after(20)
     site.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="Pxe")
     site.reconcile_after(40)
-    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
 
 
 # Withdrawals do not back off
@@ -906,7 +906,7 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
     site: Site, tmp_path: Path, method: str, *, has_booted: bool
 ) -> None:
     site.apply(method=method, artifacts="kernel, initrd" if method == "Pxe" else "uki")
-    assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1), site.bench.events
+    assert (list(site.states.values()), site.patches) == ([OverrideState.CONFIRMED], 1), site.bench.events
     if has_booted:
         site.boot()
     (tmp_path / "other").mkdir()
@@ -931,7 +931,7 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
             other.reconcile()
             site.bench.reconcile()
         assert site.patches == 1, "neither sets it once more, also where nothing shows any more that it was set"
-        standing = other.instance.reconciler.standing
+        standing = other.instance.reconciler.state
         (told,) = [each for each in standing.conditions if each.type == "InstallsCompleted"]
         assert told.reason == "NeedsOperator" and "or another instance has set it" in told.message
         given = {"uuid": site.machine.uuid, "server": "web01", "bmc": None, "reason": "nothing is installed"}
@@ -969,7 +969,7 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
         for each in (site.bench, other):
             identity = each.ledger.progress[0]
             assert each.condition("BmcsSet") == (False, "LedgerNotNamed", f"{message}{identity}")
-            (told,) = [c for c in each.instance.reconciler.standing.conditions if c.type == "BmcsSet"]
+            (told,) = [c for c in each.instance.reconciler.state.conditions if c.type == "BmcsSet"]
             assert told.remedy == f"provisioning: {{ledger: {identity}}}  # in the spec of the Fleet"
             assert [event.type for event in each.events].count("LedgerNotNamed") == 1
             plan = each.plan()
@@ -978,7 +978,7 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
         site.bench.commits.ledger = named
         site.decide(spec="provision: 1", method="UefiHttp", artifacts="uki")
         both()
-        assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1)
+        assert (list(site.states.values()), site.patches) == ([OverrideState.CONFIRMED], 1)
         assert site.bench.condition("BmcsSet") is None
 
 
@@ -990,20 +990,20 @@ def unname(site: Site) -> str | None:
 
 def test_what_is_set_is_looked_after_where_nobody_is_named_any_more(site: Site) -> None:
     site.apply()
-    assert (site.states, site.patches) == ({"provision/1": State.CONFIRMED}, 1)
+    assert (site.states, site.patches) == ({"provision/1": OverrideState.CONFIRMED}, 1)
     unname(site)
     site.apply()
     site.restart(named=False)
     site.bench.reconcile()
-    assert (site.states, site.patches) == ({"provision/1": State.CONFIRMED}, 1)
+    assert (site.states, site.patches) == ({"provision/1": OverrideState.CONFIRMED}, 1)
     assert site.bench.condition("BmcsSet") is None, "nothing is to be set"
     assert (site.bench.condition("CommitAccepted") or ())[:1] == (True,)
     site.apply(spec="provision: 0")
-    assert (site.shown.split()[0], site.states) == ("Disabled", {"provision/1": State.WITHDRAWN})
+    assert (site.shown.split()[0], site.states) == ("Disabled", {"provision/1": OverrideState.CLEARED})
     site.decide()
     for _ in range(2):
         site.bench.reconcile()
-    assert (site.shown.split()[0], site.states) == ("Disabled", {"provision/1": State.WITHDRAWN})
+    assert (site.shown.split()[0], site.states) == ("Disabled", {"provision/1": OverrideState.CLEARED})
     assert site.condition("BmcsSet") == (False, "LedgerNotNamed")
 
 
@@ -1016,7 +1016,7 @@ def test_what_has_become_of_it_is_noted_where_nobody_is_named_any_more(site: Sit
     site.boot()
     for _ in range(2):
         site.reconcile_after(31)
-    assert site.states == {"maintenance/check/1": State.CONSUMED}
+    assert site.states == {"maintenance/check/1": OverrideState.CONSUMED}
     assert site.bench.condition("BmcsSet") is None
     site.bench.commits.ledger = named
     site.decide("Never", check)
@@ -1072,7 +1072,7 @@ def test_what_the_plan_wants_otherwise_is_not_set_where_nobody_is_named_any_more
     if lost:
         site.bmc.fault(Drop(applied=True), on="PATCH")
         site.apply(of_fleet="baseURL: 'http://boot.test', stopped: 'smoke'")
-        assert (site.states["provision/1"], site.shown) == (State.WITHDRAWING, "Disabled Pxe")
+        assert (site.states["provision/1"], site.shown) == (OverrideState.CLEARING, "Disabled Pxe")
     before = site.patches
     unname(site)
     site.decide(method="Pxe" if lost else "UefiHttp", artifacts="kernel, initrd" if lost else "uki")
@@ -1123,41 +1123,41 @@ def test_what_only_a_bmc_could_prove_is_not_given_where_nothing_may_be_set_there
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         for _ in range(2):
             other.reconcile()
-        assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": State.CONFIRMED})
+        assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": OverrideState.CONFIRMED})
         unname(site)  # what stands proves it still
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         for _ in range(2):
             other.reconcile()
-        assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": State.CONFIRMED})
+        assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": OverrideState.CONFIRMED})
 
 
 TOLD = {
-    State.RECORDED: "Once Pxe for provision/1 is about to be set, or was",
-    State.CONFIRMED: "Once Pxe for provision/1 is set",
-    State.WITHDRAWING: "Once Pxe for provision/1 is about to be withdrawn",
-    State.INSERTED: "the medium of Once Pxe for provision/1 is inserted",
-    State.WITHDRAWN: "Once Pxe for provision/1 is withdrawn",
-    State.CONSUMED: "Once Pxe for provision/1 is consumed",
-    State.LOST: "Once Pxe for provision/1 is gone, and nothing proves that a boot has consumed it",
-    State.SET_BY_ANOTHER: "Once Pxe for provision/1 was set by another instance, and is not set",
-    State.OPENED: "Once Pxe for provision/1 may be set in place of whatever stands there",
-    State.UNSENT: "Once Pxe for provision/1 was not set: the BMC had changed since it was read",
+    OverrideState.RECORDED: "Once Pxe for provision/1 is about to be set, or was",
+    OverrideState.CONFIRMED: "Once Pxe for provision/1 is set",
+    OverrideState.CLEARING: "Once Pxe for provision/1 is about to be withdrawn",
+    OverrideState.INSERTED: "the medium of Once Pxe for provision/1 is inserted",
+    OverrideState.CLEARED: "Once Pxe for provision/1 is withdrawn",
+    OverrideState.CONSUMED: "Once Pxe for provision/1 is consumed",
+    OverrideState.LOST: "Once Pxe for provision/1 is gone, and nothing proves that a boot has consumed it",
+    OverrideState.SET_BY_ANOTHER: "Once Pxe for provision/1 was set by another instance, and is not set",
+    OverrideState.OPENED: "Once Pxe for provision/1 may be set in place of whatever stands there",
+    OverrideState.UNSENT: "Once Pxe for provision/1 was not set: the BMC had changed since it was read",
 }
 
 
 def test_each_state_of_an_override_is_told_in_words(site: Site) -> None:
     site.apply()
-    (record,) = site.bench.knowledge.overrides_of(site.bench.decisions.servers["web01"].uuid)
-    for state in State:
+    (record,) = site.bench.knowledge.list_overrides(site.bench.decisions.servers["web01"].uuid)
+    for state in OverrideState:
         wrote = (structs.replace(record, state=state),)
         result = TaskResult(
             server="web01",
             uuid=site.bench.decisions.servers["web01"].uuid,
             outcome=Outcome.APPLIED,
             message="",
-            wrote=wrote,
+            written_records=wrote,
         )
-        (event,) = override_events(result, "0" * 40, site.bench.now, first=False)
+        (event,) = build_override_events(result, "0" * 40, site.bench.now, first=False)
         assert event.message == f"web01: {TOLD[state]}"
 
 
@@ -1165,7 +1165,7 @@ def test_a_maintenance_that_writes_a_disk_is_left_to_the_instance_that_has_set_i
     wipe = image("wipe-1", "writesDisk: true"), profile("wipe", "wipe-1", method="Pxe")
     window = maintenance("wipe", "20T11:00 20T14:00", "networkBoot: Once, run: 1", boots="wipe")
     site.apply("Never", *wipe, window)
-    assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1), site.bench.events
+    assert (list(site.states.values()), site.patches) == ([OverrideState.CONFIRMED], 1), site.bench.events
     (tmp_path / "other").mkdir()
     with Bench(tmp_path / "other", credentials=tmp_path) as other:
         other.now = site.bench.now

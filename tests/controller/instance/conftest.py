@@ -21,6 +21,6 @@ def large_fleets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a fleet of `LARGE` servers for a large one, here and in the instances of a test."""
     modules = checkpoint, standby
     names = ", ".join(module.__name__ for module in modules)
-    monkeypatch.setenv(RUN_FIRST, f"import {names}\nfor module in ({names}): module.WORTH = {LARGE}")
+    monkeypatch.setenv(RUN_FIRST, f"import {names}\nfor module in ({names}): module.MIN_SERVERS = {LARGE}")
     for module in modules:
-        monkeypatch.setattr(module, "WORTH", LARGE)
+        monkeypatch.setattr(module, "MIN_SERVERS", LARGE)

@@ -169,13 +169,13 @@ def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: 
     with in_process(tmp_path, work.path) as parts:
         loop = Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=lambda _: None)
         with locked_ledger(tmp_path / "state"):
-            loop.once()
+            loop.run_once()
             assert not parts.reconciler.status.condition("SourceReady")
             assert (parts.reconciler.status.attempted, parts.source.latest()) == (None, None)
         work.git("switch", "--quiet", "--create", "release")
-        loop.once()
+        loop.run_once()
         assert parts.reconciler.status.condition("SourceReady")
-        assert instance_tables.read(parts.ledger).branch == parts.source.reference == "refs/heads/release"
+        assert instance_tables.read_facts(parts.ledger).branch == parts.source.reference == "refs/heads/release"
 
 
 # The source
@@ -187,7 +187,7 @@ def test_the_default_branch_is_found_once(work: Work, tmp_path: Path, is_served:
     with git_daemon(work.path.parent) as url:
         remote = Remote(url=place_of(work, url, is_served=is_served))
         source = Source(remote, tmp_path, record=record)
-        assert (source.latest(), source.reference, source.elsewhere) == (None, None, None)
+        assert (source.latest(), source.reference, source.branch_mismatch) == (None, None, None)
         first = source.fetch()
         assert record.followed == MAIN and source.latest() == first == work.head
         work.git("switch", "--quiet", "--create", "experiment")
@@ -195,7 +195,7 @@ def test_the_default_branch_is_found_once(work: Work, tmp_path: Path, is_served:
         assert source.fetch() == source.latest() == first
         later = Source(remote, tmp_path, record=record)
         assert later.latest() == later.fetch() == first
-        assert later.elsewhere is not None and later.elsewhere == source.elsewhere
+        assert later.branch_mismatch is not None and later.branch_mismatch == source.branch_mismatch
 
 
 def test_a_branch_that_was_stored_although_the_ledger_reported_an_error_is_followed(work: Work, tmp_path: Path) -> None:
@@ -256,12 +256,12 @@ def test_head_elsewhere_matters_if_gitboot_found_the_branch(
         source = Source(remote, tmp_path, record=InMemory(followed=followed))
         source.fetch()
     if reason is None or said is None:
-        assert source.elsewhere is None
+        assert source.branch_mismatch is None
         return
-    assert source.elsewhere is not None
+    assert source.branch_mismatch is not None
     expected = {False: (reason, said), True: ("DefaultBranchChanged", "default branch")}[is_served]
-    assert source.elsewhere[0] == expected[0]
-    assert expected[1] in source.elsewhere[1] and "refs/heads/main" in source.elsewhere[1]
+    assert source.branch_mismatch[0] == expected[0]
+    assert expected[1] in source.branch_mismatch[1] and "refs/heads/main" in source.branch_mismatch[1]
 
 
 def test_after_an_upgrade_a_default_branch_without_the_accepted_commit_is_not_followed(

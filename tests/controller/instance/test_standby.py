@@ -27,8 +27,8 @@ from gitboot.git.fetch import CLONE
 from gitboot.ledger import move_ledger
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import TABLES
-from gitboot.ledger.store import mark_of, read_mark
-from gitboot.publish.tree_reader import WORD
+from gitboot.ledger.store import mark_path, read_mark
+from gitboot.publish.tree_reader import STOP_FILE
 from gitboot.render.endpoint_files import TERMS
 from tests.helpers.cases import present
 from tests.helpers.disks_and_terminals import fill, small_disk
@@ -119,7 +119,10 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
     rack.add("web01")
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
-        state, words = hosts.two.state, [each / WORD for each in (hosts.two.state / "spool", hosts.one.state / "spool")]
+        state, words = (
+            hosts.two.state,
+            [each / STOP_FILE for each in (hosts.two.state / "spool", hosts.one.state / "spool")],
+        )
         stop, start = ("stop-installs", "--reason", "a test", "--state", state), ("allow-installs", "--state", state)
         status = hosts.one.instance.status  # type: ignore[union-attr]
 
@@ -384,7 +387,7 @@ def test_who_has_stood_by_knows_a_backup_of_the_database_for_one(rack: Rack, ser
         assert "flatcar-1" in boots_at_host(web, hosts.one)
         status = hosts.one.instance.status  # type: ignore[union-attr]
         eventually(lambda: status()["records"] == {"Provisioned": 1})
-        come, noted = (mark_of(host.state / LEDGER) for host in hosts.hosts)
+        come, noted = (mark_path(host.state / LEDGER) for host in hosts.hosts)
         eventually(lambda: read_mark(noted) == read_mark(come))
         hosts.one.kill()
         server.sql(

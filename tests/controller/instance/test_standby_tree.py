@@ -21,14 +21,14 @@ import pytest
 from msgspec import structs
 
 from gitboot.controller.instance.settings import GitSettings, Settings
-from gitboot.controller.instance.standby import Prepared, prepare
+from gitboot.controller.instance.standby import PreparedTree, prepare
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
-from gitboot.endpoint.recorder import why_not_ready
+from gitboot.endpoint.recorder import find_unready_reason
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import NotYetDone
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
+from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify_tree
 from gitboot.render.endpoint_files import TERMS
 from tests.helpers.fleets import mac_of, policy
 from tests.helpers.fleets import server as described
@@ -72,12 +72,12 @@ def settings_of(host: Host) -> Settings:
     return Settings(output=host.folder / "output", state=host.state, git=git, spool=host.state / "spool")
 
 
-def prepared(host: Host) -> Prepared:
+def prepared(host: Host) -> PreparedTree:
     """What it makes of its tree now, while it stands by."""
     return prepare(settings_of(host), clock=clock, warn=pytest.fail)
 
 
-def prepared_soon(host: Host) -> Prepared | None:
+def prepared_soon(host: Host) -> PreparedTree | None:
     """The same; None: it has not fetched yet what the other one has accepted."""
     with suppress(NotYetDone):
         return prepared(host)
@@ -128,7 +128,7 @@ def entry(host: Host, path: str) -> Path:
 
 
 def why_not(host: Host) -> str | None:
-    return why_not_ready(PublishedTree(host.folder / "output", clock), None)
+    return find_unready_reason(PublishedTree(host.folder / "output", clock), None)
 
 
 def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rack, server: PostgresServer) -> None:
@@ -144,7 +144,7 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         assert [path for path in apart if not names(web).search(path)] == []
         assert "flatcar" not in entry(hosts.two, web.entry).read_text()
         assert why_not(hosts.two) == "the tree is prepared for a host that does not act yet"
-        assert verify(hosts.two.folder / "output") == ()
+        assert verify_tree(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
@@ -207,7 +207,7 @@ def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alon
         (event,) = eventually(lambda: told(hosts.two, "Published"))
         assert event["written"] + event["unchanged"] < 100
         assert not (hosts.two.folder / "output" / PENDING).exists()
-        assert verify(hosts.two.folder / "output") == ()
+        assert verify_tree(hosts.two.folder / "output") == ()
         assert differing(hosts) == []
         assert "flatcar-1" in boots_at_host(web, hosts.two)
 
@@ -300,7 +300,7 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
         assert hosts.taken_over(1) is hosts.two
         eventually(lambda: told(hosts.two, "Published"))
         eventually(lambda: "flatcar-1" in entry(hosts.two, web.entry).read_text())
-        eventually(lambda: verify(hosts.two.folder / "output") == ())  # once the last change is published
+        eventually(lambda: verify_tree(hosts.two.folder / "output") == ())  # once the last change is published
         assert not (hosts.two.state / PREPARING).exists()
         assert "flatcar-1" in boots_at_host(web, hosts.two)
 

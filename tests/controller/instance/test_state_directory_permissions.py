@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.main import Exit
-from gitboot.controller.instance.state_directory import check_spool_rights, private
+from gitboot.controller.instance.state_directory import check_spool_rights, make_private
 from gitboot.errors import UsageError
 from tests.helpers import http_peers
 from tests.helpers.fleets import SEED
@@ -115,7 +115,7 @@ def test_t7_what_an_older_gitboot_left_open_is_closed(folder: Path) -> None:
     for name in ("ledger.sqlite", "lock", "status.json"):
         (state / name).touch(mode=0o644)
     (state / "repository.git").mkdir(mode=0o755)
-    with private(state):
+    with make_private(state):
         assert mode(state) == 0o700
         assert {mode(path) for path in state.iterdir() if path.is_file()} == {0o600}
         assert mode(state / "repository.git") == 0o700
@@ -143,13 +143,13 @@ def test_t7_who_may_write_a_state_directory(
     os.chown(state, owner, group)
     state.chmod(rights)
     if refused is None:
-        with private(state):
+        with make_private(state):
             (state / "made").touch()
             assert mode(state / "made") == (0o660 if rights & stat.S_ISGID else 0o600)
         if owner == 0:
             assert mode(state) == (0o2770 if rights & stat.S_ISGID else 0o700)
         return
-    with pytest.raises(UsageError, match=refused) as caught, private(state):
+    with pytest.raises(UsageError, match=refused) as caught, make_private(state):
         pass
     assert f"-w {state}" in str(caught.value), "one line says what to run"
 
@@ -161,7 +161,7 @@ def test_t7_a_symlink_in_a_state_directory_is_refused(folder: Path, name: str) -
     (folder / "state").mkdir()
     (folder / "elsewhere").write_text("precious")
     (folder / "state" / name).symlink_to(folder / "elsewhere")
-    with pytest.raises(UsageError, match=f"{name} is a symlink"), private(folder / "state"):
+    with pytest.raises(UsageError, match=f"{name} is a symlink"), make_private(folder / "state"):
         pass
     assert (folder / "elsewhere").read_text() == "precious"
 

@@ -15,16 +15,16 @@ import pytest
 from pyrage.x25519 import Identity
 
 from gitboot.cli.main import Exit
-from gitboot.controller.instance.state_directory import HEARD, token_keys
+from gitboot.controller.instance.state_directory import EARLIER_KEY_LIFETIME, token_keys
 from gitboot.endpoint.age_encryption import encrypt
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, File, token_in
+from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, File, find_token
 from gitboot.render.token_keys import EarlierKey, TokenKeys
-from gitboot.resolve.install_attempts import step_of
-from gitboot.resolve.server_decision import provisioned_token
+from gitboot.resolve.install_attempts import install_step
+from gitboot.resolve.server_decision import report_token
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
@@ -39,7 +39,7 @@ from tests.scenarios.test_ordinary_days import Client, steps
 
 MAC: Final = mac_of("web01").replace(":", "-")
 ENTRY: Final = f"boot/v1/boot/{MAC}/boot.ipxe"
-PUBLIC: Final = Digest(provisioned_token(SystemUuid(uuid_of("web01")), 1, "flatcar-1"))
+PUBLIC: Final = Digest(report_token(SystemUuid(uuid_of("web01")), 1, "flatcar-1"))
 NOON: Final = at("20T12:00")
 SAYS: Final = "#cloud-config\ndone: {{ urls.provisioned }}\n"
 
@@ -87,7 +87,11 @@ def test_t6_an_earlier_key_counts_for_a_day(tmp_path: Path) -> None:
     keys = token_keys(tmp_path, NOON, follows_none=False)
     assert keys.key == bytes.fromhex("ab" * 32)
     assert [each.key for each in keys.earlier] == [None, first.key]
-    assert [each.until - each.since for each in keys.earlier] == [HEARD, HEARD] == [timedelta(hours=24)] * 2
+    assert (
+        [each.until - each.since for each in keys.earlier]
+        == [EARLIER_KEY_LIFETIME, EARLIER_KEY_LIFETIME]
+        == [timedelta(hours=24)] * 2
+    )
     assert [each.since for each in keys.earlier] == [NOON, at("25T12:00")]
 
 
@@ -125,12 +129,12 @@ class Named(Bench):
 
     @property
     def name(self) -> str:
-        (found,) = KEYS.names([PUBLIC], self.now).files({PROVISIONED.of(MAC, PUBLIC): File(b"")})
-        return token_in(found) or ""
+        (found,) = KEYS.build_names([PUBLIC], self.now).rename_files({PROVISIONED.build_path(MAC, PUBLIC): File(b"")})
+        return find_token(found) or ""
 
     @property
     def step(self) -> str:
-        return step_of(self.decisions.servers["web01"], self.record)
+        return install_step(self.decisions.servers["web01"], self.record)
 
     def endpoint_noted(self, path: str, name: Digest) -> None:
         """An endpoint writes down that a path was asked for, and the name that stands there."""
@@ -152,12 +156,16 @@ def web01(tmp_path: Path) -> Iterator[Named]:
 
 def test_t6_what_a_mirror_has_sent_is_of_its_offer_and_what_it_has_not_of_none(web01: Named) -> None:
     web01.entry()
-    for path in (PROVISIONED.of(MAC, PUBLIC), FAILED.of(MAC, PUBLIC), DATA.of(MAC, PUBLIC, "user-data")):
+    for path in (
+        PROVISIONED.build_path(MAC, PUBLIC),
+        FAILED.build_path(MAC, PUBLIC),
+        DATA.build_path(MAC, PUBLIC, "user-data"),
+    ):
         web01.mirror_sent(path)
         assert web01.step == "Attempted", path
-    web01.mirror_sent(DATA.of(MAC, web01.name, "user-data"))
+    web01.mirror_sent(DATA.build_path(MAC, web01.name, "user-data"))
     assert web01.step == "Started"
-    web01.mirror_sent(PROVISIONED.of(MAC, web01.name))
+    web01.mirror_sent(PROVISIONED.build_path(MAC, web01.name))
     assert web01.step == "Provisioned"
 
 
@@ -166,9 +174,9 @@ def test_t6_a_report_is_of_its_offer_also_by_a_file_of_another_date(web01: Named
     web01.mirror_sent(ENTRY, later_s=7)
     assert web01.step == "Pending"
     web01.entry()
-    web01.mirror_sent(PROVISIONED.of(MAC, PUBLIC), later_s=7)
+    web01.mirror_sent(PROVISIONED.build_path(MAC, PUBLIC), later_s=7)
     assert web01.step == "Attempted"
-    web01.mirror_sent(PROVISIONED.of(MAC, web01.name), later_s=7)
+    web01.mirror_sent(PROVISIONED.build_path(MAC, web01.name), later_s=7)
     assert web01.step == "Provisioned"
 
 
@@ -176,7 +184,7 @@ def test_t6_data_that_is_left_over_is_of_its_offer(web01: Named) -> None:
     """An endpoint that knows only the path writes down what stands there."""
     web01.entry()
     name = Digest(web01.name)
-    web01.endpoint_noted(DATA.of(MAC, name, "user-data"), name)
+    web01.endpoint_noted(DATA.build_path(MAC, name, "user-data"), name)
     assert web01.step == "Started"
 
 
@@ -186,11 +194,11 @@ def test_t6_an_installer_of_an_earlier_key_is_heard_for_a_day_by_whatever_is_lef
     tmp_path: Path, key: bytes | None, hours: int, step: str
 ) -> None:
     """Its data lies there for longer, and an endpoint writes down what it says for as long."""
-    with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + HEARD),))) as web01:
+    with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + EARLIER_KEY_LIFETIME),))) as web01:
         web01.decide(*documents(), files={"t.j2": SAYS}).entry()
-        (before,) = {token_in(path) for path in web01.rendered["web01"].files} - {None, web01.name}
+        (before,) = {find_token(path) for path in web01.rendered["web01"].files} - {None, web01.name}
         web01.wait(hours=hours).reconcile()
-        web01.endpoint_noted(PROVISIONED.of(MAC, before or ""), Digest(before or ""))
+        web01.endpoint_noted(PROVISIONED.build_path(MAC, before or ""), Digest(before or ""))
         assert web01.step == step
 
 
@@ -198,7 +206,7 @@ def test_t6_a_name_that_no_key_gives_says_nothing(web01: Named) -> None:
     web01.entry()
     for name in (PUBLIC, Digest("0" * 64)):
         for kind in (PROVISIONED, FAILED):
-            path = kind.of(MAC, name)
+            path = kind.build_path(MAC, name)
             web01.endpoint_noted(path, name)
             assert web01.step == "Attempted", path
 
@@ -206,8 +214,8 @@ def test_t6_a_name_that_no_key_gives_says_nothing(web01: Named) -> None:
 def test_t6_what_is_known_and_told_has_no_published_name(web01: Named) -> None:
     """Nor has an event: it is read by more people than the tree."""
     web01.entry()
-    name, path = web01.name, DATA.of(MAC, web01.name, "user-data")
-    for each in (path, PROVISIONED.of(MAC, name)):
+    name, path = web01.name, DATA.build_path(MAC, web01.name, "user-data")
+    for each in (path, PROVISIONED.build_path(MAC, name)):
         web01.endpoint_noted(each, PUBLIC)
     assert web01.record is not None and web01.record.provision == 1
     started = web01.record.attempts[-1].started
@@ -234,8 +242,10 @@ def published(folder: Path) -> dict[str, bytes]:
 
 def guesses(token: str) -> list[str]:
     """Every path by which who knows the fleet would report, or fetch."""
-    paths = [each.of(MAC, token) for each in (PROVISIONED, FAILED)]
-    paths += [DATA.of(MAC, token, name) for name in ("user-data", "meta-data")] + [SECRET.of(MAC, token, "join")]
+    paths = [each.build_path(MAC, token) for each in (PROVISIONED, FAILED)]
+    paths += [DATA.build_path(MAC, token, name) for name in ("user-data", "meta-data")] + [
+        SECRET.build_path(MAC, token, "join")
+    ]
     return [path.removeprefix("boot") for path in paths]
 
 
@@ -368,11 +378,11 @@ def test_t6_installers_from_before_the_upgrade_are_heard_for_a_day(tmp_path: Pat
     with in_process(tmp_path, repository.bare, clock=clock) as parts:
         pass_at(parts, clock, NOON)
         assert PUBLIC in names_in(tmp_path) and len(names_in(tmp_path)) == 2
-        plan = parts.reconciler.standing.plans.servers["web01"].plan
+        plan = parts.reconciler.state.plans.servers["web01"].plan
         assert plan is not None and (plan.phase, plan.cause) == (Phase.NETWORK, Cause.PENDING)
     with in_process(tmp_path, repository.bare, clock=clock) as parts:
-        due = pass_at(parts, clock, NOON + HEARD - timedelta(minutes=1))
+        due = pass_at(parts, clock, NOON + EARLIER_KEY_LIFETIME - timedelta(minutes=1))
         assert PUBLIC in names_in(tmp_path), "also after a restart"
-        assert due is not None and due <= NOON + HEARD
-        pass_at(parts, clock, NOON + HEARD)
+        assert due is not None and due <= NOON + EARLIER_KEY_LIFETIME
+        pass_at(parts, clock, NOON + EARLIER_KEY_LIFETIME)
         assert PUBLIC not in names_in(tmp_path) and len(names_in(tmp_path)) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.override_state import State
+from gitboot.bmc.override_state import OverrideState
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger import server_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
@@ -79,7 +79,7 @@ def test_a_report_counts_even_while_the_override_stands_and_is_then_withdrawn(si
     site.bench.fetch(passes(site), path=REPORT)
     passes(site, 3)
     assert provisioned(site) == ["Reported"]
-    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": State.WITHDRAWN})
+    assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
 
 
 @pytest.mark.parametrize(("kind", "path"), [("Fetched", ENTRY), ("Reported", REPORT)])
@@ -228,7 +228,7 @@ def test_a_fetch_whose_bmc_has_no_document_any_more_is_judged_without_it(site: S
     decide(site, kind, bmc=False)
     passes(site, 3)
     assert provisioned(site) == (["Fetched"] if kind == "Fetched" else [])
-    assert server_tables.pending(site.bench.ledger) == []
+    assert server_tables.read_pending(site.bench.ledger) == []
 
 
 # By the date of what was sent
@@ -341,7 +341,7 @@ def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -
         site.bench.now, site.bench.target.full = datetime.fromtimestamp(OLD + number, UTC), number < 2
         plan = passes(site, 1)
     assert plan is not None
-    found = [server_tables.version(site.bench.ledger, ENTRY, OLD + number) for number in range(5)]
+    found = [server_tables.find_version(site.bench.ledger, ENTRY, OLD + number) for number in range(5)]
     assert found == [(plan.digest, 2), (plan.digest, 2), (plan.digest, 2), None, None]
 
 
@@ -355,7 +355,7 @@ def test_a_machine_that_comes_up_after_its_override_was_consumed_is_provisioned(
     site.machine.reset()
     site.wait(70)  # its system starts, and does not run yet
     assert shown(passes(site)) == TO_INSTALL
-    assert (site.states, provisioned(site)) == ({"provision/1": State.CONSUMED}, [])
+    assert (site.states, provisioned(site)) == ({"provision/1": OverrideState.CONSUMED}, [])
     site.wait(60)
     passes(site)
     assert provisioned(site) == ["Progress"]
@@ -404,7 +404,7 @@ def test_an_override_that_vanished_is_no_proof_where_nothing_shows_how(make_site
     site.machine.write(BootSourceOverrideEnabled="Disabled", **{TARGET: "None"})
     site.wait(61)
     passes(site)
-    assert site.states == {"provision/1": State.LOST}
+    assert site.states == {"provision/1": OverrideState.LOST}
     assert provisioned(site) == []
     site.wait(30 * 60)
     plan = passes(site)
@@ -419,4 +419,4 @@ def test_a_maintenances_override_that_was_consumed_unseen_is_not_set_again(site:
     for _ in range(5):
         site.wait(60)
         passes(site)
-    assert (site.patches, site.states) == (1, {"maintenance/repair/1": State.CONSUMED})
+    assert (site.patches, site.states) == (1, {"maintenance/repair/1": OverrideState.CONSUMED})

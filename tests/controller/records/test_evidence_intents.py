@@ -12,8 +12,8 @@ import pytest
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.install_attempts import step_of
-from gitboot.resolve.provisioning_record import Record, record_facts, record_of
+from gitboot.resolve.install_attempts import install_step
+from gitboot.resolve.provisioning_record import Record, parse_record, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.cases import present
 from tests.helpers.fleets import SEED, maintenance, policy, server, uuid_of
@@ -55,7 +55,7 @@ def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_
     assert bench.condition("InstallsCompleted") == (True, "Completed", "no boot waits for evidence")
     assert shown(bench.wait(seconds=59).plan()) == TO_INSTALL
     assert shown(bench.wait(seconds=1).plan()) == UNKNOWN
-    assert step_of(bench.decisions.servers["web01"], bench.record) == "Pending"
+    assert install_step(bench.decisions.servers["web01"], bench.record) == "Pending"
     status, reason, message = bench.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown")
     assert message == (
@@ -153,7 +153,7 @@ def test_an_unknown_outcome_outlasts_a_restart_and_an_export_of_the_records(tmp_
         bench.plan()
         record = bench.record
     assert record is not None and len(record.unknown_serves) == 1
-    assert record_of(record_facts(record)) == record
+    assert parse_record(record_facts(record)) == record
     (tmp_path / "other").mkdir()
     with Bench(tmp_path) as bench, Bench(tmp_path / "other", initial=None) as other:
         for each in (bench, other):

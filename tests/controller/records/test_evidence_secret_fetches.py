@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.records.evidence import begin_installation, confirm_fetches, note_fetch
-from gitboot.controller.records.ledger_snapshot import Knowledge, Learning
+from gitboot.controller.records.evidence import confirm_fetches, count_fetch, forget_earlier_fetches
+from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
@@ -55,24 +55,24 @@ class Learnt:
         self.events: list[Event] = []
 
     def fetch(self, client: str, path: str = JOIN, times: int = 1, **of_offer: Any) -> None:
-        learning = Learning(self.knowledge, AT)
+        learning = KnowledgeUpdate(self.knowledge, AT)
         seen = Observation(server="web01", path=path, client=client, at=AT, digest=Digest(TOKEN), times=times)
-        note_fetch(learning, offer(**of_offer), seen)
+        count_fetch(learning, offer(**of_offer), seen)
         self._end(learning)
 
     def serve(self, **of_offer: Any) -> None:
-        learning = Learning(self.knowledge, AT)
-        begin_installation(learning, offer(**of_offer))
+        learning = KnowledgeUpdate(self.knowledge, AT)
+        forget_earlier_fetches(learning, offer(**of_offer))
         self._end(learning)
 
     def confirm(self, **seen: list[int]) -> None:
-        learning = Learning(self.knowledge, AT)
+        learning = KnowledgeUpdate(self.knowledge, AT)
         found = {name.replace("_", "/"): each for name, each in seen.items()}
         confirm_fetches(learning, [{"uuid": WEB01, "server": "web01", "seen": found}])
         self._end(learning)
 
-    def _end(self, learning: Learning) -> None:
-        self.knowledge = learning.finished()
+    def _end(self, learning: KnowledgeUpdate) -> None:
+        self.knowledge = learning.build_knowledge()
         self.events += learning.events
 
     @property
@@ -171,7 +171,7 @@ def test_reports_are_counted_and_are_neither_an_event_nor_a_condition(learnt: Le
     assert learnt.events == [] and not learnt.is_unexpected
     found = learnt.knowledge.secret_fetches[WEB01]
     assert found.facts() == []
-    assert found.secrets["reports/failed"].seen == (2, 12)
+    assert found.secrets["reports/failed"].totals == (2, 12)
 
 
 NEXT = [{"attempt": 2}, {"key": "provision/2", "number": 2}]
@@ -214,11 +214,11 @@ def test_a_maintenance_has_no_secrets(learnt: Learnt) -> None:
 
 
 def test_what_is_not_new_is_not_written(learnt: Learnt) -> None:
-    learning = Learning(learnt.knowledge, AT)
-    begin_installation(learning, offer())
-    assert learning.is_nothing
-    note_fetch(learning, offer(), replace(_fetch(), path="boot/ipxe/x"))
-    assert learning.is_nothing
+    learning = KnowledgeUpdate(learnt.knowledge, AT)
+    forget_earlier_fetches(learning, offer())
+    assert learning.is_empty
+    count_fetch(learning, offer(), replace(_fetch(), path="boot/ipxe/x"))
+    assert learning.is_empty
 
 
 def _fetch() -> Observation:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gitboot.cli.instance_client import request
+from gitboot.cli.instance_client import request_change
 from gitboot.controller.operator_requests import APPROVE
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.git.fetch import CLONE
 from gitboot.ledger import instance_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
@@ -136,11 +136,11 @@ def break_spool(parts: Parts) -> None:
 
 def approve(parts: Parts, digest: str) -> None:
     given = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
-    instance_tables.give(parts.ledger, NOON, "op", APPROVE, given)
+    instance_tables.add_request(parts.ledger, NOON, "op", APPROVE, given)
 
 
 def planned(parts: Parts, name: str) -> BootPlan:
-    return present(parts.reconciler.standing.plans.servers[name].plan)
+    return present(parts.reconciler.state.plans.servers[name].plan)
 
 
 def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
@@ -158,7 +158,7 @@ def fetch(parts: Parts, plan: BootPlan, seconds: float, *, intent: str | None = 
     seen = Observation(
         server=plan.server, path=path, digest=plan.digest, client="10.0.0.7", at=at, offer=offer, intent=intent
     )
-    spool.append(line_of(seen))
+    spool.append(encode_line(seen))
     spool.close()
 
 
@@ -180,7 +180,7 @@ def test_a_revert_withholds_the_bad_image_at_once_and_applies_once_the_fetches_a
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=3)) == NOON + timedelta(seconds=3)  # again at once
     assert f"{BAD}/kernel" not in scripts(tmp_path)
     assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
-    stored = instance_tables.read(parts.ledger).withheld
+    stored = instance_tables.read_facts(parts.ledger).withheld
     assert stored is not None and stored.by == revert and len(stored.servers) == len(SERVERS)
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=4)) == NOON + timedelta(seconds=4)
     turn(parts, 5)
@@ -188,7 +188,7 @@ def test_a_revert_withholds_the_bad_image_at_once_and_applies_once_the_fetches_a
     assert (status.accepted, status.held, status.withheld) == (revert, None, ())
     assert "Held" not in {each.type for each in parts.events if each.facts.get("commit") == revert}
     assert {boot(parts, name) for name in SERVERS} == {(Cause.PROVISIONED, None)}
-    assert instance_tables.read(parts.ledger).withheld is None
+    assert instance_tables.read_facts(parts.ledger).withheld is None
 
 
 def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are_not_offered_it(
@@ -265,21 +265,21 @@ def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_rea
         bad = parts.reconciler.status.accepted
     revert = repository.push(documents())
     with in_process(tmp_path, repository.bare, limits=WITHIN, clock=lambda: NOON) as parts:
-        assert parts.reconciler.standing.plans.commit is None
+        assert parts.reconciler.state.plans.commit is None
         for seconds in (3, 4):
             turn(parts, seconds)
             assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (bad, None)
             assert f"{BAD}/kernel" not in scripts(tmp_path)
         turn(parts, 5)
         assert parts.reconciler.status.accepted == revert
-        assert instance_tables.read(parts.ledger).rolled_back.keys() == {uuid_of(name) for name in SERVERS}
+        assert instance_tables.read_facts(parts.ledger).rolled_back.keys() == {uuid_of(name) for name in SERVERS}
 
 
 def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, repository: Repository) -> None:
     bad = planned(parts, "web03")
     repository.push(documents())
     turn(parts, 3)
-    candidate = present(parts.reconciler.standing.attempt.candidate)
+    candidate = present(parts.reconciler.state.attempt.candidate)
     fetch(parts, bad, 3)
     line = f"Gitboot-Ack: {candidate.verdict.digest} maxReinstalls"
     revert = repository.push({"README.md": "Taken back."}, f"Take the bad image back\n\n{line}")
@@ -506,14 +506,14 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
     with in_process(tmp_path, repository.bare, limits=LOOSE, evaluates=False, clock=lambda: NOON) as parts:
         for seconds in (6, 7):
             parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
-        stored = instance_tables.read(parts.ledger).withheld
+        stored = instance_tables.read_facts(parts.ledger).withheld
         assert stored is not None and stored.by == revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
     with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
         repository.push(documents(BAD))  # the revert is taken back
         turn(parts, 8, 9)
         assert boot(parts, "web01") == (Cause.PENDING, BAD)
-        assert instance_tables.read(parts.ledger).withheld is None
+        assert instance_tables.read_facts(parts.ledger).withheld is None
 
 
 def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_revert_does_not_end(
@@ -527,7 +527,7 @@ def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_rever
         status = parts.reconciler.status
         assert (commit_accepted(parts).reason, status.held) == ("NotEvaluated", None)
         assert {each.server for each in status.withheld} == set(SERVERS)
-        stored = instance_tables.read(parts.ledger).withheld
+        stored = instance_tables.read_facts(parts.ledger).withheld
         assert stored is not None and stored.by == revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         unending.clear()
@@ -609,7 +609,7 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_bu
 
         bad = repository.push(documents(BAD))
         held = eventually(held_is(bad))
-        request(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
+        request_change(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
         eventually(lambda: instance.status()["applied"]["commit"] == bad)
         assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
         revert = repository.push(documents())
@@ -637,7 +637,7 @@ def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_i
     with run(records="adopt") as instance:
         bad = repository.push(documents(BAD))
         held = eventually(lambda: held_is(instance, bad))
-        request(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
+        request_change(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
         eventually(lambda: instance.status()["applied"]["commit"] == bad)
         fetched = f"/v1/boot/{mac_of('web03').replace(':', '-')}/boot.ipxe"
         assert f"{BAD}/kernel" in instance.get(fetched).text

@@ -13,27 +13,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gitboot.controller.current_plans import Plans, changed_by, left_by, replanned
+from gitboot.controller.current_plans import Plans, find_changed_servers, find_departed_machines, replan
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.controller.records.ledger_changes import Batch, Learnt, learn
+from gitboot.controller.records.ledger_changes import Batch, BatchResult, apply_batch
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.evaluator.client import assembled
+from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.evaluator.process import report
+from gitboot.evaluator.process import build_report
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import SpoolFile, line_of, take
+from gitboot.fetchlog.spool import SpoolFile, encode_line, read_new
 from gitboot.jsonio import Digest
 from gitboot.ledger import server_tables
 from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.paths import DATA, FAILED, PROVISIONED
-from gitboot.render.server_files import ServerState, rendered
+from gitboot.render.server_files import ServerState, render_server
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.render.user_data_files import render
-from gitboot.resolve.boot_limits import Halt
-from gitboot.resolve.install_attempts import attempt_of, provision_reason, step_of, token_of
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, last_word, record_facts
+from gitboot.resolve.boot_limits import StopScope
+from gitboot.resolve.install_attempts import attempt_token, find_open_attempt, install_step, provision_key
+from gitboot.resolve.provisioning_record import (
+    InstallAttempt,
+    Record,
+    StepEvidence,
+    last_provisioning_facts,
+    record_facts,
+)
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
@@ -88,13 +94,13 @@ class Ordered(Bench):
         return self.planned()
 
     def data(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
-        return self.asked(DATA.of(MAC, token or "", "user-data"), token, off)
+        return self.asked(DATA.build_path(MAC, token or "", "user-data"), token, off)
 
     def reports(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
-        return self.asked(PROVISIONED.of(MAC, token or ""), token, off)
+        return self.asked(PROVISIONED.build_path(MAC, token or ""), token, off)
 
     def fails(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
-        return self.asked(FAILED.of(MAC, token or ""), token, off)
+        return self.asked(FAILED.build_path(MAC, token or ""), token, off)
 
     def order(self) -> BootPlan:
         """A person says that web01 is pending."""
@@ -105,11 +111,11 @@ class Ordered(Bench):
     @property
     def token(self) -> Digest | None:
         """By which the attempt that is offered now, or was given last, is named."""
-        return token_of(self.decisions.servers["web01"], self.record)
+        return attempt_token(self.decisions.servers["web01"], self.record)
 
     @property
     def step(self) -> str:
-        return step_of(self.decisions.servers["web01"], self.record)
+        return install_step(self.decisions.servers["web01"], self.record)
 
 
 @pytest.fixture
@@ -184,7 +190,7 @@ def test_a_word_of_who_has_not_seen_the_newest_evidence_is_refused(web01: Ordere
     web01.data(web01.token)
     assert before is not None and web01.record is not None
     item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=web01.now))}
-    words = map(last_word, (before, web01.record))
+    words = map(last_provisioning_facts, (before, web01.record))
     numbers = [web01.request("records", items=[{**item, "seen": seen}], reason="x") for seen in words]
     web01.planned()
     assert [web01.outcome(each).partition(":")[0] for each in numbers] == ["refused", "web01 is pending"]
@@ -232,7 +238,9 @@ def test_an_image_that_was_given_before_the_one_before_it_was_heard_of_is_given_
     web01.wait(minutes=5)
     assert token is not None
     web01.observe(
-        Observation(server="web01", path=PROVISIONED.of(MAC, token), digest=token, client="10.0.0.7", at=web01.now)
+        Observation(
+            server="web01", path=PROVISIONED.build_path(MAC, token), digest=token, client="10.0.0.7", at=web01.now
+        )
     )
     if not together:
         web01.planned()
@@ -302,11 +310,11 @@ def test_user_data_names_the_attempt_that_it_is_of(web01: Ordered) -> None:
     again = web01.fails(common)
     assert common is not None and again.token is not None and again.token == again.data != common
     files = dict(render(decision, again))
-    text = files[DATA.of(MAC, again.token, "user-data")].content.decode()
+    text = files[DATA.build_path(MAC, again.token, "user-data")].content.decode()
     assert (text.count(again.token), common in text) == (2, False)
     assert any(f"/data/{again.token}/" in each for each in (again.boot.kernel_arguments if again.boot else ()))
     published = web01.rendered["web01"].published.paths
-    assert {FAILED.of(MAC, each) for each in (common, again.token)} <= published.keys()
+    assert {FAILED.build_path(MAC, each) for each in (common, again.token)} <= published.keys()
 
 
 def test_an_installer_whose_user_data_hides_the_name_is_heard_by_the_common_one(web01: Ordered) -> None:
@@ -345,10 +353,10 @@ def test_lines_of_one_writer_are_read_in_the_order_in_which_they_were_written(tm
     writer = SpoolFile(tmp_path)
     instants = [NOON, NOON - timedelta(hours=1), NOON + timedelta(seconds=5), NOON - timedelta(hours=2)]
     for number, instant in enumerate(instants):
-        writer.append(line_of(seen_at(instant, f"boot/{number}")))
+        writer.append(encode_line(seen_at(instant, f"boot/{number}")))
     other = SpoolFile(tmp_path)
-    other.append(line_of(seen_at(NOON + timedelta(seconds=2), "boot/other")))
-    found = [each.path for each in take(tmp_path, {}).observations]
+    other.append(encode_line(seen_at(NOON + timedelta(seconds=2), "boot/other")))
+    found = [each.path for each in read_new(tmp_path, {}).observations]
     assert found == ["boot/0", "boot/1", "boot/other", "boot/2", "boot/3"]
     writer.close()
     other.close()
@@ -362,7 +370,7 @@ def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered)
     """web01 was sent flatcar-1, then another; the log of the first comes when flatcar-1 is offered once more."""
     web01.install(often="OnImageChange")
     early = int(web01.now.timestamp())
-    path = next(path for path in web01.rendered["web01"].entries if path.endswith("boot.ipxe"))
+    path = next(path for path in web01.rendered["web01"].evidence_digests if path.endswith("boot.ipxe"))
     web01.wait(minutes=5)
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
     web01.wait(minutes=5).install(often="OnImageChange")
@@ -376,7 +384,7 @@ def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered)
 def test_an_offer_has_the_number_of_the_newest_decision_and_so_a_lower_one_than_a_later_word(web01: Ordered) -> None:
     numbers = []
     for plan in (web01.install(), web01.order()):
-        offer = present(server_tables.offered(web01.ledger, plan.digest))
+        offer = present(server_tables.find_offer(web01.ledger, plan.digest))
         numbers.append(offer.number)
     assert numbers == [2, 3]
     assert web01.record is not None and web01.record.offered == 3
@@ -402,12 +410,12 @@ def test_what_is_learned_and_planned_is_the_same_however_it_was_come_to(
         revision = history.commit(edited)
         found = evaluated(evaluator, revision, base.revision if base is not None else None)
         if isinstance(found, CommitPair):
-            base, tree = assembled(base, revision, map(sent, report(found))).commit, edited
+            base, tree = assemble_commit(base, revision, map(sent, build_report(found))).commit, edited
         assert base is not None
         run.reconcile(base)
         run.happen(base, other, draw)
         run.at += timedelta(minutes=draw.choice(STEPS))
-        run.stop = draw.choice((Halt.NONE, Halt.NONE, Halt.NONE, Halt.WRITING, Halt.ALL))
+        run.stop = draw.choice((StopScope.NONE, StopScope.NONE, StopScope.NONE, StopScope.WRITING, StopScope.ALL))
         run.reconcile(base)
 
 
@@ -415,7 +423,7 @@ class Run:
     """An instance's knowledge and plans, each brought up to date by what changed, and compared with the whole."""
 
     def __init__(self, at: datetime) -> None:
-        self.at, self.stop = at, Halt.NONE
+        self.at, self.stop = at, StopScope.NONE
         self._knowledge, self._plans = Knowledge(facts=Facts(identity="mine")), Plans()
         self._unplanned: set[SystemUuid] = set()  # of whom something was learned since
 
@@ -423,27 +431,27 @@ class Run:
         learnt = self._learnt(commit)
         self._knowledge = learnt.knowledge
         unplanned = {*self._unplanned, *learnt.changed}
-        changed = self._names(unplanned, commit) | changed_by(self._plans.commit, commit)
-        self._plans, _ = replanned(self._plans, commit, self._knowledge, changed, self.at, self.stop)
-        whole, _ = replanned(Plans(), commit, self._knowledge, (), self.at, self.stop)
+        changed = self._names(unplanned, commit) | find_changed_servers(self._plans.commit, commit)
+        self._plans, _ = replan(self._plans, commit, self._knowledge, changed, self.at, self.stop)
+        whole, _ = replan(Plans(), commit, self._knowledge, (), self.at, self.stop)
         assert in_full(self._plans) == in_full(whole)
         self._unplanned.clear()
 
-    def _learnt(self, commit: Commit) -> Learnt:
-        settled = self._plans.commit if self._knowledge.settled is not None else None
+    def _learnt(self, commit: Commit) -> BatchResult:
+        settled = self._plans.commit if self._knowledge.recorded_commit is not None else None
         adopt = Request(1, self.at, "ada", BEGIN, {"how": "adopt"})
         batch = Batch(
             commit=commit,
-            requests=(adopt,) if self._knowledge.settled is None else (),
-            changed=changed_by(settled, commit),
-            left=left_by(settled, commit),
-            begun=self._plans.begun.keys() | self._names(self._unplanned, commit),
+            requests=(adopt,) if self._knowledge.recorded_commit is None else (),
+            changed=find_changed_servers(settled, commit),
+            removed_machines=find_departed_machines(settled, commit),
+            installing=self._plans.begun.keys() | self._names(self._unplanned, commit),
         )
-        learnt = learn(self._knowledge, batch, self.at)
+        learnt = apply_batch(self._knowledge, batch, self.at)
         servers, records = commit.decisions.servers, self._knowledge.records
-        at_one = {name for name, each in servers.items() if attempt_of(each, records.get(each.uuid)) is not None}
-        wider = structs.replace(batch, changed={*batch.changed, *at_one}, left=None, begun=())
-        assert all_of(learnt) == all_of(learn(self._knowledge, wider, self.at))
+        at_one = {name for name, each in servers.items() if find_open_attempt(each, records.get(each.uuid)) is not None}
+        wider = structs.replace(batch, changed={*batch.changed, *at_one}, removed_machines=None, installing=())
+        assert all_of(learnt) == all_of(apply_batch(self._knowledge, wider, self.at))
         return learnt
 
     def happen(self, commit: Commit, other: GeneratedFleet, draw: random.Random) -> None:
@@ -461,20 +469,20 @@ class Run:
         return frozenset(commit.machines[uuid].name for uuid in machines if uuid in commit.machines)
 
 
-def all_of(learnt: Learnt) -> tuple[object, ...]:
+def all_of(learnt: BatchResult) -> tuple[object, ...]:
     """What was learnt, and what of it is new."""
-    news = {name: value for name, value in vars(learnt.news).items() if name not in ("overrides", "switches")}
-    records = [(each.new, each.unstored) for each in (learnt.news.overrides, learnt.news.switches)]
-    return learnt.knowledge, learnt.changed, learnt.news.hurried, learnt.news.judged, news, records
+    news = {name: value for name, value in vars(learnt.update).items() if name not in ("overrides", "switches")}
+    records = [(each.new, each.unstored) for each in (learnt.update.overrides, learnt.update.switches)]
+    return learnt.knowledge, learnt.changed, learnt.update.due_now, learnt.update.judged_machines, news, records
 
 
 def begun(decision: Decision, record: Record, at: datetime) -> Record:
     """At an installation of which all that fetches can show was seen."""
     if decision.policy is None or decision.policy.boot is None:
         return record
-    record, seen = Record(), Seen(at, "boot/v1/boot/m/boot.ipxe", "10.0.0.7")
+    record, seen = Record(), StepEvidence(at, "boot/v1/boot/m/boot.ipxe", "10.0.0.7")
     attempt = InstallAttempt(
-        key=provision_reason(decision.policy, record),
+        key=provision_key(decision.policy, record),
         boots=(seen,) * decision.policy.boot.boots,
         started=seen,
         started_boot=decision.policy.boot.boots,
@@ -487,14 +495,14 @@ def in_full(plans: Plans) -> tuple[object, ...]:
     commit = present(plans.commit)
 
     def files(state: ServerState) -> dict[str, bytes]:
-        return {path: file.content for path, file in rendered(state, commit.decisions, NO_KEYS).files.items()}
+        return {path: file.content for path, file in render_server(state, commit.decisions, NO_KEYS).files.items()}
 
     return (
         [
             (name, state.decision, state.record, state.about, state.stop, state.plan, state.later, files(state))
             for name, state in plans.servers.items()
         ],
-        (plans.commit, plans.stop, plans.left, plans.transitions.instants, plans.transitions.next),
+        (plans.commit, plans.stop, plans.left, plans.transitions.instants, plans.transitions.next_due),
         (plans.counts, plans.versions, plans.needs),
         (plans.unknown, plans.unseen, plans.consumed, plans.lost),
         (list(plans.begun.items()), list(plans.given.items())),

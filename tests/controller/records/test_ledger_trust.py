@@ -14,20 +14,20 @@ from tempfile import mkdtemp
 
 import pytest
 
-from gitboot.controller.forge import Forge, Project, Verdicts, verdicts_of, witness_of
+from gitboot.controller.forge import Forge, Project, VerdictSender, build_forge_reader, list_verdicts
 from gitboot.controller.instance_state import Fetched
-from gitboot.controller.records.ledger_changes import KEPT, Batch, learn
+from gitboot.controller.records.ledger_changes import RETENTION, Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Facts
 from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
-from gitboot.system_clock import Keeping, Uptime, keeping_of
+from gitboot.system_clock import ClockState, Uptime, decide_clock_state
 from tests.helpers.cases import for_each, present
 from tests.helpers.endpoints import rendered_states
 from tests.helpers.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -261,13 +261,13 @@ def test_e32_an_instance_writes_its_time_at_each_pass_and_endpoints_compare_thei
             now[0] += timedelta(minutes=1)
             parts.reconciler.reconcile(now[0], fetched=Fetched())  # there is nothing new
             for tree in trees:
-                tree.look()
-            assert [tree.clock.off for tree in trees] == [*offs[:2], None]
-        assert [tree.clock.doubt is None for tree in trees] == [False, False, True]
+                tree.refresh()
+            assert [tree.clock.offset for tree in trees] == [*offs[:2], None]
+        assert [tree.clock.problem is None for tree in trees] == [False, False, True]
         now[0] += timedelta(hours=5)  # and then the instance is gone
         for tree in trees:
-            tree.look()
-        assert [tree.clock.doubt is None for tree in trees] == [False, True, True]
+            tree.refresh()
+        assert [tree.clock.problem is None for tree in trees] == [False, True, True]
 
 
 def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
@@ -284,36 +284,38 @@ def test_a_person_accepts_the_present_clock(bench: Bench) -> None:
 @for_each(
     ("case", "status", "freq", "esterror", "served", "expected"),
     [
-        ("ntpd, chrony with rtcsync, timesyncd", 0x2001, 12345, 500, True, Keeping.SYNCHRONISED),
-        ("the same, seen from a container", 0x2001, 12345, 500, False, Keeping.SYNCHRONISED),
+        ("ntpd, chrony with rtcsync, timesyncd", 0x2001, 12345, 500, True, ClockState.SYNCHRONISED),
+        ("the same, seen from a container", 0x2001, 12345, 500, False, ClockState.SYNCHRONISED),
         ("a machine that has just booted, and its service waits for an answer", 0x40, 0, 16_000_000, True, None),
         ("a service that has lost its servers", 0x40, 12345, 500, False, None),
-        ("a virtual machine without any service, a sandbox", 0x40, 0, 16_000_000, False, Keeping.UNKEPT),
+        ("a virtual machine without any service, a sandbox", 0x40, 0, 16_000_000, False, ClockState.UNKEPT),
     ],
 )
 def test_what_the_kernel_says_of_its_clock(
-    case: str, status: int, freq: int, esterror: int, served: bool, expected: Keeping | None
+    case: str, status: int, freq: int, esterror: int, served: bool, expected: ClockState | None
 ) -> None:
-    assert keeping_of(status, freq, esterror, served=served) is (expected or Keeping.UNSYNCHRONISED), case
+    assert decide_clock_state(status, freq, esterror, has_time_service=served) is (
+        expected or ClockState.UNSYNCHRONISED
+    ), case
 
 
 def test_nothing_is_set_while_the_clock_is_unsynchronised_and_an_ordinary_day_needs_no_word(bench: Bench) -> None:
-    def trusted(keeping: Keeping) -> bool:
+    def trusted(keeping: ClockState) -> bool:
         bench.instance.reconciler.reconcile(bench.now, keeping=keeping)
         assert bench.schedule.may_set is (bench.condition("ClockTrusted") or (None,))[0]
         return bool(bench.schedule.may_set)
 
     bench.decide(*fleet_of())
-    assert trusted(Keeping.UNKNOWN)
-    assert trusted(Keeping.UNKEPT)  # containers, sandboxes
-    assert not trusted(Keeping.UNSYNCHRONISED)
-    assert trusted(Keeping.SYNCHRONISED)
-    assert not trusted(Keeping.UNKEPT)  # the host was restarted, and its service, which is not seen here, waits
+    assert trusted(ClockState.UNKNOWN)
+    assert trusted(ClockState.UNKEPT)  # containers, sandboxes
+    assert not trusted(ClockState.UNSYNCHRONISED)
+    assert trusted(ClockState.SYNCHRONISED)
+    assert not trusted(ClockState.UNKEPT)  # the host was restarted, and its service, which is not seen here, waits
     bench.request("clock", reason="no time service any more")
-    assert trusted(Keeping.UNKEPT)
-    assert trusted(Keeping.UNSYNCHRONISED)
-    assert trusted(Keeping.SYNCHRONISED)
-    assert not trusted(Keeping.UNSYNCHRONISED)  # that was said of another day
+    assert trusted(ClockState.UNKEPT)
+    assert trusted(ClockState.UNSYNCHRONISED)
+    assert trusted(ClockState.SYNCHRONISED)
+    assert not trusted(ClockState.UNSYNCHRONISED)  # that was said of another day
 
 
 # Older copies
@@ -370,7 +372,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
         (event,) = (event for event in parts.events if event.type == "Held")
         assert "Lines of messages do not count" in event.message and "gitboot approve" in event.message
         approval = {"digest": held.digest, "guards": list(held.guards), "reason": "installed on Tuesday"}
-        instance_tables.give(parts.ledger, later, "ada", "approve", approval)
+        instance_tables.add_request(parts.ledger, later, "ada", "approve", approval)
         for seconds in (3, 4):
             turn(parts, later + timedelta(seconds=seconds))
         assert parts.reconciler.status.applied == commit
@@ -411,13 +413,13 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
         for days, expected in ((0, True), (3, True)):
             with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt" if not days else None) as parts:
                 turn(parts, NOON + timedelta(days=days))
-                assert instance_tables.read(parts.ledger).gap is False
+                assert instance_tables.read_facts(parts.ledger).gap is False
                 name = "flatcar-2" if not days else "flatcar-3"
                 assert reinstalled(parts, repository, name, NOON + timedelta(days=days))[0] is expected
         identity, changes = (spool / "ledger.mark").read_text().split()
         (spool / "ledger.mark").write_text(f"{identity} {int(changes) + 1}")
         with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-            assert instance_tables.read(parts.ledger).doubt == "RestoredLedger"  # the witness knows more
+            assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"  # the witness knows more
     finally:
         shutil.rmtree(spool)
 
@@ -442,9 +444,9 @@ def test_e9_a_ledger_that_nothing_outside_agrees_with_installs_nothing(
         status.write_text(json.dumps({**found, "changes": found["changes"] + 1}))
     with in_process(tmp_path, repository.bare) as parts:
         turn(parts, NOON + timedelta(seconds=1))
-        assert instance_tables.read(parts.ledger).doubt == "RestoredLedger"
+        assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"
         assert dict(parts.reconciler.status.records) == {"Unknown": 3}
-        instance_tables.give(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
+        instance_tables.add_request(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
         turn(parts, NOON + timedelta(seconds=2))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
     with in_process(tmp_path, repository.bare) as parts:  # said once
@@ -461,21 +463,21 @@ class Witnessed:
     def __init__(self, parts: Parts, host: ForgeHost, token: Path) -> None:
         self.parts = parts
         forge = Forge(Project.parse(host.project), token, name="gitboot")
-        self.verdicts = Verdicts(forge, lambda: None, asks=True, first_retry_s=0.05)
-        self.witness = witness_of(self.verdicts, parts.source, parts.ledger)
+        self.verdicts = VerdictSender(forge, lambda: None, asks=True, first_retry_s=0.05)
+        self.witness = build_forge_reader(self.verdicts, parts.source, parts.ledger)
 
     def turn(self, at: datetime, *, fetched: bool = True, asks: bool = True) -> None:
         parts = self.parts
         if fetched:
             parts.source.fetch()
         if asks:
-            self.witness.ask(fetched=fetched)
+            self.witness.read_known_changes(has_fetched=fetched)
         parts.reconciler.reconcile(at, fetched=Fetched(), telling=self.witness.telling)
-        self.verdicts.note(verdicts_of(parts.reconciler.status, parts.ledger.progress[1]))
+        self.verdicts.note(list_verdicts(parts.reconciler.status, parts.ledger.progress[1]))
 
     @property
     def doubt(self) -> str | None:
-        return self.parts.reconciler.standing.knowledge.facts.doubt
+        return self.parts.reconciler.state.knowledge.facts.doubt
 
     @property
     def phases(self) -> dict[str, int]:
@@ -537,12 +539,14 @@ def place(tmp_path: Path, repository: Repository) -> Iterator[Place]:
 
 def install(found: Witnessed, at: datetime) -> None:
     """Every server is given its boot."""
-    states = rendered_states(found.parts.reconciler.standing)
+    states = rendered_states(found.parts.reconciler.state)
     writer = SpoolFile(found.parts.spool)
     for name, state in states.items():
         assert state.plan is not None and state.plan.phase is Phase.NETWORK
         path = next(path for path in state.published.paths if path.endswith("boot.ipxe"))
-        writer.append(line_of(Observation(server=name, path=path, client="10.0.0.7", at=at, digest=state.plan.digest)))
+        writer.append(
+            encode_line(Observation(server=name, path=path, client="10.0.0.7", at=at, digest=state.plan.digest))
+        )
     writer.close()
     found.turn(at)
 
@@ -561,7 +565,7 @@ def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(place: Place
             found.turn(NOON + later + timedelta(seconds=seconds))
         assert found.doubt == "RestoredLedger"
         assert (found.phases, dict(found.parts.reconciler.status.records)) == ({"Disk": 3}, {"Unknown": 3})
-        instance_tables.give(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
+        instance_tables.add_request(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
         found.turn(NOON + later + timedelta(seconds=4))
         assert found.doubt is None
     with place.running() as found:  # said once
@@ -600,7 +604,7 @@ def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left
     for days, name in ((3, "flatcar-2"), (6, "flatcar-3")):
         with place.running() as found:
             found.turn(NOON + timedelta(days=days))
-            assert found.parts.reconciler.standing.knowledge.facts.gap is False
+            assert found.parts.reconciler.state.knowledge.facts.gap is False
             assert place.reinstall(found, name, NOON + timedelta(days=days))
 
 
@@ -655,10 +659,10 @@ def test_nothing_is_offered_after_a_gap_before_the_forge_was_asked(place: Place)
 
 
 def test_what_is_old_is_forgotten_once_a_day_as_seen_from_the_day_before() -> None:
-    beat = Batch(keeping=Keeping.UNKNOWN)
-    known = learn(Knowledge(facts=Facts(identity="x")), beat, NOON).knowledge
-    assert learn(known, beat, NOON + TWO_HOURS).news.prune_before is None
+    beat = Batch(clock_state=ClockState.UNKNOWN)
+    known = apply_batch(Knowledge(facts=Facts(identity="x")), beat, NOON).knowledge
+    assert apply_batch(known, beat, NOON + TWO_HOURS).update.prune_before is None
     ahead = NOON + timedelta(days=3650)  # by a clock that may be wrong
-    learnt = learn(known, beat, ahead)
-    assert learnt.news.prune_before == NOON - KEPT
-    assert learn(learnt.knowledge, beat, ahead + timedelta(minutes=5)).news.prune_before is None
+    learnt = apply_batch(known, beat, ahead)
+    assert learnt.update.prune_before == NOON - RETENTION
+    assert apply_batch(learnt.knowledge, beat, ahead + timedelta(minutes=5)).update.prune_before is None

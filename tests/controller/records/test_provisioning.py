@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.controller.records.ledger_snapshot import Learning
-from gitboot.controller.records.provisioning import note_consumed
+from gitboot.controller.records.ledger_snapshot import KnowledgeUpdate
+from gitboot.controller.records.provisioning import record_override_consumed
 from gitboot.errors import LedgerError
 from gitboot.ledger import server_tables as book
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, record_facts
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, StepEvidence, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.cases import present
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -414,7 +414,9 @@ def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
         provisioned_at=NOON,
         grace_until=NOON + timedelta(seconds=60),
         answered=2,
-        attempts=(InstallAttempt(key="provision/3", boots=(Seen(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"),)),),
+        attempts=(
+            InstallAttempt(key="provision/3", boots=(StepEvidence(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"),)),
+        ),
     )
     boot_once(bench, plan)
     given, event = (event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun"))
@@ -486,7 +488,7 @@ def test_what_was_published_before_a_restart_is_evidence_still(bench: Bench, tmp
     plan = present(bench.decide(*fleet_of(provision=1)).plan())
     bench.close()
     with Bench(tmp_path) as other:
-        offer = book.offered(other.ledger, plan.digest)
+        offer = book.find_offer(other.ledger, plan.digest)
         assert offer is not None and (offer.key, offer.image) == ("provision/1", "flatcar-1")
         other.decide(*fleet_of(provision=2))
         boot_once(other, plan)
@@ -551,7 +553,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     assert shown(plan) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     boot_once(bench, plan)
     assert bench.record is not None and bench.record.runs == {
-        "repair": Run(1, NOON, at("20T14:00"), given=Seen(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"))
+        "repair": Run(1, NOON, at("20T14:00"), given=StepEvidence(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"))
     }
     assert bench.record.evidence == "Adopted"  # a maintenance says nothing about provisioning
     (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun")]
@@ -603,9 +605,9 @@ def test_an_override_that_was_consumed_without_evidence_waits_half_an_hour_and_t
 def test_the_waiting_begins_once(bench: Bench) -> None:
     bench.decide(*fleet_of()).plan()
     uuid = bench.decisions.servers["web01"].uuid
-    learning = Learning(bench.knowledge, NOON)
+    learning = KnowledgeUpdate(bench.knowledge, NOON)
     for minutes in (0, 10):
-        note_consumed(learning, uuid, "web01", "provision/1", NOON + timedelta(minutes=minutes))
+        record_override_consumed(learning, uuid, "web01", "provision/1", NOON + timedelta(minutes=minutes))
     record = learning.record(uuid)
     assert record is not None and record.consumed_at == NOON
 

@@ -15,9 +15,9 @@ from msgspec import structs
 
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.model.scalars import SystemUuid, swapped
+from gitboot.model.scalars import SystemUuid, swap_byte_order
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.review.decision_changes import compare
+from gitboot.review.decision_changes import compare_decisions
 from gitboot.status.instance_status import Held
 from tests.helpers.cases import present
 from tests.helpers.fleets import at, document, fleet, image, mac_of, policy, profile, uuid_of
@@ -112,7 +112,7 @@ def tell(repository: Repository, start: Start, story: Story, *, looks: bool = Tr
         for number, machines in enumerate(story):
             repository.push(files(machines, **fleet), f"Commit {number}")
             if number == 0:
-                instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+                instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
             if looks or number in (0, len(story) - 1):
                 turn(parts, number * 60)
                 if number < len(story) - 1:
@@ -148,7 +148,7 @@ HELD: dict[str, Story] = {
     "a UUID in the other byte order": [
         [old(), new()],
         [old(uuid=U_NEXT, replaces=U_OLD), new()],
-        [old(uuid=U_NEXT), new(uuid=swapped(SystemUuid(U_OLD)))],
+        [old(uuid=U_NEXT), new(uuid=swap_byte_order(SystemUuid(U_OLD)))],
     ],
     "the UUID that its BMC shows": [
         [old(), new()],
@@ -291,7 +291,7 @@ def push(parts: Parts, repository: Repository, story: Story) -> None:
     for number, machines in enumerate(story):
         repository.push(files(machines), f"Commit {number}")
         if number == 0:
-            instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+            instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
         turn(parts, number * 60)
 
 
@@ -303,7 +303,7 @@ def begin(parts: Parts, repository: Repository, story: Story) -> Held:
 
 def approve(parts: Parts, digest: str) -> None:
     facts = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
-    instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
+    instance_tables.add_request(parts.ledger, NOON, "op", "approve", facts)
 
 
 def test_the_message_names_the_identity_and_the_machine_that_had_it(repository: Repository, start: Start) -> None:
@@ -317,7 +317,7 @@ def test_the_message_names_the_identity_and_the_machine_that_had_it(repository: 
 def test_a_restart_between_the_commits_changes_nothing(repository: Repository, start: Start) -> None:
     with start() as parts:
         repository.push(files(TWO_COMMITS[0]))
-        instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+        instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
         turn(parts)
     with start() as parts:
         repository.push(files(TWO_COMMITS[1]))
@@ -336,7 +336,7 @@ def test_an_acknowledgement_of_what_two_commits_show_does_not_acknowledge_what_t
     with start() as parts:
         held = begin(parts, repository, TWO_COMMITS)
         before, after = (repository_of(*files(each).values()) for each in TWO_COMMITS[1:])
-        digest = compare(decide(before), decide(after), before, after).digest
+        digest = compare_decisions(decide(before), decide(after), before, after).digest
         assert digest != held.digest
         line = f"Gitboot-Ack: {digest} maxReinstalls"
         repository.push(files(TWO_COMMITS[2]) | {"README": "more"}, f"Change\n\n{line}")
@@ -350,14 +350,14 @@ def test_an_identity_passes_on_with_an_approval_and_is_its_new_machines_from_the
     with start() as parts:
         held = begin(parts, repository, TWO_COMMITS)
         lost = server_tables.read_lost_identities(parts.ledger)
-        assert [(each.mark, each.uuid) for each in lost] == [(("MAC", MAC.replace(":", "-")), U_OLD)]
+        assert [(each.key, each.uuid) for each in lost] == [(("MAC", MAC.replace(":", "-")), U_OLD)]
         approve(parts, held.digest)
         turn(parts, 300)
         assert parts.reconciler.status.held is None
         assert server_tables.read_lost_identities(parts.ledger) == frozenset()
         repository.push(files([old(), new()]))
         turn(parts, 360)
-        assert [(each.mark, each.uuid) for each in server_tables.read_lost_identities(parts.ledger)] == [
+        assert [(each.key, each.uuid) for each in server_tables.read_lost_identities(parts.ledger)] == [
             (("MAC", MAC.replace(":", "-")), uuid_of(NEW))
         ]
 
@@ -375,7 +375,7 @@ def test_an_instance_whose_clone_is_lost_compares_with_what_the_ledger_knows_of_
     limits = structs.replace(LIMITS, allow_rewind=True)
     with in_process(tmp_path, repository.bare, limits=limits) as parts:
         repository.push(files([old(mac=MAC), new()]))
-        instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+        instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
         turn(parts)
     shutil.rmtree(tmp_path / "git")
     shutil.rmtree(tmp_path / "state" / "repository.git")
@@ -450,7 +450,7 @@ def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of
             )
             for site in SITES
         }
-        ledgers = {site: parts.reconciler.standing.knowledge.facts.identity for site, parts in each_site.items()}
+        ledgers = {site: parts.reconciler.state.knowledge.facts.identity for site, parts in each_site.items()}
         here, story = each_site["ams2"], MOVES[identity]
         for number, machines in enumerate(story):
             repository.push(of_sites(machines, ledgers), f"Commit {number}")

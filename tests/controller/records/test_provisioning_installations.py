@@ -10,16 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.controller.records.install_boots import attempted, offer_of, started, taken_back
-from gitboot.endpoint.metrics import of_status
+from gitboot.controller.records.install_boots import apply_boot_served, apply_foreign_fetch, apply_start, build_offer
+from gitboot.endpoint.metrics import collect_status
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.paths import DATA, IGNITION
 from gitboot.resolve.explanation import explain
-from gitboot.resolve.install_attempts import overtaken_attempt, step_of
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, exported, imported
+from gitboot.resolve.install_attempts import install_step, unfinished_later_attempt
+from gitboot.resolve.provisioning_record import (
+    InstallAttempt,
+    Record,
+    StepEvidence,
+    encode_records,
+    parse_exported_records,
+)
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.cases import present
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
@@ -69,7 +75,7 @@ class Installing(Bench):
 
     @property
     def step(self) -> str:
-        return step_of(self.decisions.servers["web01"], self.record)
+        return install_step(self.decisions.servers["web01"], self.record)
 
     @property
     def boots(self) -> tuple[Phase, Cause, str | None]:
@@ -165,15 +171,15 @@ def test_what_was_another_clients_is_taken_back_but_for_a_boot_whose_system_has_
     plan = web01.install()
     state = web01.servers["web01"]
     assert plan is not None
-    offer = present(offer_of(state.decision, plan, state.record))
-    entry, data = Seen(NOON, ENTRY, NIC), Seen(NOON + timedelta(seconds=20), f"{ENTRY}/data", NIC)
-    given = attempted(offer, Record(), entry)
-    begun = started(offer, given, data)
-    assert taken_back(given, entry) == Record()
-    assert taken_back(given, Seen(NOON, ENTRY, OTHER_NIC)) == given
-    assert taken_back(begun, entry) == begun  # the disks may be written by now
-    assert taken_back(begun, data) == given
-    assert started(offer, Record(), data).attempts[0].boots == (data,)
+    offer = present(build_offer(state.decision, plan, state.record))
+    entry, data = StepEvidence(NOON, ENTRY, NIC), StepEvidence(NOON + timedelta(seconds=20), f"{ENTRY}/data", NIC)
+    given = apply_boot_served(offer, Record(), entry)
+    begun = apply_start(offer, given, data)
+    assert apply_foreign_fetch(given, entry) == Record()
+    assert apply_foreign_fetch(given, StepEvidence(NOON, ENTRY, OTHER_NIC)) == given
+    assert apply_foreign_fetch(begun, entry) == begun  # the disks may be written by now
+    assert apply_foreign_fetch(begun, data) == given
+    assert apply_start(offer, Record(), data).attempts[0].boots == (data,)
 
 
 # Who begins it again
@@ -248,7 +254,10 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
     if fails:
         web01.fails("no disk found")
     web01.install(evidence="Reported", provision=1)
-    assert (web01.step, web01.boots) == ("Failed" if fails else "Attempted", (Phase.DISK, Cause.OVERTAKEN, None))
+    assert (web01.step, web01.boots) == (
+        "Failed" if fails else "Attempted",
+        (Phase.DISK, Cause.LATER_INSTALL_UNFINISHED, None),
+    )
     web01.wait(minutes=30).reconcile()
     status, reason, message = web01.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "Failed" if fails else "Overdue")
@@ -257,7 +266,7 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
     assert (web01.step, web01.boots[1]) == ("Failed", Cause.FAILED) if fails else ("Attempted", Cause.ATTEMPTED)
     web01.install(evidence="Reported", provision=1)
     looked = replace(web01.record or Record(), provisioned_at=web01.now, evidence="Operator")
-    (item,) = json.loads(exported({SystemUuid(uuid_of("web01")): looked}))["items"]
+    (item,) = json.loads(encode_records({SystemUuid(uuid_of("web01")): looked}))["items"]
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
     assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
     assert web01.step == "Provisioned"
@@ -277,10 +286,10 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
 def test_only_an_attempt_at_something_else_that_began_since_puts_in_question_what_is_provisioned(
     key: str, at: datetime, is_overtaken: bool
 ) -> None:
-    attempt = InstallAttempt(key=key, number=1, boots=(Seen(at, ENTRY, NIC),))
+    attempt = InstallAttempt(key=key, number=1, boots=(StepEvidence(at, ENTRY, NIC),))
     record = Record(provision=1, image="flatcar-1", provisioned_at=NOON, attempts=(attempt,))
-    assert (overtaken_attempt(record) is attempt) == is_overtaken
-    assert overtaken_attempt(replace(record, provision=None)) is None
+    assert (unfinished_later_attempt(record) is attempt) == is_overtaken
+    assert unfinished_later_attempt(replace(record, provision=None)) is None
 
 
 def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apart(web01: Installing) -> None:
@@ -352,7 +361,7 @@ def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: 
     assert (attempt["step"], attempt["failed"]) == ("Started", None)
     assert attempt["boots"] == [{"at": "2026-11-20T12:00:00Z", "client": NIC, "path": ENTRY}]
     assert attempt["started"]["at"] == "2026-11-20T12:00:09Z"
-    assert imported(exported(web01.knowledge.records), "records.json") == web01.knowledge.records
+    assert parse_exported_records(encode_records(web01.knowledge.records), "records.json") == web01.knowledge.records
 
 
 def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> None:
@@ -388,7 +397,7 @@ def test_an_installation_is_shown_from_its_first_fetch_until_a_person_ends_it(we
         web01.install(evidence=evidence, provision=provision)
         assert shown(web01) == ("Installing", "Started")
     looked = replace(web01.record or Record(), provision=1, provisioned_at=web01.now, evidence="Operator")
-    (item,) = json.loads(exported({SystemUuid(uuid_of("web01")): looked}))["items"]
+    (item,) = json.loads(encode_records({SystemUuid(uuid_of("web01")): looked}))["items"]
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
     assert shown(web01) is None
 
@@ -430,14 +439,14 @@ def test_what_a_fetch_proves_is_shown_as_served_for_thirty_minutes_at_most(web01
 def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installing) -> None:
     web01.entry(web01.install())
     web01.data()
-    digest = web01.rendered["web01"].entries[ENTRY]
+    digest = web01.rendered["web01"].evidence_digests[ENTRY]
     web01.wait(minutes=7)
     web01.observe(Observation(server="web01", path=ENTRY, digest=digest, client=NIC, at=web01.now))
     assert shown(web01) is None
-    assert web01.record is not None and web01.record.attempts[-1].disk_boot == Seen(web01.now, ENTRY, NIC)
+    assert web01.record is not None and web01.record.attempts[-1].disk_boot == StepEvidence(web01.now, ENTRY, NIC)
     assert (web01.record.provision, web01.record.evidence) == (1, "Fetched")
-    assert ENTRY not in web01.rendered["web01"].entries, "no further boot of the disk is written down"
-    assert imported(exported({SystemUuid(uuid_of("web01")): web01.record}), "x") == {
+    assert ENTRY not in web01.rendered["web01"].evidence_digests, "no further boot of the disk is written down"
+    assert parse_exported_records(encode_records({SystemUuid(uuid_of("web01")): web01.record}), "x") == {
         SystemUuid(uuid_of("web01")): web01.record
     }
 
@@ -445,7 +454,7 @@ def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installin
 def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_reported(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(minutes=2).reconcile()
-    assert ENTRY not in web01.rendered["web01"].entries
+    assert ENTRY not in web01.rendered["web01"].evidence_digests
 
 
 # A step that lasts
@@ -613,7 +622,7 @@ class Maintained(Bench):
 
     def data(self, token: Digest | None, path: str | None = None) -> BootPlan:
         assert token is not None
-        path = path or DATA.of(MAC, token, "user-data")
+        path = path or DATA.build_path(MAC, token, "user-data")
         self.observe(Observation(server="web01", path=path, digest=token, client="10.0.0.7", at=self.now))
         return self.planned()
 
@@ -645,7 +654,7 @@ def test_a_maintenances_boot_is_attempted_and_then_started(maintained: Maintaine
     maintained.entry(plan)
     assert maintained.shown == GIVEN  # the minute of grace
     maintained.wait(minutes=2)
-    assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_GIVEN), {"Attempted": 1})
+    assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_SERVED), {"Attempted": 1})
     maintained.data(plan.data)
     assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_STARTED), {"Started": 1})
     assert maintained.record is not None
@@ -653,7 +662,7 @@ def test_a_maintenances_boot_is_attempted_and_then_started(maintained: Maintaine
     assert made.given is not None and (made.given.at, made.given.path, made.given.client) == (NOON, ENTRY, "10.0.0.7")
     assert made.started is not None and made.started.at == NOON + timedelta(minutes=2)
     assert maintained.told("MaintenanceBooted", "MaintenanceStarted") == ["MaintenanceBooted", "MaintenanceStarted"]
-    assert imported(exported(maintained.knowledge.records), "x") == maintained.knowledge.records
+    assert parse_exported_records(encode_records(maintained.knowledge.records), "x") == maintained.knowledge.records
 
 
 def test_a_start_ends_the_minute_in_which_the_boot_is_given_again(maintained: Maintained) -> None:
@@ -679,7 +688,7 @@ def test_what_asks_for_no_data_is_made_once_its_boot_was_given(maintained: Maint
 
 def test_a_direct_boot_starts_by_its_uuid(maintained: Maintained) -> None:
     plan = maintained.maintain(uki=True)
-    maintained.data(plan.digest, IGNITION.of(uuid_of("web01")))
+    maintained.data(plan.digest, IGNITION.build_path(uuid_of("web01")))
     assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
     assert (
         maintained.record is not None and maintained.record.runs["bios"].given == maintained.record.runs["bios"].started
@@ -716,13 +725,13 @@ def test_a_higher_run_begins_anew_and_its_data_is_its_own(maintained: Maintained
     maintained.data(first.data)  # of the system of the first, which is slow
     assert maintained.shown == GIVEN
     maintained.entry(second)
-    assert maintained.wait(minutes=2).shown == (Phase.DISK, Cause.MAINTENANCE_GIVEN)
+    assert maintained.wait(minutes=2).shown == (Phase.DISK, Cause.MAINTENANCE_SERVED)
 
 
 def test_user_data_lies_where_only_this_run_asks_for_it_and_for_two_hours(maintained: Maintained) -> None:
     plan = maintained.maintain()
     assert plan.data is not None and plan.boot is not None
-    path = DATA.of(MAC, plan.data, "user-data")
+    path = DATA.build_path(MAC, plan.data, "user-data")
     assert path in maintained.paths
     assert any(f"/data/{plan.data}/" in each for each in plan.boot.kernel_arguments)
     maintained.entry(plan)
@@ -746,6 +755,6 @@ def test_what_was_seen_of_a_run_is_explained_and_counted(maintained: Maintained)
     assert said() == [f"1 attempted: 10.0.0.7 fetched {ENTRY} at 2026-11-20T12:00:00Z"]
     maintained.data(plan.data)
     assert [each.partition(": ")[0] for each in said()] == ["1 started"]
-    metrics = {metric.name: metric for metric in of_status(maintained.instance.reconciler.status.facts())}
+    metrics = {metric.name: metric for metric in collect_status(maintained.instance.reconciler.status.facts())}
     (sample,) = metrics["gitboot_maintenance_runs"].samples
     assert (sample.labels, sample.value) == ({"step": "Started"}, 1)

@@ -19,12 +19,12 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.recorder import Forwarder, Recording
-from gitboot.endpoint.served_files import ComparedClock, PublishedTree
+from gitboot.endpoint.recorder import Forwarder, SpoolRecorder
+from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.errors import LedgerError
-from gitboot.fetchlog.one_time_boots import NotTaken
+from gitboot.fetchlog.one_time_boots import BatchRejected
 from gitboot.fetchlog.spool import Spool
-from gitboot.ledger.postgresql_fetch_log import SharedFetches
+from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
 from gitboot.ledger.store import Store, Transaction
 
 # The end of a process at any of its system calls, for processes whose parts live in this one.
@@ -334,7 +334,7 @@ class MortalSpool(Spool):
 class Forwarding(NamedTuple):
     """How an endpoint records in the PostgreSQL ledger that several hosts share."""
 
-    shared: SharedFetches
+    shared: SharedFetchLog
     forwarder: Forwarder  # sends when the test lets it, and not in a thread
 
 
@@ -342,20 +342,20 @@ class Forwarding(NamedTuple):
 class Serving:
     endpoint: Endpoint
     tree: PublishedTree
-    compared: ComparedClock
+    compared: CheckedClock
     spool: MortalSpool
-    recording: Recording
+    recording: SpoolRecorder
     forwarding: Forwarding | None = None
     fate: Fate = field(default_factory=Fate)
     is_behind: bool = False  # whether something waits in its fetch log for the PostgreSQL
 
     def look(self) -> None:
         """Do what the process does each second."""
-        self.tree.look()
-        self.compared.keep()
+        self.tree.refresh()
+        self.compared.save()
         if self.forwarding is not None:
             self.is_behind = True
-            with living(self.fate), suppress(NotTaken, Killed):
+            with living(self.fate), suppress(BatchRejected, Killed):
                 self.forwarding.forwarder.send()
                 self.is_behind = False
 

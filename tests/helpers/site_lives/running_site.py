@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 import pygit2
 
 from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.recorder import ForwardedRecording, Recorder, Recording
-from gitboot.endpoint.served_files import ComparedClock, PublishedTree
+from gitboot.endpoint.recorder import Recorder, SharedRecorder, SpoolRecorder
+from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.errors import GitbootError
-from gitboot.fetchlog.spool import aside
+from gitboot.fetchlog.spool import endpoint_folder
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.tree_reader import Words, folders
+from gitboot.publish.tree_reader import StopReader, stop_folders
 from gitboot.review.guards import Limits
 from gitboot.system_clock import Uptime
 from tests.helpers import fleets
@@ -449,12 +449,14 @@ class RunningSite:
     def _served(self, folder: Path) -> Serving:
         output, up = self.place / "output", self._uptime_of(folder.parent)
         spool = MortalSpool(folder)
-        compared = ComparedClock(lambda: self.clock, folder=aside(folder), uptime=up)
-        tree = PublishedTree(output, lambda: self.clock, compared=compared, words=Words(*folders(output, folder)))
-        recording, forwarding = Recording(spool, _DEADLINE_S), self._forwarding(folder)
+        compared = CheckedClock(lambda: self.clock, folder=endpoint_folder(folder), uptime=up)
+        tree = PublishedTree(
+            output, lambda: self.clock, checked_clock=compared, stop_orders=StopReader(*stop_folders(output, folder))
+        )
+        recording, forwarding = SpoolRecorder(spool, _DEADLINE_S), self._forwarding(folder)
         recorder: Recorder = recording
         if forwarding is not None:
-            recorder = ForwardedRecording(recording, forwarding.shared, _DEADLINE_S)
+            recorder = SharedRecorder(recording, forwarding.shared, _DEADLINE_S)
         endpoint = Endpoint(output, tree, lambda: self.clock, recorder, assets=self.folder / "assets")
         return Serving(endpoint, tree, compared, spool, recording, forwarding)
 
@@ -530,11 +532,11 @@ class RunningSite:
                 if not syncs.begun.empty() and (ends := syncs.begun.get()) is not None:
                     self._sync(ends, number, asked, slow)
                     number += 1
-            serving.spool.call(lambda: None).add_done_callback(lambda _: syncs.begun.put(None))
+            serving.spool.run_in_writer(lambda: None).add_done_callback(lambda _: syncs.begun.put(None))
             while (ends := syncs.begun.get()) is not None:  # what takes a line back is synced after the answer
                 self._sync(ends, number, asked, slow)
                 number += 1
-        self._loop.run_until_complete(serving.recording.settle())  # it records again
+        self._loop.run_until_complete(serving.recording.wait_for_check())  # it records again
 
     def _sync(self, ends: Future[None], number: int, asked: asyncio.Task[Given], slow: SlowSyncs) -> None:
         """Do what happens during one sync, and end the sync."""
@@ -749,7 +751,7 @@ class RunningSite:
             return
         if not all(each.status for each in conditions):
             return
-        record = self.instance.reconciler.standing.knowledge.recorded(SystemUuid(uuid_of("web01")))
+        record = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(uuid_of("web01")))
         self.counts["known as provisioned"] += 1
         if record is None or record.provision is None or record.provision < wanted.provision:
             self.book.wrong(self.now, f"{wanted.label} was reported as provisioned, and is not known as that: {record}")

@@ -18,18 +18,18 @@ import psycopg
 from gitboot.controller.operator_requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.endpoint.recorder import Forwarder
 from gitboot.errors import GitbootError, HeldByAnother, PublishError
-from gitboot.fetchlog.one_time_boots import Unrecordable
+from gitboot.fetchlog.one_time_boots import FetchLogUnavailable
 from gitboot.ledger import instance_tables
-from gitboot.ledger.postgresql_fetch_log import SharedFetches
+from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
-from gitboot.publish.tree_reader import folders, say, take_back
-from gitboot.resolve.boot_limits import Stoppage
+from gitboot.publish.tree_reader import remove_stop, stop_folders, write_stop
+from gitboot.resolve.boot_limits import StopOrder
 from gitboot.resolve.provisioning_record import Record, record_facts
-from gitboot.review.guards import Guard, trailer
+from gitboot.review.guards import Guard, format_ack_line
 from gitboot.system_clock import Uptime
 from tests.helpers.bmcs import Watched
 from tests.helpers.documentation import CopyScript
@@ -139,7 +139,7 @@ class Site(RunningSite):
         held = self.instance.reconciler.status.held if self.instance is not None else None
         if held is None or held.commit != self.origin.line[-1]:
             return
-        lines = [trailer(held.digest, Guard(guard)) for guard in held.guards]
+        lines = [format_ack_line(held.digest, Guard(guard)) for guard in held.guards]
         self.trailers += lines
         if str(Guard.ALLOW_REWIND) not in map(str, held.guards):
             self.book.acknowledge(self.commit.labels)
@@ -226,7 +226,7 @@ class Site(RunningSite):
     def full(self) -> Iterator[None]:
         """A block in which nothing can be published."""
         self.counts["nothing could be published"] += 1
-        with patch.object(Directory, "publish", side_effect=PublishError("No space left on device")):
+        with patch.object(OutputDirectory, "publish", side_effect=PublishError("No space left on device")):
             yield
 
     @contextmanager
@@ -263,7 +263,7 @@ class Site(RunningSite):
     def _request(self, what: str, facts: Mapping[str, Any]) -> bool:
         if self.instance is None:
             return False
-        instance_tables.give(self.instance.ledger, self.clock, "ada", what, facts)
+        instance_tables.add_request(self.instance.ledger, self.clock, "ada", what, facts)
         return True
 
     def set_record(self, *, provisioned: bool) -> None:
@@ -277,7 +277,7 @@ class Site(RunningSite):
             record = Record(provision=wanted.provision, image=image, evidence="Operator", provisioned_at=self.clock)
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
         if self.instance is not None:
-            known = self.instance.reconciler.standing.knowledge.recorded(SystemUuid(uuid_of("web01")))
+            known = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(uuid_of("web01")))
             item["runs"] = record_facts(known or Record())["runs"]  # as `gitboot records set` keeps them
         if self._request(RECORDS, {"items": [item], "reason": "I was there"}):
             for label in {each.label for each in self.since}:
@@ -289,7 +289,7 @@ class Site(RunningSite):
     def stop(self, *, everything: bool) -> None:
         """Say it where endpoints look, who obey at once, and to the instance, if there is one."""
         for folder in self._looked_into:
-            say(folder, Stoppage("ada", "smoke", everything), self.clock)
+            write_stop(folder, StopOrder("ada", "smoke", everything), self.clock)
             self.stopped = self.stop_asked = True
         self.counts["stopped without an instance"] += self.instance is None
         if self._request(STOP, {"reason": "smoke", "everything": everything}):
@@ -298,14 +298,14 @@ class Site(RunningSite):
 
     def start(self) -> None:
         for folder in self._looked_into:
-            take_back(folder)
+            remove_stop(folder)
         self.stopped = self.stop_asked = False
         if self._request(START, {}):
             self.reconcile()
 
     @property
     def _looked_into(self) -> list[Path]:
-        return [each for each in folders(self.place / "output", self.spool) if each.is_dir()]
+        return [each for each in stop_folders(self.place / "output", self.spool) if each.is_dir()]
 
     def adopt(self) -> None:
         """An operator says of a ledger in doubt that all is installed as Git wants it."""
@@ -380,7 +380,7 @@ class Site(RunningSite):
         """What the ledger records as begun or installed was given to the machine, or a person has said so."""
         if self.instance is None or self.settled is None:
             return
-        record = self.instance.reconciler.standing.knowledge.recorded(SystemUuid(uuid_of("web01")))
+        record = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(uuid_of("web01")))
         ask = self.book.asks[self.settled.label]
         if record is None or ask.may_have_been_made:
             return
@@ -487,7 +487,7 @@ class SharedSite(Site):
         return lambda: Uptime(host.name, self.up.seconds)
 
     def _forwarding(self, folder: Path) -> Forwarding:
-        shared = SharedFetches(self._address)
+        shared = SharedFetchLog(self._address)
         return Forwarding(shared, Forwarder(folder, shared))
 
     # Endpoints
@@ -555,8 +555,10 @@ class SharedSite(Site):
             call.end(is_lost=late.is_lost)
         self._loop.run_until_complete(asyncio.wait([asked]))
         assert serving.forwarding is not None
-        with suppress(Unrecordable, Killed):
-            serving.forwarding.shared.reported("", "")  # waits for the thread that went on after the deadline
+        with suppress(FetchLogUnavailable, Killed):
+            serving.forwarding.shared.has_installer_reported(
+                "", ""
+            )  # waits for the thread that went on after the deadline
 
     def _meanwhile(self, what: str) -> None:
         self.counts[f"{what} while a call hung"] += 1
@@ -576,7 +578,7 @@ class SharedSite(Site):
 
         serving.spool.ended = end
         if not serving.spool.has_ended:
-            serving.spool.call(lambda: None).add_done_callback(lambda _: end())
+            serving.spool.run_in_writer(lambda: None).add_done_callback(lambda _: end())
             self._loop.run_until_complete(done.wait())
 
     # Instances
@@ -716,8 +718,8 @@ class SharedSite(Site):
         """Check that a boot which was withheld is given back, unless an endpoint was killed."""
         if self.instance is None or self._is_answering or self.counts["endpoint killed"]:
             return
-        standing = self.instance.reconciler.standing
-        record = standing.knowledge.recorded(SystemUuid(uuid_of("web01")))
+        standing = self.instance.reconciler.state
+        record = standing.knowledge.stored_record(SystemUuid(uuid_of("web01")))
         is_behind = any(each is None or each.is_behind for each in (self.serving, self.beside))
         if record is None or is_behind or standing.unwritable is not None or standing.unread is not None:
             return

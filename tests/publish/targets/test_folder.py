@@ -17,7 +17,7 @@ import pytest
 from gitboot.errors import PublishError
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_comparison import FolderMirror
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list_reader import read_list
 from gitboot.publish.targets import folder as folder_module
 from gitboot.publish.targets.folder import TargetFolder, folder_opener
@@ -82,7 +82,7 @@ class Site:
     ) -> None:
         files = {**fleet(version, servers), "boot/boot.ipxe": File(script)}
         own, shared = split(files)
-        with Directory.open(self.root, ledger="ours") as directory:
+        with OutputDirectory.open(self.root, ledger="ours") as directory:
             directory.publish(own, shared, complete=True, commit=str(version), at=(at := AT + version * 3 * DAY))
             if is_listed:
                 directory.update_list(None, at)
@@ -283,5 +283,5 @@ def test_a_folder_gets_the_root_metadata_of_new_root_keys(tmp_path: Path) -> Non
         publisher.publish(made=AT + number * DAY)
         site.follow()
         signed = read_list(FolderMirror(folder / "boot/signed").get, [publisher.key])
-        assert (signed.is_verified, signed.seen.root) == (True, (1, 2, 1)[number])
+        assert (signed.is_verified, signed.accepted.root) == (True, (1, 2, 1)[number])
     site.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.child_processes import Ended, ask
+from gitboot.child_processes import ProcessResult, run_with_input
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
 from gitboot.publish.mirror_repair import ALL
 from gitboot.publish.targets import folder as rsync_module
@@ -102,14 +102,14 @@ class Rsyncs:
         self.calls = 0
         self.killed_at: int | None = None
         self.after = False  # whether the rsync process ends before this one is killed
-        monkeypatch.setattr(rsync_module, "ask", self._ask)
+        monkeypatch.setattr(rsync_module, "run_with_input", self._ask)
 
-    def _ask(self, command: list[str], **how: Any) -> Ended:
+    def _ask(self, command: list[str], **how: Any) -> ProcessResult:
         self.calls += 1
         is_killed = self.calls == self.killed_at
         if is_killed and not self.after:
             raise KeyboardInterrupt
-        done = ask(command, **how)
+        done = run_with_input(command, **how)
         if is_killed:
             raise KeyboardInterrupt
         return done

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from gitboot import __version__
-from gitboot.controller.target_followers import Followed
+from gitboot.controller.target_followers import FollowedTarget
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
-from gitboot.publish.mirror_comparison import Served, served
-from gitboot.publish.publisher import Directory
+from gitboot.publish.mirror_comparison import ServedFiles, list_served_files
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
 from gitboot.publish.targets.follower import (
     BranchAddress,
@@ -32,18 +32,18 @@ from gitboot.publish.targets.sync_steps import (
     FollowedTree,
     Holding,
     Overtaken,
+    ServerFiles,
     Shard,
     TargetHead,
     TargetStep,
-    Unit,
-    held,
-    next_step,
-    number_of,
+    build_holding,
+    find_shard_number,
+    plan_next_step,
 )
-from gitboot.render.endpoint_files import DiskWrite, Listed, PublishedServer, Turn
-from gitboot.render.paths import File, Role, content_type_of, delivery_of
-from gitboot.render.plan_and_record_files import AS_IT_WAS
-from gitboot.status.instance_status import Following
+from gitboot.render.endpoint_files import DiskWrite, ListedFile, PathVersion, PublishedServer
+from gitboot.render.paths import File, Role, find_content_type, find_delivery
+from gitboot.render.plan_and_record_files import NO_UPDATES
+from gitboot.status.instance_status import TargetStatus
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import eventually
 from tests.publish.targets.test_s3 import ENTRY, fleet, split
@@ -149,8 +149,10 @@ HTTPBOOT = "boot/httpboot/00000000-0000-4000-8000-000000000001.json"
 IGNITION = "boot/ignition/00000000-0000-4000-8000-000000000001"
 
 
-def entry(writes: DiskWrite | None, role: Role = Role.ENTRY) -> Turn:
-    return Turn(since=None, content="installs", content_type="text/plain", role=role, digest="plan", writes=writes)
+def entry(writes: DiskWrite | None, role: Role = Role.BOOT_SCRIPT) -> PathVersion:
+    return PathVersion(
+        since=None, content="installs", content_type="text/plain", role=role, digest="plan", writes=writes
+    )
 
 
 ONCE = DiskWrite(once=True, offer="offer", fallback="disk")
@@ -168,18 +170,20 @@ ONCE = DiskWrite(once=True, offer="offer", fallback="disk")
         pytest.param(IGNITION, entry(ONCE, Role.DATA), False, id="data of a one-time boot"),
     ],
 )
-def test_a_target_counts_a_server_whose_one_time_boot_no_endpoint_serves(path: str, turn: Turn, lacks: bool) -> None:
+def test_a_target_counts_a_server_whose_one_time_boot_no_endpoint_serves(
+    path: str, turn: PathVersion, lacks: bool
+) -> None:
     published = PublishedServer(
         server="web01",
         identities=(),
         shows={},
         summary={},
         plan={},
-        files={path: Listed("lies", 1), "ops/x": Listed("x", 1)},
+        files={path: ListedFile("lies", 1), "ops/x": ListedFile("x", 1)},
         contents={},
         paths={path: (turn,)},
     )
-    assert served(published) == Served({path: "lies"}, lacks)
+    assert list_served_files(published) == ServedFiles({path: "lies"}, lacks)
 
 
 @for_each(
@@ -204,7 +208,7 @@ def test_a_target_counts_a_server_whose_one_time_boot_no_endpoint_serves(path: s
 def test_objects_are_kept_and_typed_as_the_mirrors_configurations_say(
     path: str, content_type: str, cache_control: str
 ) -> None:
-    assert (content_type_of(path), delivery_of(path).cache_control) == (content_type, cache_control)
+    assert (find_content_type(path), find_delivery(path).cache_control) == (content_type, cache_control)
 
 
 # What is decided
@@ -212,16 +216,16 @@ def test_objects_are_kept_and_typed_as_the_mirrors_configurations_say(
 
 def publish(root: Path, files: dict[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
     servers, shared = split(files)
-    with Directory.open(root, ledger="ours") as directory:
+    with OutputDirectory.open(root, ledger="ours") as directory:
         directory.publish(servers, shared, complete=True, commit=commit, at=at)
 
 
 def step_of(root: Path, units: Shard, most: int, *, head: TargetHead | None = None) -> TargetStep:
     """Return the first step of a target that holds these units."""
-    glance = (tree := FollowedTree(root)).look()
+    glance = (tree := FollowedTree(root)).read_summary()
     head = head or TargetHead(ledger="ours", commit="", gitboot=__version__, writer="")
     assert glance is not None
-    step = next_step(tree, glance, held(head, [units], (), gitboot=__version__), lambda _: {}, most)
+    step = plan_next_step(tree, glance, build_holding(head, [units], (), gitboot=__version__), lambda _: {}, most)
     assert step is not None
     return step
 
@@ -229,13 +233,17 @@ def step_of(root: Path, units: Shard, most: int, *, head: TargetHead | None = No
 def test_what_a_target_has_of_a_server_comes_before_what_it_lacks(tmp_path: Path) -> None:
     """An entry that is out of date boots what Git wants no more; one that is missing boots nothing."""
     publish(tmp_path, fleet(1, tuple(range(9))))
-    units = {f"server-52-54-00-00-00-{number:02x}": Unit("old", {}) for number in (7, 8)}
+    units = {f"server-52-54-00-00-00-{number:02x}": ServerFiles("old", {}) for number in (7, 8)}
     assert set(list(step_of(tmp_path, units, 3).units)[:2]) == units.keys()
 
 
 def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_those_that_are_gone(tmp_path: Path) -> None:
     publish(tmp_path, fleet(1, tuple(range(9))))
-    units = {"": Unit("old", {}), "a-gone-server": Unit("old", {}), "server-52-54-00-00-00-08": Unit("old", {})}
+    units = {
+        "": ServerFiles("old", {}),
+        "a-gone-server": ServerFiles("old", {}),
+        "server-52-54-00-00-00-08": ServerFiles("old", {}),
+    }
     new = {f"server-52-54-00-00-00-{number:02x}" for number in range(8)}
     first, *others, shared, last = step_of(tmp_path, units, 99).units
     assert (first, set(others), shared, last) == ("server-52-54-00-00-00-08", new, "", "a-gone-server")
@@ -244,18 +252,18 @@ def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_those_t
 def test_servers_of_one_shard_follow_one_another(tmp_path: Path) -> None:
     """Each step writes the shards of its servers whole: a first copy writes each of them once or twice."""
     publish(tmp_path, fleet(1, tuple(range(600))))
-    numbers = [number_of(server) for server in step_of(tmp_path, {}, 999).units if server]
+    numbers = [find_shard_number(server) for server in step_of(tmp_path, {}, 999).units if server]
     assert numbers == sorted(numbers)
     assert len(set(numbers)) < len(numbers)
 
 
 def test_what_another_version_has_made_is_made_anew(tmp_path: Path) -> None:
     publish(tmp_path, fleet(1))
-    glance = (tree := FollowedTree(tmp_path)).look()
+    glance = (tree := FollowedTree(tmp_path)).read_summary()
     assert glance is not None
-    units = {server: Unit(digest, {}) for server, digest in glance.states.items()}
+    units = {server: ServerFiles(digest, {}) for server, digest in glance.states.items()}
     head = TargetHead(ledger="ours", commit=glance.commit, gitboot="0.0.1", writer="")
-    assert next_step(tree, glance, held(head, [units], (), gitboot="0.0.1"), lambda _: {}, 99) is None
+    assert plan_next_step(tree, glance, build_holding(head, [units], (), gitboot="0.0.1"), lambda _: {}, 99) is None
     made_by = [step_of(tmp_path, units, most, head=head).head.gitboot for most in (1, 99)]
     assert made_by == ["0.0.1", __version__], "some servers are left, and then none"
 
@@ -263,19 +271,19 @@ def test_what_another_version_has_made_is_made_anew(tmp_path: Path) -> None:
 def test_a_tree_that_is_published_to_is_read_when_it_fits(tmp_path: Path) -> None:
     publish(tmp_path / "out", fleet(1))
     tree = FollowedTree(tmp_path / "out")
-    glance = tree.look()
+    glance = tree.read_summary()
     assert glance is not None
     server = next(name for name in glance.states if name)
     (tmp_path / "out/ops/servers" / f"{server}.json").write_bytes(b"{}")
     with pytest.raises(Overtaken):
-        tree.served(server, glance.states[server])
+        tree.find_served_files(server, glance.states[server])
     (tmp_path / "out/boot/boot.ipxe").write_bytes(b"half")
     with pytest.raises(Overtaken):
-        tree.file("boot/boot.ipxe", fleet(1)["boot/boot.ipxe"].sha256)
+        tree.read_file("boot/boot.ipxe", fleet(1)["boot/boot.ipxe"].sha256)
 
 
 def test_nothing_follows_where_nothing_is_published(tmp_path: Path) -> None:
-    assert FollowedTree(tmp_path).look() is None
+    assert FollowedTree(tmp_path).read_summary() is None
 
 
 # Who brings it up
@@ -298,7 +306,7 @@ class Shelf:
     def load(self) -> Holding:
         self.loads += 1
         head = TargetHead(ledger="ours", commit="", gitboot=__version__, writer="")
-        return held(head, [{server: Unit("old", {}) for server in self.known}], (), gitboot=__version__)
+        return build_holding(head, [{server: ServerFiles("old", {}) for server in self.known}], (), gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         return {}
@@ -320,7 +328,7 @@ def follower(root: Path, shelf: Shelf, wake: Callable[[], None] = lambda: None, 
     return Follower(
         shelf,
         FollowedTree(root),
-        following=Following(name="shelf", behind_since=AT),
+        following=TargetStatus(name="shelf", behind_since=AT),
         clock=lambda: AT,
         wake=wake,
         first_retry_s=retry_s,
@@ -332,7 +340,7 @@ def test_a_target_is_brought_up_at_the_start_and_with_each_publication(out: Path
     with Followers([one := follower(out, shelf, woken.set)]).running() as followers:
         followers.publish()
         followers.wait(60)
-        assert one.following == Following(name="shelf", commit="c0ffee")
+        assert one.following == TargetStatus(name="shelf", commit="c0ffee")
         assert woken.wait(60)
         servers = len(shelf.steps)
         assert servers == 4  # three, and what is nobody's
@@ -340,7 +348,7 @@ def test_a_target_is_brought_up_at_the_start_and_with_each_publication(out: Path
         followers.publish()
         assert one.following.behind_since == AT
         followers.wait(60)
-        assert one.following == Following(name="shelf", commit="beef")
+        assert one.following == TargetStatus(name="shelf", commit="beef")
     assert shelf.loads == 1
 
 
@@ -351,11 +359,11 @@ def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_u
         followers.publish()
         assert eventually(lambda: shelf.loads > 3)
         failure = ("HostUnreachable", "shelf: no route")
-        assert followers.following[0] == Following(name="shelf", behind_since=AT, failure=failure)
-        assert eventually(lambda: followers.following[1] == Following(name="shelf", commit="c0ffee"))
+        assert followers.following[0] == TargetStatus(name="shelf", behind_since=AT, failure=failure)
+        assert eventually(lambda: followers.following[1] == TargetStatus(name="shelf", commit="c0ffee"))
         shelf.fails = None
         followers.wait(60)
-        assert followers.following[0] == Following(name="shelf", commit="c0ffee")
+        assert followers.following[0] == TargetStatus(name="shelf", commit="c0ffee")
 
 
 def test_a_target_that_hangs_holds_up_neither_publications_nor_the_end(out: Path) -> None:
@@ -383,20 +391,20 @@ def test_e38_a_tree_that_was_put_back_is_not_followed_before_it_is_published_ane
 
 def test_e38_a_list_that_is_renewed_in_a_tree_that_was_put_back_is_not_followed(tmp_path: Path) -> None:
     """A host that resumes the work of before renews the list of its OUTPUT, which may be older than the targets."""
-    with Directory.open(tmp_path / "out", ledger="ours") as directory:
+    with OutputDirectory.open(tmp_path / "out", ledger="ours") as directory:
         directory.publish(*split(fleet(1)), complete=True, commit="c0ffee", at=AT)
         before = directory.inventory()
     shelf, servers = Shelf(most=99), split(fleet(2))
     with (
         Followers([one := follower(tmp_path / "out", shelf)]).running() as followers,
-        Directory.open(tmp_path / "out", ledger="ours") as directory,
+        OutputDirectory.open(tmp_path / "out", ledger="ours") as directory,
     ):
         assert directory.resume(before) == frozenset()
-        followed = Followed(directory, followers)
+        followed = FollowedTarget(directory, followers)
         assert followed.renew_list(AT).expires == AT + VALID
         assert not one.wait(0.2)
         assert shelf.loads == 0
-        followed.publish(*servers, complete=True, commit="beef", at=AT + DAY, parts=AS_IT_WAS)
+        followed.publish(*servers, complete=True, commit="beef", at=AT + DAY, parts=NO_UPDATES)
         followers.wait(60)
         assert followed.renew_list(AT + 2 * DAY).expires == AT + 2 * DAY + VALID
         followers.wait(60)
@@ -410,15 +418,15 @@ def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_a
         assert eventually(lambda: shelf.loads == 1 and one.following.failure is not None)
         followers.retry_now()
         assert eventually(lambda: shelf.loads == 2)
-        followers.turn(AT)
+        followers.publish_transition(AT)
         assert eventually(lambda: shelf.loads == 3)
-        followers.turn(AT + DAY)
+        followers.publish_transition(AT + DAY)
         assert one.following.overdue_since == AT, "the first transition that it does not hold"
         assert eventually(lambda: shelf.loads == 4)
         shelf.fails = None
         followers.retry_now()
         followers.wait(60)
-        assert one.following == Following(name="shelf", commit="c0ffee")
+        assert one.following == TargetStatus(name="shelf", commit="c0ffee")
 
 
 @for_each(("known", "overdue"), [(("server-52-54-00-00-00-01",), AT), ((), None)])
@@ -433,7 +441,7 @@ def test_finding_m8_a_target_of_before_the_start_may_offer_a_window_that_has_end
         shelf.fails = None
         followers.retry_now()
         followers.wait(60)
-        assert one.following == Following(name="shelf", commit="c0ffee")
+        assert one.following == TargetStatus(name="shelf", commit="c0ffee")
 
 
 def test_a_target_that_another_process_has_taken_over_is_left_alone_and_nobody_hurries_it(out: Path) -> None:
@@ -441,7 +449,7 @@ def test_a_target_that_another_process_has_taken_over_is_left_alone_and_nobody_h
     with Followers([one := follower(out, shelf)]).running() as followers:
         followers.publish()
         assert eventually(lambda: one.following.failure is not None)
-        for hurry in (followers.publish, followers.retry_now, lambda: followers.turn(AT)):
+        for hurry in (followers.publish, followers.retry_now, lambda: followers.publish_transition(AT)):
             hurry()
         assert not one.wait(0.2)
     assert shelf.loads == 1
@@ -457,5 +465,5 @@ def test_what_is_published_while_a_step_is_made_is_made_next(out: Path) -> None:
         followers.publish()
         shelf.gate.set()
         followers.wait(60)
-        assert one.following == Following(name="shelf", commit="beef")
+        assert one.following == TargetStatus(name="shelf", commit="beef")
     assert ENTRY.format(0) in shelf.steps[-1].placed

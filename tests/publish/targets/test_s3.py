@@ -21,8 +21,8 @@ from cryptography.x509.oid import NameOID
 from msgspec import structs
 
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
-from gitboot.publish.mirror_comparison import WebMirror, compared, expected
-from gitboot.publish.publisher import Directory
+from gitboot.publish.mirror_comparison import WebMirror, compare_mirror, read_expected_files
+from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets import s3 as bucket_module
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.sync_steps import (
@@ -31,10 +31,10 @@ from gitboot.publish.targets.sync_steps import (
     FollowedTree,
     StoreTarget,
     TargetHead,
-    after,
-    next_step,
+    apply_step,
     parse_head,
     parse_unlisted,
+    plan_next_step,
     render_head,
 )
 from gitboot.render.paths import File, Files
@@ -114,7 +114,7 @@ class FollowedSite:
 
     def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = COMMIT) -> None:
         servers, shared = split(files)
-        with Directory.open(self.root, ledger="ours") as directory:
+        with OutputDirectory.open(self.root, ledger="ours") as directory:
             directory.publish(servers, shared, complete=True, commit=commit, at=at)
 
     def follow(self) -> int:
@@ -192,7 +192,7 @@ def test_finding_m5_a_machine_whose_document_gets_another_name_is_never_absent_f
         servers = {
             f"{name}{at}": server_files(f"{name}{at}", {path: File(name.encode())}) for at, path in enumerate(entries)
         }
-        with Directory.open(site.root, ledger="ours") as directory:
+        with OutputDirectory.open(site.root, ledger="ours") as directory:
             directory.publish(servers, {}, complete=True, commit=name, at=AT + number * DAY)
         site.follow()
         assert machines_see(store, bucket) == dict.fromkeys(entries, name.encode())
@@ -249,7 +249,7 @@ def test_a_path_that_another_server_takes_over_stays(site: Site, store: Store, b
     """Whichever of the two comes first, and in whichever step."""
     entry, other = ENTRY.format(7), "boot/v1/boot/52-54-00-00-00-99/boot.ipxe"
     for gives, takes in (("a", "b"), ("b", "a")):
-        with Directory.open(site.root, ledger="ours") as directory:
+        with OutputDirectory.open(site.root, ledger="ours") as directory:
             before = {
                 gives: server_files(gives, {entry: File(b"1"), other: File(b"1")}),
                 takes: server_files(takes, {}),
@@ -260,12 +260,12 @@ def test_a_path_that_another_server_takes_over_stays(site: Site, store: Store, b
             directory.publish(now, {}, complete=True, commit="2", at=AT)
         held = site.target.load()
         for _ in range(3):
-            glance = site.tree.look()
+            glance = site.tree.read_summary()
             assert glance is not None
-            step = next_step(site.tree, glance, held, partial(site.target.shard, held.head), 1)
+            step = plan_next_step(site.tree, glance, held, partial(site.target.shard, held.head), 1)
             if step is not None:
                 site.target.apply(step, held, site.tree)
-                held = after(held, step)
+                held = apply_step(held, step)
         assert machines_see(store, bucket) == {entry: b"2", other: b"1"}
 
 
@@ -324,9 +324,9 @@ def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bu
     site.begin("a copy of this instance")
     site.follow()
     site.publish(fleet(2))
-    glance = site.tree.look()
+    glance = site.tree.read_summary()
     assert glance is not None
-    step = next_step(site.tree, glance, holding, partial(first.shard, holding.head), 2)
+    step = plan_next_step(site.tree, glance, holding, partial(first.shard, holding.head), 2)
     assert step is not None
     store.writes.clear()
     with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
@@ -463,9 +463,9 @@ def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path,
     store.let_anyone_read(bucket)
 
     def found(*, as_target: bool) -> dict[str, str]:
-        look = partial(expected, root, as_target=as_target)
+        look = partial(read_expected_files, root, as_target=as_target)
         mirror = WebMirror(f"{store.url}/{bucket}/site/boot", None, parallel=2, reads_entries=not as_target)
-        found = compared(look, mirror, parallel=2, begun=lambda _: None, done=lambda _: None)
+        found = compare_mirror(look, mirror, parallel=2, on_start=lambda _: None, on_progress=lambda _: None)
         assert found.files > len(found.findings)
         return {f"/{each.path}": each.fault for each in found.findings}
 

@@ -12,9 +12,9 @@ from gitboot.fleet.revision import Message
 from gitboot.problems import Code, Severity
 from gitboot.resolve.server_decision import Boot
 from gitboot.review.formats.json import as_json
-from gitboot.review.formats.markdown import LIMIT, as_markdown, as_problems, code
-from gitboot.review.guards import trailer
-from gitboot.review.rendered_diffs import fit_to_show
+from gitboot.review.formats.markdown import LIMIT, as_markdown, as_problems, format_code
+from gitboot.review.guards import format_ack_line
+from gitboot.review.rendered_diffs import hide_secrets
 from tests.helpers.cases import for_each
 from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, reviewed
 from tests.helpers.fleets import decision, document, fleet, image, policy, profile, server
@@ -34,12 +34,12 @@ HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** |
     ],
 )
 def test_a_code_span_ends_where_its_text_does(text: str, expected: str) -> None:
-    assert code(text) == expected
+    assert format_code(text) == expected
 
 
 def test_a_table_cell_ends_where_its_text_does() -> None:
-    assert code("a|b", in_table=True) == r"`a\|b`"
-    assert code(r"a\|b", in_table=True) == r"`a\\u007cb`"  # the backslash would escape that of "\|": GFM 6.1
+    assert format_code("a|b", in_table=True) == r"`a\|b`"
+    assert format_code(r"a\|b", in_table=True) == r"`a\\u007cb`"  # the backslash would escape that of "\|": GFM 6.1
 
 
 def outside_code(markdown: str) -> str:
@@ -177,7 +177,7 @@ def test_variables_and_arguments_of_documents_are_named_and_not_shown() -> None:
 )
 def test_a_private_key_is_hidden_from_its_first_line_to_its_last(what: str, text: str, format: str) -> None:
     made = _boot(text, format)
-    shown = "".join(fit_to_show(made).user_data.files.values())  # type: ignore[union-attr]
+    shown = "".join(hide_secrets(made).user_data.files.values())  # type: ignore[union-attr]
     assert "HIDDEN: looks like a private key" in shown
     assert "c2VjcmV0" not in shown
     assert "bW9yZQ" not in shown
@@ -218,11 +218,11 @@ def test_a_limit_is_told_where_its_cause_is_written_with_the_line_to_copy() -> N
     reinstalls, updates = found["maxReinstalls"], found["maxUpdatePercent"]
     assert (reinstalls.path, reinstalls.line, reinstalls.severity) == ("servers/fra1-db01.yaml", 4, Severity.ERROR)
     assert (updates.path, updates.line, updates.column) == ("servers/fra1-db01.yaml", 4, 143)
-    assert reinstalls.hint.endswith(trailer(review.verdict.digest, review.verdict.trips[0].guard))
+    assert reinstalls.hint.endswith(format_ack_line(review.verdict.digest, review.verdict.trips[0].guard))
 
 
 def test_a_limit_that_is_acknowledged_is_a_warning() -> None:
-    lines = "\n".join(line for _, line in reviewed(BUMP).acknowledging())
+    lines = "\n".join(line for _, line in reviewed(BUMP).list_ack_lines())
     review = reviewed(BUMP, messages=(Message("c", lines, "Ada <ada@example.net>"),))
     found = [problem for problem in as_problems(review) if problem.code == Code.HELD]
     assert found

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gitboot.review.document_changes import FieldChange, changed_fields
+from gitboot.review.document_changes import FieldChange, compare_fields
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Trip
-from gitboot.review.reinstalls import Reinstall, Why
-from gitboot.review.risks import Effect, When
+from gitboot.review.reinstalls import Reinstall, ReinstallReason
+from gitboot.review.risks import Effect, EffectTime
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
 
@@ -19,31 +19,31 @@ from tests.helpers.fleets import at
 @for_each(
     ("asked", "expected"),
     [
-        (Reinstall(Why.PROVISION, "1", "2"), "provision 1 → 2"),
-        (Reinstall(Why.POLICY, None, "web"), "policy (none) → web"),
-        (Reinstall(Why.MAC, "b", "52-54-00-00-00-01"), "52-54-00-00-00-01 was a MAC address of Server/b"),
-        (Reinstall(Why.SERIAL, "b", "4J8VM72"), "4J8VM72 was the serial number of Server/b"),
-        (Reinstall(Why.WRITES_DISK, None, "os-1"), "os-1 writes disks, the local disk did not"),
-        (Reinstall(Why.MAINTENANCE, None, "os-1, Once", "m"), "Maintenance/m is new: os-1, Once"),
-        (Reinstall(Why.MAINTENANCE, "run 1", "run 2", "m"), "Maintenance/m: run 1 → run 2"),
-        (Reinstall(Why.UNCOVERED, "h", None, "m"), "Maintenance/m is no longer behind Maintenance/h"),
-        (Reinstall(Why.UNCOVERED, "h", None), "its policy is no longer behind Maintenance/h"),
+        (Reinstall(ReinstallReason.PROVISION, "1", "2"), "provision 1 → 2"),
+        (Reinstall(ReinstallReason.POLICY, None, "web"), "policy (none) → web"),
+        (Reinstall(ReinstallReason.MAC, "b", "52-54-00-00-00-01"), "52-54-00-00-00-01 was a MAC address of Server/b"),
+        (Reinstall(ReinstallReason.SERIAL, "b", "4J8VM72"), "4J8VM72 was the serial number of Server/b"),
+        (Reinstall(ReinstallReason.WRITES_DISK, None, "os-1"), "os-1 writes disks, the local disk did not"),
+        (Reinstall(ReinstallReason.MAINTENANCE, None, "os-1, Once", "m"), "Maintenance/m is new: os-1, Once"),
+        (Reinstall(ReinstallReason.MAINTENANCE, "run 1", "run 2", "m"), "Maintenance/m: run 1 → run 2"),
+        (Reinstall(ReinstallReason.UNCOVERED, "h", None, "m"), "Maintenance/m is no longer behind Maintenance/h"),
+        (Reinstall(ReinstallReason.UNCOVERED, "h", None), "its policy is no longer behind Maintenance/h"),
     ],
 )
 def test_a_reason_to_reinstall_reads(asked: Reinstall, expected: str) -> None:
-    assert phrases.reason(asked) == expected
+    assert phrases.format_reinstall(asked) == expected
 
 
 @pytest.mark.parametrize(
     ("effect", "expected"),
     [
-        (Effect(When.NEXT_BOOT), "at the next boot"),
-        (Effect(When.WINDOW, None, None, "m"), "as long as Maintenance/m stands in Git"),
-        (Effect(When.WINDOW, at("20T22:00"), None, "m"), "in Maintenance/m, [2026-11-20T22:00:00Z, -)"),
+        (Effect(EffectTime.NEXT_BOOT), "at the next boot"),
+        (Effect(EffectTime.WINDOW, None, None, "m"), "as long as Maintenance/m stands in Git"),
+        (Effect(EffectTime.WINDOW, at("20T22:00"), None, "m"), "in Maintenance/m, [2026-11-20T22:00:00Z, -)"),
     ],
 )
 def test_an_instant_reads(effect: Effect, expected: str) -> None:
-    assert phrases.when(effect) == expected
+    assert phrases.format_effect(effect) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_an_instant_reads(effect: Effect, expected: str) -> None:
     ],
 )
 def test_a_limit_reads(trip: Trip, expected: str) -> None:
-    assert phrases.trip(trip) == expected
+    assert phrases.format_trip(trip) == expected
 
 
 @pytest.mark.parametrize(
     ("number", "of", "expected"), [(0, 9, "0"), (1, 1000, "1 (<1 %)"), (500, 1000, "500 (50 %)"), (3, 0, "3")]
 )
 def test_a_share_is_never_nothing_where_there_is_something(number: int, of: int, expected: str) -> None:
-    assert phrases.share(number, of) == expected
+    assert phrases.format_share(number, of) == expected
 
 
 @for_each(
@@ -96,8 +96,8 @@ def test_a_share_is_never_nothing_where_there_is_something(number: int, of: int,
     ],
 )
 def test_a_field_reads(old: Mapping[str, Any], new: Mapping[str, Any], expected: list[str]) -> None:
-    assert [phrases.change(field) for field in changed_fields(old, new)] == expected
+    assert [phrases.format_change(field) for field in compare_fields(old, new)] == expected
 
 
 def test_a_field_of_which_only_that_it_differs_is_told_reads() -> None:
-    assert phrases.change(FieldChange(("files",), "(some)", "(some)")) == "files: another"
+    assert phrases.format_change(FieldChange(("files",), "(some)", "(some)")) == "files: another"
