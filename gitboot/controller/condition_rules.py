@@ -1,4 +1,4 @@
-"""Condition rules: the conditions of an instance state, and the events that announce false ones."""
+"""Condition rules: derive the conditions from the instance state, and the events that report false conditions."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _Found = tuple[str, bool, str, str]  # type, status, reason and message of a con
 
 
 def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
-    """Return all conditions, by type; each holds since ``at``, or for as long as it did before."""
+    """Return all conditions, sorted by type. A condition whose status is unchanged keeps its transition time."""
     found = [
         *_of_the_source(state, at),
         *_of_the_ledger(state),
@@ -147,13 +147,16 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if fetched is not None and fetched.elsewhere is not None:
         yield "BranchFollowed", False, *fetched.elsewhere
     if suspension is not None and at < suspension.until:
-        message = f"suspended by {suspension.who} until {format_instant(suspension.until)}: {suspension.reason}"
-        message += f"; {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
+        message = (
+            f"{suspension.who} suspended the acceptance of commits until {format_instant(suspension.until)}: "
+            f"{suspension.reason}"
+        )
+        message += f"; commit {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
         yield "AcceptingCommits", False, "Suspended", message
     else:
-        yield "AcceptingCommits", True, "Accepting", "new commits are accepted"
+        yield "AcceptingCommits", True, "Accepting", "gitboot accepts new commits"
     if attempt.is_preliminary:
-        # What was false before is about another commit, or about a commit that is acknowledged now.
+        # A false condition from before concerns another commit, or this commit before it was acknowledged.
         for each in state.conditions:
             if each.type == "CommitAccepted" and each.status:
                 yield each.type, each.status, each.reason, each.message
@@ -173,8 +176,9 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
         servers = format_count(gone.servers, "server")
         newer = "you push a newer commit" if gone.is_here else "the branch has that commit again"
         message = (
-            f"the branch does not have {gone.commit[:12]}, which takes the install boots of {servers} back: gitboot "
-            f"withholds these boots until {newer}, or you start gitboot once with --allow-rewind"
+            f"commit {gone.commit[:12]} removed the install boots of {servers}, and the branch does not have this "
+            f"commit any more. gitboot withholds these boots until {newer}, or until you start gitboot once with "
+            "--allow-rewind"
         )
         yield "HistoryComplete", False, "CommitMissing", message
 
@@ -185,7 +189,7 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     if state.unwritable is not None:
         yield "LedgerWritable", False, "Failed", state.unwritable
     else:
-        yield "LedgerWritable", True, "Writable", "the ledger took all that was new"
+        yield "LedgerWritable", True, "Writable", "gitboot stored all changes in the ledger"
     if accepted is None:
         return
     if state.commit is None:
@@ -203,31 +207,32 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
         is_orphaned = accepted.ledger == NO_LEDGER if acts_next else state.is_orphaned
         who = f"no ledger for {accepted.site}" if is_orphaned else "another ledger"
         message = (
-            f"the Fleet names {who}, and this instance has {identity}: nothing is set "
-            "any more, and no boot that writes disks is offered; windows end, and what was set is withdrawn"
+            f"the Fleet names {who}, and this instance has the ledger {identity}. This instance sets no boot overrides "
+            "any more, and withholds install boots. It still ends maintenance windows and clears the overrides that it "
+            "set"
         )
         if acts_next:
-            message += ". By the newest Fleet it acts again, once that is accepted"
+            message += ". The newest Fleet names this ledger: this instance acts again as soon as that commit is accepted"
         yield "LedgerNamed", False, "BecameStandby", message
     unknown = state.plans.unknown
     if (doubt := why_in_doubt(knowledge, accepted.decisions)) is not None:
         yield "RecordsVerified", False, *doubt
     elif unknown:
         message = (
-            f"not known whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} provisioned: nothing is "
-            "installed there; say it with gitboot records set"
+            f"the ledger does not record whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} installed, so "
+            "gitboot does not install there. Record it with gitboot records set"
         )
         if accepted.fleet.has_instances_by_site:
-            message += ", or with gitboot records take-over, where another site had it"
+            message += ", or with gitboot records take-over for servers that another site had before"
         yield "RecordsVerified", False, "UnverifiedServers", message
     else:
-        yield "RecordsVerified", True, "Verified", "the ledger knows every server"
+        yield "RecordsVerified", True, "Verified", "the ledger has a record of each server"
     if knowledge.recorded_commit is not None:
         yield _of_the_evidence(state.plans, accepted)
 
 
 def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] | None:
-    """Return why the ledger is not trusted, as a reason and a message with what to do. None: it is trusted."""
+    """Return the reason and the message if the ledger is unverified, otherwise None."""
     if (doubt := find_unverified_reason(knowledge.facts, decisions)) is None:
         return None
     wanting = sum(decision.provision > 0 for decision in decisions.servers.values())
@@ -238,14 +243,14 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
 
 def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
     if not plans.unseen:
-        return "EvidenceAvailable", True, "Available", "each boot made once can be proven"
+        return "EvidenceAvailable", True, "Available", "gitboot can observe each one-time boot"
     without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
-    bmcs = f", or give a BMC to {_some(without)}" if without else ""
+    bmcs = f", or add a BMC to the Server documents of {_some(without)}" if without else ""
     if commit.ledger is None and plans.unseen - without:
-        bmcs += f", or name a ledger in the Fleet, for BMCs to be set of {_some(plans.unseen - without)}"
+        bmcs += f", or name a ledger in the Fleet, so that gitboot sets the BMCs of {_some(plans.unseen - without)}"
     message = (
-        f"nothing that reaches this instance could prove that {_some(plans.unseen)} booted (evidence "
-        f"{commit.decisions.evidence}): start with --listen or --spool{bmcs}; until then nothing is installed there"
+        f"gitboot would not notice the boots of {_some(plans.unseen)} (evidence {commit.decisions.evidence}), so it "
+        f"does not install there. Start gitboot with --listen or --spool{bmcs}"
     )
     return "EvidenceAvailable", False, "NoEvidence", message
 
@@ -272,17 +277,20 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
     elif (wrong := describe_unkept_clock(facts, state.keeping)) is not None:
         yield "ClockTrusted", False, "Unsynchronised", f"nothing is set at BMCs: {wrong}"
     else:
-        yield "ClockTrusted", True, str(state.keeping), _KEPT[state.keeping]
+        yield "ClockTrusted", True, str(state.keeping), _CLOCK_STATES[state.keeping]
 
 
 def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Found]:
     publication, plans, accepted, commit = state.publication, state.plans, state.attempt.accepted, state.commit
     warnings = accepted.decisions.warnings if accepted is not None else ()
-    # An earlier version accepted placeholders.
+    # An earlier version of gitboot accepted placeholders.
     if found := [each for each in warnings if each.code == Code.PLACEHOLDER_IDENTITY]:
         first = f"{found[0].path}:{found[0].line}: {found[0].message}"
         others = f" {format_rest(len(found) - 1, 'identity')}".rstrip()
-        message = f"{first}; gitboot does not look for the server by it, and accepts no commit that has it{others}"
+        message = (
+            f"{first}; gitboot ignores this identity when it looks for the server, and rejects new commits that have it"
+            f"{others}"
+        )
         yield "IdentitiesUnique", False, "Placeholder", message
     if commit is None:
         return
@@ -294,13 +302,19 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
     yield from _of_the_artifacts(state)
     overdue = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in state.find_overdue_runs(at).items()}
     if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
-        message = f"a maintenance's {_PERHAPS_SERVED}: {_each(unknown)}; look at them first"
+        message = (
+            "the endpoint may have served the boot of a maintenance, and the outcome is unknown: "
+            f"{_each(unknown)}; look at these servers first"
+        )
         yield "MaintenanceRunsStarted", False, "OutcomeUnknown", message
     elif overdue:
-        message = f"a maintenance's boot was given and has not started: {_each(overdue)}; look at them first"
+        message = (
+            "the endpoint served the boot of a maintenance, and the run has not started: "
+            f"{_each(overdue)}; look at these servers first"
+        )
         yield "MaintenanceRunsStarted", False, "Overdue", message
     if late := [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]:
-        yield "OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}"
+        yield "OptOutsInTime", False, "Overdue", f"these pins or holds are past their deadlines: {', '.join(late)}"
     else:
         yield "OptOutsInTime", True, "InTime", "no pin or hold is past its deadline"
 
@@ -311,19 +325,20 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
     if withheld := _withheld(state):
         boots = [
             f"BootImage/{image} for {format_count(servers, 'server') if servers else 'unknown machines'} "
-            f"({file.url}: {sightings[file].message if file in sightings else 'it was not looked at yet'})"
+            f"({file.url}: {sightings[file].message if file in sightings else 'gitboot has not checked it yet'})"
             for (image, file), servers in withheld.items()
         ]
-        message = f"what boots by a file that is not there is not offered until it is: {_some(boots)}"
+        message = f"gitboot withholds these boots until their files are available: {_some(boots)}"
         yield "ArtifactsPresent", False, "Missing", message
         return
     silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
-    message = f"none is missing; {silent} did not answer" if silent else "none is missing"
+    unchecked = f"; the servers of {count(silent, 'artifact')} did not answer" if silent else ""
+    message = f"no artifact is missing{unchecked}"
     yield "ArtifactsPresent", True, "Present", message
 
 
 def _withheld(state: InstanceState) -> dict[ImageFile, int]:
-    """Return the files because of which boots are not offered, with how many servers may boot by each."""
+    """Return the missing files that withhold boots, each with the number of servers that need it."""
     commit, sightings = state.commit, state.knowledge.sightings
     boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
     by_unknown = {
@@ -333,18 +348,18 @@ def _withheld(state: InstanceState) -> dict[ImageFile, int]:
 
 
 def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
-    """Return whether every boot that is made once came, or may still come, to the end that it was made for."""
     if found := _unproven(state, at):
-        message = "; ".join(f"{_UNPROVEN[reason]}: {_each(servers)}" for reason, servers in found.items())
-        return "InstallsCompleted", False, next(iter(found)), f"{message}; look at them first"
+        message = "; ".join(f"{_UNFINISHED_BOOTS[reason]}: {_each(servers)}" for reason, servers in found.items())
+        return "InstallsCompleted", False, next(iter(found)), f"{message}. Look at these servers first"
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
-            return "InstallsCompleted", True, progress, f"no evidence of completion: {_each(waiting)}"
-    return "InstallsCompleted", True, "Completed", "no boot waits for evidence"
+            return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
+    return "InstallsCompleted", True, "Completed", "gitboot waits for no installation"
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
-    """Return the servers whose boots came to no end, each with a text about it, by reason, the worst first."""
+    """Return the servers whose one-time boots did not complete, each with a detail, by reason. The worst reason is first.
+    """
     plans = state.plans
     found: dict[str, Mapping[str, str]] = {
         "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),
@@ -356,7 +371,7 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
 
 
 def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
-    """Return the requests to which boots were perhaps served, in words, by server."""
+    """Return a text about the request to which a boot was perhaps served, by server."""
     found = {}
     for server in (plans.servers[name] for name in plans.unknown_outcomes):
         if server.plan is not None and server.plan.cause is cause and server.record is not None:
@@ -369,24 +384,26 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
     schedule, commit = state.schedule, state.commit
     if schedule.failures >= schedule.most_failures:
         message = (
-            f"{schedule.failures} BMCs in a row have failed, {schedule.last_failure}; nothing is set until one answers"
+            f"the last {schedule.failures} BMC tasks failed, {schedule.last_failure}. gitboot changes no BMC until a "
+            "BMC answers"
         )
         yield "BmcsReachable", False, "FailuresInARow", message
     elif schedule.has_results:
-        yield "BmcsReachable", True, "Reachable", "BMCs answer, as far as any is asked"
+        yield "BmcsReachable", True, "Reachable", "the BMCs that gitboot contacted answered"
     if schedule.uri_not_taken:
         by_cause: dict[str, list[str]] = {}
         for each in (schedule.bmcs[uuid] for uuid in schedule.uri_not_taken):
             by_cause.setdefault(each.dhcp_reason or "", []).append(each.name)
         servers = "; ".join(f"{_some(names)}, whose BMC {why}" for why, names in sorted(by_cause.items()))
-        yield "HttpBoot", True, "HttpBootByDhcp", f"plans name a URI, and DHCP names the loader all the same: {servers}"
+        message = f"the BMC cannot be given a boot URI, so DHCP has to name the boot loader: {servers}"
+        yield "HttpBoot", True, "HttpBootByDhcp", message
     for uuid in schedule.failing:
         each = schedule.bmcs[uuid]
         yield f"Bmc/{each.name}", False, each.reason(at), each.message
     if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
-            f"the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of "
-            f"{_some(names)} until it names this one's, {state.knowledge.facts.identity}"
+            "the Fleet names no ledger, so another instance may set the same BMCs. gitboot does not set the BMCs of "
+            f"{_some(names)} until the Fleet names the ledger of this instance, {state.knowledge.facts.identity}"
         )
         yield "BmcsSet", False, "LedgerNotNamed", message
     if schedule.stopped_maintenances:
@@ -407,10 +424,10 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         message = f"{serving.alive} of {format_count(serving.expected, 'endpoint')} running{hung}{restarts}"
         yield "Serving", is_whole, "Running" if is_whole else "NotResponding" if serving.hung else "Restarting", message
         if serving.unread:
-            message = f"{'; '.join(serving.unread)}: what needs them is refused until they can be read"
+            message = f"{'; '.join(serving.unread)}. The endpoint rejects requests that need these files"
             yield "CredentialsRead", False, "Unreadable", message
         if serving.certificate is not None:
-            message = f"{serving.certificate}: operators are shown the certificate of before, as long as there is one"
+            message = f"{serving.certificate}. The endpoint goes on with the earlier certificate, if it has one"
             yield "CertificateRead", False, "Unusable", message
     if (telling := state.telling) is not None and telling.failure is not None:
         yield "CommitStatusReported", False, *telling.failure
@@ -421,9 +438,10 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         yield "NotificationsSent", False, *state.unsent
     if died := state.died:
         threads = f"{'thread' if len(died) == 1 else 'threads'} {', '.join(each.thread for each in died)}"
+        deaths = f", {died[0].deaths} times since the start" if died[0].deaths > 1 else ""
         message = (
-            f"the {threads} died, and {'starts' if len(died) == 1 else 'start'} again: {died[0].message} (time "
-            f"{died[0].deaths}; this is a fault of gitboot, and its traceback is in the log)"
+            f"the {threads} of gitboot failed{deaths}, and gitboot starts {'it' if len(died) == 1 else 'them'} again: "
+            f"{died[0].message}. This is a bug in gitboot: report it with the traceback from the log"
         )
         yield "ThreadsRunning", False, "Died", message
 
@@ -440,8 +458,8 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
         why = f": {first.failure[1]}" if first.failure is not None else ""
         others = f"; and {format_count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
         message = (
-            f"{first.name} has not been brought up since {format_instant(first.overdue_since or at)}, so machines that "
-            f"boot from there may boot what a window that has ended offered{why}{others}"
+            f"the target {first.name} lacks a change that was due at {format_instant(first.overdue_since or at)}, so "
+            f"machines that boot from it may get the boots of a window that has ended{why}{others}"
         )
         yield "TargetsCurrent", False, "TransitionOverdue", message
     elif failing:
@@ -460,8 +478,8 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
 def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if state.is_output_open:
         message = (
-            "everybody who has a login on this host can read OUTPUT, and so the tokens of installations: an earlier "
-            "version made this ledger. Name the group that may read OUTPUT, such as that of the web server"
+            "every user of this host can read OUTPUT, including the tokens of installations, because an earlier version "
+            "of gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
         )
         yield "OutputPrivate", False, "ReadableByAll", message
     found = state.signed_list
@@ -469,12 +487,12 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
         expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
         if found.failure is not None:
             reason, message = found.failure
-            yield "SignedListCurrent", False, reason, f"the list was not written: {message}{expires}"
+            yield "SignedListCurrent", False, reason, f"gitboot could not write the signed list: {message}{expires}"
         elif found.expires is not None and found.expires <= at:
-            yield "SignedListCurrent", False, "Expired", f"the list expired at {format_instant(found.expires)}"
+            yield "SignedListCurrent", False, "Expired", f"the signed list expired at {format_instant(found.expires)}"
         elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
             ends = format_instant(found.root_expires)
-            message = f"the root metadata expires at {ends}, and then readers reject the list"
+            message = f"the root metadata expires at {ends}. From then on, readers reject the signed list"
             yield "SignedListCurrent", False, "RootExpires", message
         elif found.signed:
             yield "SignedListCurrent", True, "Signed", f"the list is signed{expires}"
@@ -497,12 +515,12 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.following:
-        yield "OneTimeBootsServed", True, "Served", "no target lacks a one-time boot that no endpoint serves"
+        yield "OneTimeBootsServed", True, "Served", "an endpoint or the targets serve all one-time boots"
 
 
 def _of_requests(state: InstanceState) -> Iterator[_Found]:
     if state.unread is not None:
-        message = f"{state.unread}: what machines fetch and report is not noticed until it is"
+        message = f"{state.unread}. Until this is fixed, gitboot does not notice what machines fetch and report"
         yield "FetchLogReadable", False, "Unreadable", message
     if (found := log_entries.summarise_denials(state.refused)) is not None:
         reason, message = found
@@ -549,7 +567,7 @@ def _some(names: Collection[str], most: int = 3) -> str:
 def announcements(
     before: Iterable[Condition], now: Iterable[Condition], state: InstanceState, at: datetime
 ) -> Iterator[Event]:
-    """Yield the events for false conditions that changed, as their types declare."""
+    """Yield an event for each false condition that changed and whose type declares an event."""
     known = {each.type: each for each in before}
     for each in now:
         if each.status or each == known.get(each.type):
