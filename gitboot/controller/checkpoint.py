@@ -109,7 +109,7 @@ class Checkpoint:
         warn: Callable[[str], None],
         site: str | None = None,
     ) -> None:
-        """``damage_search`` checks the files of the tree after `resume`. ``site`` is the site of the instance, or None."""
+        """``damage_search`` checks the files of the tree after `resume`. ``site`` is the instance's site, or None."""
         self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, damage_search, warn
         self._site = site
         self._planned = 0  # servers, since the last checkpoint
@@ -218,7 +218,9 @@ class Checkpoint:
 class _Chunks:
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
-        self.exceed_cache = False  # whether the chunks are too large for the cache; if so, this process writes no further checkpoint
+        self.exceed_cache = (
+            False  # whether the chunks are too large for the cache; if so, this process writes no further checkpoint
+        )
 
     def read_manifest(self, key: bytes) -> _Manifest | None:
         value = self._cache.get_many(_MANIFEST, [key]).get(key)
@@ -244,7 +246,9 @@ class _Chunks:
     def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
         """Replace a manifest and its chunks, if the cache has room for them."""
         left, is_taken = self._cache.max_bytes // _CACHE_SHARE, True
-        owner = blake2b(key, digest_size=32).digest()  # each checkpoint has its own chunks, even if another instance shares the cache
+        owner = blake2b(
+            key, digest_size=32
+        ).digest()  # each checkpoint has its own chunks, even if another instance shares the cache
         keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
         new = set[bytes]()
         for batch in _split_batches(_encode_chunks(small, tables), _BATCH):

@@ -63,37 +63,39 @@ class MissingCommit(NamedTuple):
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """The result of judging the newest commit, and the accepted commit, with which the instance goes on."""
+    """The accepted commit, and the result of judging the newest commit."""
 
     accepted: Commit | None = None
-    steps: Advance = field(default_factory=Advance)  # that led to it since the start, without commits
-    searched: Revision | None = None  # the accepted commit, if its history was searched for acknowledgements now
-    met: frozenset[str] = frozenset()  # acknowledgements that do not count again, and that the ledger lacks
-    attempted: Revision | None = None
+    steps: Advance = field(
+        default_factory=Advance
+    )  # the advance to the accepted commit since the start, without commits
+    searched: Revision | None = None  # the accepted commit, if this pass searched its history for acknowledgements
+    met: frozenset[str] = frozenset()  # used acknowledgements that the ledger lacks
+    attempted: Revision | None = None  # the newest commit that was judged
     problems: tuple[Problem, ...] = ()  # of the attempted commit
-    problems_until: datetime | None = None  # when another of them begins or ends; None: never
-    orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
-    candidate: Candidate | None = None
-    passed: tuple[PassedCommit, ...] = ()  # the commits that came with the attempted one
-    waiting: Revision | None = None  # the newest commit, while an operator lets none be accepted
-    is_adopted: bool = False  # whether the clone knows which one is accepted
-    trouble: tuple[str, str] | None = None  # why the clone cannot be read: reason, message
-    committed_at: datetime | None = None  # the committer time of the accepted commit; None if it could not be read
+    problems_until: datetime | None = None  # when a problem begins or ends next; None: never
+    orders: Orders | None = None  # of the newest well-formed Fleet, if its commit is not accepted
+    candidate: Candidate | None = None  # the attempted commit, if a guard holds it
+    passed: tuple[PassedCommit, ...] = ()  # the commits between the accepted and the attempted commit
+    waiting: Revision | None = None  # the newest commit, while an operator has suspended acceptance
+    is_adopted: bool = False  # whether the clone records the accepted commit
+    trouble: tuple[str, str] | None = None  # why gitboot cannot read the clone: reason, message
+    committed_at: datetime | None = None  # the committer time of the accepted commit; None: gitboot could not read it
     signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
     acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements of the steps to the accepted commit
-    changed: tuple[ChangedArea, ...] = ()  # likewise
-    keys: str = ""  # a value that changes if signatures may be judged otherwise
+    changed: tuple[ChangedArea, ...] = ()  # what the steps to the accepted commit changed
+    keys: str = ""  # a value that changes with the result of verifying signatures
     retry_at: datetime | None = None  # when gitboot repeats an evaluation that did not end; None: never
     retries: int = 0  # evaluations of the newest commit that did not end
     withheld: WithheldBoots | None = None  # install boots of the accepted commit that newer commits do not offer
-    offered: Commit | None = None  # the accepted commit without these boots
-    evaluated: Revision | None = None  # the newest commit by which they were found
-    stands: Revision | None = None  # the commit by which they were found when gitboot published without them last
-    read: Revision | None = None  # the same commit, once every fetch up to then is learned
-    is_log_unread: bool = False  # whether the fetch log could not be read to its end the last time
-    awaits_records: bool = False  # whether more can perhaps be accepted once that is learned
+    offered: Commit | None = None  # the accepted commit without the boots in `withheld`
+    evaluated: Revision | None = None  # the newest commit that `withheld` considers
+    stands: Revision | None = None  # the value of `evaluated` at the last complete publication
+    read: Revision | None = None  # the value of `stands`, once gitboot has learned all fetches before that publication
+    is_log_unread: bool = False  # whether gitboot could not read the fetch log to its end the last time
+    awaits_records: bool = False  # whether gitboot may accept more commits once it has learned these fetches
     waits: bool = False  # whether a step that no guard holds waits for fetches
-    gone: MissingCommit | None = None  # of these boots, those that a commit withholds which the branch does not have
+    gone: MissingCommit | None = None  # a commit in `withheld` that the branch does not have any more
 
     @property
     def is_unevaluated(self) -> bool:
@@ -138,7 +140,7 @@ _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
 
 class CommitAcceptor:
-    """The judge of the newest commit: it accepts, holds or rejects the commit. Only an accepted commit has an effect."""
+    """Accepts, holds or rejects the newest commit. Only an accepted commit has an effect."""
 
     def __init__(
         self,
@@ -156,14 +158,24 @@ class CommitAcceptor:
         self._signatures = authority.signatures
         self._published = published_commit  # the commit that was published before this start
         self._kept = checkpoint_commit  # the commit in the checkpoint, which needs no evaluation
-        self._between: tuple[Revision, Revision, Merges, bool] | None = None  # accepted and newest commit, merges, is_rewind: the last result of `_read_commits_ahead`
+        self._between: tuple[Revision, Revision, Merges, bool] | None = (
+            None  # accepted and newest commit, merges, is_rewind: the last result of `_read_commits_ahead`
+        )
         self._is_retrying = False  # whether gitboot now repeats evaluations that did not end
         self._has_searched = False  # whether gitboot has searched the history since the start
-        self._judged_by_records: Candidate | None = None  # the last candidate that was judged by records
+        self._judged_by_records: Candidate | None = (
+            None  # the last candidate that was judged by records judged by records
+        )
         self._records_read: tuple[object, ...] = ()  # the result of `_list_records_read` at that time
-        self._path: tuple[tuple[Commit, ...], WithheldBoots | None] | None = None  # the last arguments and result of `withheld_by`
-        self._offering: tuple[Commit, WithheldBoots | None, Commit] | None = None  # the last arguments and result of `_set_offered`
-        self._left_out: tuple[Revision, Revision, bool] | None = None  # the last arguments and result of `is_rewind` in `_is_missing`
+        self._path: tuple[tuple[Commit, ...], WithheldBoots | None] | None = (
+            None  # the last arguments and result of `withheld_by`
+        )
+        self._offering: tuple[Commit, WithheldBoots | None, Commit] | None = (
+            None  # the last arguments and result of `_set_offered`
+        )
+        self._left_out: tuple[Revision, Revision, bool] | None = (
+            None  # the last arguments and result of `is_rewind` in `_is_missing`
+        )
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """Judge the newest commit, and return the attempt and its events.
@@ -172,7 +184,9 @@ class CommitAcceptor:
         the ledger, and calls `adopt`.
         """
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
-        if knowledge.recorded_commit is None and knowledge.is_trusted:  # at a start: the records are those of before it
+        if (
+            knowledge.recorded_commit is None and knowledge.is_trusted
+        ):  # at a start: the records are from before the start
             knowledge = structs.replace(knowledge, recorded_commit="")
         for step in (
             self._resume_accepted,
@@ -465,7 +479,7 @@ class CommitAcceptor:
         return _check_signatures(self._signatures, accepted.revision, ahead)
 
     def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """Return the attempt with the commit that was accepted before a start. Guards do not judge this commit again."""
+        """Return the attempt with the commit that was accepted before a start. Guards do not judge it again."""
         if attempt.attempted is not None or (before := self._find_accepted_before(knowledge)) is None:
             return attempt
         if attempt.retry_at is not None and at < attempt.retry_at:
@@ -579,7 +593,7 @@ def _list_records_read(knowledge: Knowledge) -> tuple[object, ...]:
 
 def format_accepted(commit: Commit, signer: Signer | None = None) -> str:
     signed = f", signed by {signer}" if signer is not None else ""
-    return f"{commit.revision[:12]} decides for {format_count(len(commit.decisions.servers), 'server')}{signed}"
+    return f"accepted {commit.revision[:12]} with {format_count(len(commit.decisions.servers), 'server')}{signed}"
 
 
 def format_rejected(attempt: Attempt) -> str:
@@ -592,7 +606,7 @@ def format_rejected(attempt: Attempt) -> str:
 
 
 _AFTER_GAP: Final = (
-    "Lines in commit messages do not count yet: the instance did not run for long, and its ledger may be an older copy. "
+    "Lines in commit messages do not count yet: the instance was off for long, and its ledger may be an older copy. "
     "They count again once the instance has accepted the newest commit"
 )
 _MAX_INHERITED: Final = 3  # identities in one message
@@ -615,10 +629,14 @@ def format_held(candidate: Candidate) -> str:
         return f"{message}. {_AFTER_GAP}"
     if lines := _quote_lines(verdict, candidate.need):
         needs_key = candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding
-        where = "in the message of a commit that you sign" if needs_key else "in a commit's message"
-        message = f"{candidate.commit.revision[:12]} is held: {trips}. Acknowledge it {where} with {lines}, or with: {approve}"
+        where = "in the message of a signed commit" if needs_key else "in a commit message"
+        commit = candidate.commit.revision[:12]
+        message = f"{commit} is held: {trips}. Acknowledge it with {lines} {where}, or with: {approve}"
     if candidate.released:
-        message = f"{message}. {format_count(len(candidate.released), 'server')} would boot by it at once: {format_names(candidate.released)}"
+        message = (
+            f"{message}. It also ends a stop: {format_count(len(candidate.released), 'server')} would boot from the network "
+            f"at once: {format_names(candidate.released)}"
+        )
     if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
         each = "; ".join(
             f"{revision[:12]} with {_quote_lines(step, candidate.need) or 'gitboot approve'}"

@@ -1,4 +1,4 @@
-"""Commit judgement: evaluate each commit after the accepted one, judge it by the guards, and find the newest acceptable one."""
+"""Commit judgement: how far the guards let gitboot accept the commits after the accepted one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     commit: Commit
     verdict: Verdict
     steps: tuple[tuple[Revision, Verdict], ...]  # the steps to acknowledge, if there are several
-    approvals: Acknowledgements  # what it was judged with
+    approvals: Acknowledgements  # the approvals at the time of the judgement
     unheeded: tuple[IgnoredLine, ...]  # acknowledgements that do not count
     released: tuple[str, ...] = ()  # servers that would boot from the network because the commit ends a stop
     need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations; None: a line in any commit
@@ -78,25 +78,23 @@ class Candidate(Struct, frozen=True, kw_only=True):
 class Advance(Struct, frozen=True, kw_only=True):
     """How far the newest commit can be accepted."""
 
-    reached: Commit | None = None  # the newest commit that can be accepted
-    hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to it
-    introduced: Mapping[SystemUuid, int] = field(
-        default_factory=dict
-    )  # the provision numbers of the machines that these brought
-    moves: Moves = NO_MOVES  # moves of machines by these steps
+    reached: Commit | None = None  # the newest commit that gitboot can accept
+    hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to `reached`
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # provision numbers of machines new in `hops`
+    moves: Moves = NO_MOVES  # moves of machines by `hops`
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted one, the oldest first
-    rolled_back: frozenset[SystemUuid] = frozenset()  # machines whose records show what is reached as installed
-    used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, and not again
+    rolled_back: frozenset[SystemUuid] = frozenset()  # machines whose records show that `reached` is installed
+    used: frozenset[str] = frozenset()  # signed acknowledgements that `hops` used; they do not count again
     lost: frozenset[LostIdentity] | None = None  # identities that machines had before; None: unchanged
-    let_in: frozenset[CredentialUse] = frozenset()  # new BMCs whose credentials the guard allowed
+    let_in: frozenset[CredentialUse] = frozenset()  # new BMCs that get credentials because an operator approved it
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
-    orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
+    orders: Orders | None = None  # of the newest well-formed Fleet, if its commit is not accepted
     passed: tuple[PassedCommit, ...] = ()  # the results of the commits before the newest, the oldest first
-    is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
-    evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted one; None: none
-    awaits_records: bool = False  # whether more can perhaps be accepted once all fetches are read
+    is_incomplete: bool = False  # whether an evaluation did not end; that commit counts as invalid until then
+    evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted commit
+    awaits_records: bool = False  # whether gitboot may accept more commits once it has read all fetches
     waits: bool = False  # whether a step that no guard holds waits for fetches
 
     @property
@@ -146,7 +144,7 @@ class _CommitWalk(Struct, kw_only=True):
         return self.lost[position]
 
     def collect_moves(self, reached: int) -> Moves:
-        """Return the machines that moved between sites up to a position. A machine that arrived and left has departed."""
+        """Return the machines that moved between sites up to a position. Machines that arrived and left have departed."""
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, step in sorted(self.steps.items()):
             if position <= reached:
@@ -185,9 +183,9 @@ class CommitJudge:
         """Return how far gitboot can accept the commits ahead at ``at``.
 
         Acknowledgements in ``used_acknowledgements`` and in ``knowledge`` do not count again. With ``reads_records``,
-        gitboot judges by the records of servers. The caller must have withheld all boots that the newest commit removes,
-        and must have read all fetches of these boots. Without ``reads_records``, the steps in ``wait`` are not accepted
-        before that, even if no guard holds them.
+        gitboot judges by the records of servers. Before that, the caller must withhold all boots that the newest commit
+        removes, and read all fetches of these boots. Without ``reads_records``, the steps in ``wait`` are not accepted
+        yet, even if no guard holds them.
 
         Raises `EvaluationUnfinished` and `SourceError`.
         """

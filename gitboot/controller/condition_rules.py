@@ -32,42 +32,45 @@ from gitboot.status.conditions import Condition, Event, find_condition_type, fin
 from gitboot.system_clock import ClockState
 from gitboot.text import format_count, format_names, format_rest
 
-_BEGIN: Final = "say it once: gitboot records begin"
-_HINTS: Final = {
-    "NewLedger": f"{_BEGIN} fresh (none is), adopt (all are), or a file of exported records",
-    "RestoredLedger": f"{_BEGIN} with exported records (ops/records of the published tree), adopt (all "
-    "is as Git wants it), or as-recorded (the ledger is right)",
-    "ForeignLedger": f"choose another --out, or {_BEGIN} with ops/records of that tree, or adopt",
-    "DamagedLedger": f"{_BEGIN} with ops/records of the published tree, or adopt (all is as Git wants it)",
+_ADOPT: Final = "adopt (all servers are installed as Git wants)"
+_BEGIN_HINTS: Final = {
+    "NewLedger": f"Run gitboot records begin with one of: fresh (no server is installed), {_ADOPT}, or a file of "
+    "exported records",
+    "RestoredLedger": "Run gitboot records begin with one of: OUTPUT/ops/records (the records that gitboot published), "
+    f"{_ADOPT}, or as-recorded (the ledger is right)",
+    "ForeignLedger": "Choose another --out, or run gitboot records begin with one of: OUTPUT/ops/records (the records "
+    f"that the other ledger published), or {_ADOPT}",
+    "DamagedLedger": "Run gitboot records begin with one of: OUTPUT/ops/records (the records that gitboot published), "
+    f"or {_ADOPT}",
 }
 _DOUBTS: Final = {
-    "RestoredLedger": "this ledger is an older copy: what was installed since it was made is not known",
-    "ForeignLedger": "this ledger is not the one that published this tree: what is installed there is not known",
-    "DamagedLedger": "the ledger was damaged, and a new one cannot know what is installed",
+    "RestoredLedger": "the ledger is an older copy, so it lacks what was installed after the copy was made",
+    "ForeignLedger": "another ledger published OUTPUT, and this ledger lacks what was installed by it",
+    "DamagedLedger": "the ledger was damaged, and gitboot made a new ledger, which lacks what is installed",
 }
-_KEPT: Final = {
-    ClockState.SYNCHRONISED: "a time service keeps it right",
-    ClockState.UNSYNCHRONISED: "a person has accepted it as it is",
-    ClockState.UNKEPT: "nobody keeps it, as the kernel knows",
-    ClockState.UNKNOWN: "the kernel does not say who keeps it",
+_CLOCK_STATES: Final = {
+    ClockState.SYNCHRONISED: "a time service keeps the clock right",
+    ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
+    ClockState.UNKEPT: "the kernel reports that no time service keeps the clock right",
+    ClockState.UNKNOWN: "the kernel does not report whether a time service keeps the clock right",
 }
-_PERHAPS_SERVED: Final = "boot was perhaps served, and its outcome is unknown"
-_UNPROVEN: Final = {  # the worst first
-    "OutcomeUnknown": f"a {_PERHAPS_SERVED}",
-    "NeedsOperator": "an override is gone, or another instance has set it, and nothing shows what became of the boot",
-    "Failed": "an installation has failed",
-    "Overdue": "an installation has shown nothing new for too long",
+_UNFINISHED_BOOTS: Final = {  # the worst first
+    "OutcomeUnknown": "the endpoint may have served a one-time boot, and the outcome is unknown",
+    "NeedsOperator": "a boot override is gone or was set by another instance, and gitboot cannot tell whether the "
+    "server booted by it",
+    "Failed": "an installation failed",
+    "Overdue": "an installation has made no progress for too long",
 }
-# A log without the User-Agent leaves open who fetched a boot: see `gitboot.fetchlog.access_logs`.
+# A log without the User-Agent does not show which program fetched a boot: see `gitboot.fetchlog.access_logs`.
 _NEW_LOGS: Final = (
     "Before you let copies serve them, install the new ops/serve/nginx.conf or ops/serve/Caddyfile of OUTPUT on each "
-    "mirror: the log of an older nginx.conf has no User-Agent, so a fetch by GRUB or PXELINUX proves no installation"
+    "mirror. An older nginx.conf logs no User-Agent, so a fetch by GRUB or PXELINUX does not prove an installation"
 )
 _LATE: Final = timedelta(minutes=5)
-_OVERDUE: Final = timedelta(minutes=2)  # so long verify-mirror, too, accepts the version before a transition
-_ROOT_WARNING: Final = timedelta(days=60)  # for a person to bring the root key and the new files together
-_MOST_NAMED: Final = 20  # servers in one line; the next has the others
-_MOST_SECRETS: Final = 3  # that a message names
+_OVERDUE: Final = timedelta(minutes=2)  # verify-mirror also accepts the version before a transition for this long
+_ROOT_WARNING: Final = timedelta(days=60)  # an operator has to fetch the root key from its safe place
+_MAX_NAMED: Final = 20  # servers in one remedy; after these are done, the next remedy names further servers
+_MAX_SECRETS: Final = 3  # named in one message
 
 
 _Found = tuple[str, bool, str, str]  # type, status, reason and message of a condition
@@ -131,7 +134,7 @@ def _remedy(
         case "LedgerNamed" if (accepted := state.attempt.accepted) is not None and accepted.site is not None:
             return f"ledger: {values['LEDGER']}  # of the site {accepted.site}, in the spec of the Fleet"
     if named:
-        values = {**values, "SERVERS": nsmallest(_MOST_NAMED, named)}
+        values = {**values, "SERVERS": nsmallest(_MAX_NAMED, named)}
     found, commit = find_remedy(condition.type, condition.reason, values), state.commit
     if found is not None and condition.reason == "UnverifiedServers" and commit is not None:
         found += "; or: take-over FILE, from another site" if commit.fleet.has_instances_by_site else ""
@@ -195,11 +198,11 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     if state.commit is None:
         whose = f"the ledger {accepted.ledger}" if accepted.ledger != NO_LEDGER else f"no ledger for {accepted.site}"
         message = (
-            f"the Fleet names {whose} as the one that publishes and sets, and "
-            f"this instance has {identity}: nothing is published or set"
+            f"the Fleet names {whose}, and this instance has the ledger {identity}, so this instance does not publish "
+            "boot files and does not change BMCs"
         )
         if orders is not None and orders.ledger == identity:
-            message += ". By the newest Fleet it acts, once that is accepted"
+            message += ". The newest Fleet names this ledger: this instance acts as soon as that commit is accepted"
         yield "LedgerNamed", False, "AnotherLedger", message
         return
     if not state.may_act:
@@ -212,7 +215,9 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
             "set"
         )
         if acts_next:
-            message += ". The newest Fleet names this ledger: this instance acts again as soon as that commit is accepted"
+            message += (
+                ". The newest Fleet names this ledger: this instance acts again as soon as that commit is accepted"
+            )
         yield "LedgerNamed", False, "BecameStandby", message
     unknown = state.plans.unknown
     if (doubt := why_in_doubt(knowledge, accepted.decisions)) is not None:
@@ -235,10 +240,10 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
     """Return the reason and the message if the ledger is unverified, otherwise None."""
     if (doubt := find_unverified_reason(knowledge.facts, decisions)) is None:
         return None
-    wanting = sum(decision.provision > 0 for decision in decisions.servers.values())
-    servers = f"{format_count(wanting, 'server')} {'wants' if wanting == 1 else 'want'}"
-    new = f"{servers} provision 1 or more, and a new ledger cannot know whether that is installed"
-    return doubt, f"{_DOUBTS.get(doubt, new)}: {_HINTS.get(doubt, _HINTS['NewLedger'])}"
+    provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
+    servers = f"{format_count(provisioned, 'server')} {'has' if provisioned == 1 else 'have'}"
+    new = f"the ledger is new, and {servers} provision 1 or more: gitboot cannot tell whether they are installed"
+    return doubt, f"{_DOUBTS.get(doubt, new)}. {_BEGIN_HINTS.get(doubt, _BEGIN_HINTS['NewLedger'])}"
 
 
 def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
@@ -261,21 +266,21 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if facts.stoppage is not None:
         yield "InstallsAllowed", False, "Stopped", str(facts.stoppage)
     elif by_fleet is not None:
-        yield "InstallsAllowed", False, "StoppedByFleet", f"{StopScope.WRITING} are stopped by the Fleet: {by_fleet}"
+        yield "InstallsAllowed", False, "StoppedByFleet", f"the Fleet stops {StopScope.WRITING}: {by_fleet}"
     elif claims:
         files = " and ".join(claim.file for claim in claims)
         message = (
-            f"{StopScope.WRITING} are withheld: {'; '.join(map(str, claims))}, and this instance may not know all of them. "
-            f"Stop gitboot serve on that host, copy the files *.jsonl of its --spool to {claims[0].fetch_log} with "
-            f"rsync, then delete {files}"
+            f"gitboot withholds {StopScope.WRITING}: {'; '.join(map(str, claims))}, and this instance may lack some of "
+            "these fetches. Stop gitboot serve on that host, copy the files *.jsonl of its --spool to "
+            f"{claims[0].fetch_log} with rsync, then delete {files}"
         )
         yield "InstallsAllowed", False, "SoleClaim", message
     else:
-        yield "InstallsAllowed", True, "Allowed", "no boot is stopped"
+        yield "InstallsAllowed", True, "Allowed", "no stop is in force"
     if (wrong := describe_clock_lag(facts, at)) is not None:
-        yield "ClockTrusted", False, "Behind", f"nothing is set at BMCs: {wrong}"
+        yield "ClockTrusted", False, "Behind", f"gitboot does not change BMCs: {wrong}"
     elif (wrong := describe_unkept_clock(facts, state.keeping)) is not None:
-        yield "ClockTrusted", False, "Unsynchronised", f"nothing is set at BMCs: {wrong}"
+        yield "ClockTrusted", False, "Unsynchronised", f"gitboot does not change BMCs: {wrong}"
     else:
         yield "ClockTrusted", True, str(state.keeping), _CLOCK_STATES[state.keeping]
 
@@ -297,7 +302,12 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
     if publication.failure is not None:
         yield "Published", False, *publication.failure
     elif publication.holds_plans_of(commit):
-        yield "Published", True, "Published", f"what {format_count(len(plans.servers), 'server')} boot stands"
+        yield (
+            "Published",
+            True,
+            "Published",
+            f"OUTPUT has the boot files of {format_count(len(plans.servers), 'server')}",
+        )
     yield _of_the_boots(state, at)
     yield from _of_the_artifacts(state)
     overdue = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in state.find_overdue_runs(at).items()}
@@ -332,7 +342,7 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
         yield "ArtifactsPresent", False, "Missing", message
         return
     silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
-    unchecked = f"; the servers of {count(silent, 'artifact')} did not answer" if silent else ""
+    unchecked = f"; the servers of {format_count(silent, 'artifact')} did not answer" if silent else ""
     message = f"no artifact is missing{unchecked}"
     yield "ArtifactsPresent", True, "Present", message
 
@@ -358,8 +368,7 @@ def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
-    """Return the servers whose one-time boots did not complete, each with a detail, by reason. The worst reason is first.
-    """
+    """Return the servers whose one-time boots did not complete, each with a detail, by reason. The worst is first."""
     plans = state.plans
     found: dict[str, Mapping[str, str]] = {
         "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),
@@ -409,10 +418,13 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if schedule.stopped_maintenances:
         minutes = state.longest_step // timedelta(minutes=1)
         message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped_maintenances.items())
-        message = f"not back {minutes} minutes after they were switched, and nobody follows: {message}; look at them"
+        message = (
+            f"servers are not back in service {minutes} minutes after gitboot switched their power, so gitboot "
+            f"switches no further servers of the maintenance: {message}. Look at these servers"
+        )
         yield "PowerWavesRunning", False, "Stopped", message
     elif schedule.power:
-        message = f"{format_count(len(schedule.power), 'server')} whose power a plan may switch; whoever was is awaited"
+        message = f"maintenances may switch the power of {format_count(len(schedule.power), 'server')}"
         yield "PowerWavesRunning", True, "Running", message
 
 
@@ -432,8 +444,12 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
     if (telling := state.telling) is not None and telling.failure is not None:
         yield "CommitStatusReported", False, *telling.failure
     elif telling is not None:
-        told = f"{telling.commit[:12]}: {telling.report}" if telling.commit is not None else "nothing yet"
-        yield "CommitStatusReported", True, "Reported", f"the forge was told: {told}"
+        reported = (
+            f"gitboot reported {telling.commit[:12]} to the forge: {telling.report}"
+            if telling.commit is not None
+            else "gitboot has had nothing to report to the forge"
+        )
+        yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:
         yield "NotificationsSent", False, *state.unsent
     if died := state.died:
@@ -469,17 +485,17 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield "TargetsCurrent", False, reason, f"{message}{since}{others}"
     elif late:
         message = ", ".join(f"{each.name} since {format_instant(each.behind_since or at)}" for each in late)
-        yield "TargetsCurrent", False, "Behind", f"not all that is published is there: {message}"
+        yield "TargetsCurrent", False, "Behind", f"these targets lack published files: {message}"
     else:
-        message = f"{format_count(len(following), 'target')} hold what is published, or take it over just now"
+        message = f"{format_count(len(following), 'target')} up to date, or being updated now"
         yield "TargetsCurrent", True, "Current", message
 
 
 def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if state.is_output_open:
         message = (
-            "every user of this host can read OUTPUT, including the tokens of installations, because an earlier version "
-            "of gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
+            "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version of "
+            "gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
         )
         yield "OutputPrivate", False, "ReadableByAll", message
     found = state.signed_list
@@ -503,15 +519,15 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     lacking = [each for each in state.following if each.withheld]
     if names:
         message = (
-            f"an upgrade took the one-time boots of {format_count(len(names), 'server')} out of OUTPUT, because no copy "
-            f"records a fetch: {format_names(names, _MOST_NAMED)}; name an endpoint in the Fleet, or let copies serve them by "
-            f"spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
+            f"the upgrade removed the one-time boots of {format_count(len(names), 'server')} from OUTPUT, because copies "
+            f"of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Name an endpoint in the Fleet, or let "
+            f"copies serve these boots with spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:
         message = (
-            f"{lacking[0].name} has no one-time boots, for {format_count(lacking[0].withheld, 'server')}: it cannot record a "
-            f"fetch, and the Fleet names no endpoint. {_NEW_LOGS}"
+            f"the target {lacking[0].name} lacks the one-time boots of {format_count(lacking[0].withheld, 'server')}, "
+            f"because it does not record fetches and the Fleet names no endpoint. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.following:
@@ -538,14 +554,14 @@ def _of_secrets(state: InstanceState) -> Iterator[_Found]:
     }
     is_second = any(each.totals[0] > each.confirmed[0] for _, each in worst.values())
     messages = []
-    for name, (secret, each) in sorted(worst.items())[:_MOST_SECRETS]:
+    for name, (secret, each) in sorted(worst.items())[:_MAX_SECRETS]:
         addresses, times = each.totals
-        names = ", ".join(sorted(each.addresses)[:_MOST_SECRETS])
-        unnamed = f" {format_rest(addresses - _MOST_SECRETS, 'address')}".rstrip()
+        names = ", ".join(sorted(each.addresses)[:_MAX_SECRETS])
+        unnamed = f" {format_rest(addresses - _MAX_SECRETS, 'address')}".rstrip()
         messages.append(
             f"{name}: {describe_secret(secret)} was fetched {format_count(times, 'time')} by {names}{unnamed}"
         )
-    message = f"{'; '.join(messages)} {format_rest(len(worst) - _MOST_SECRETS, 'server')}".rstrip()
+    message = f"{'; '.join(messages)} {format_rest(len(worst) - _MAX_SECRETS, 'server')}".rstrip()
     yield "SecretsPrivate", False, "SecondAddress" if is_second else "ManyFetches", message
 
 

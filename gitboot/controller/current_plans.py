@@ -80,9 +80,9 @@ class Agenda(Struct, Generic[Key], frozen=True):
 class Plans(Struct, frozen=True, kw_only=True):
     """The current plans of all servers, with counts and lists of servers."""
 
-    commit: Commit | None = None  # of the plans
+    commit: Commit | None = None  # the commit of the plans
     stop: StopScope = StopScope.NONE  # the boots that are stopped
-    left: datetime | None = None  # the newest instant that the ledger has seen, if the clock was set back
+    left: datetime | None = None  # the newest time in the ledger, if the clock was set back
     servers: Mapping[str, ServerState] = field(default_factory=dict)
     transitions: Agenda[str] = field(default_factory=Agenda)  # when the plan of a server changes by itself
     planned_at: datetime | None = None
@@ -208,7 +208,9 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
     for name, state in states.items():
         decision, plan, uuid = state.decision, state.plan, state.decision.uuid
         recorded = knowledge.stored_record(uuid)
-        if recorded is None or is_overwritten(recorded, decision.provision):  # the ledger does not record what is installed
+        if recorded is None or is_overwritten(
+            recorded, decision.provision
+        ):  # the ledger does not record what is installed
             unknown.add(name)
         if uuid in knowledge.unobservable:
             unseen.add(name)
@@ -366,5 +368,5 @@ class WindowWatch:
         self._failure = ""
         if not servers:
             return frozenset(), ()
-        message = f"ended the maintenance of {format_count(len(servers), 'server')} in OUTPUT, whose windows are over"
+        message = f"ended the maintenance windows of {format_count(len(servers), 'server')} in OUTPUT"
         return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)

@@ -171,7 +171,7 @@ class Project(Struct, frozen=True, kw_only=True):
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
     def links(self) -> dict[str, str]:
-        """Return templates of URLs with {commit}, {path} and {line}: of a commit, a line, its blame, a file's history."""
+        """Return URL templates with {commit}, {path} and {line}: of a commit, a line, its blame, a file's history."""
         root = f"{self.page}/-" if self.kind is ForgeKind.GITLAB else self.page
         at, of = ("commit/", "src") if self.kind is ForgeKind.GITEA else ("", "blob")
         return {
@@ -229,9 +229,8 @@ class Forge:
     def find_known_changes(self, commits: Iterable[str], ledger: str, key: bytes) -> KnownChanges:
         """Return the change numbers of a ledger from the first of these commits that has a status with a proof.
 
-        This reads all statuses of a commit, because anyone who may write statuses can repeat an old one. If a commit has
-        more statuses than gitboot reads, a later change number can be missed. Raises `HostUnreachable` or
-        `ForgeRefused`.
+        This reads all statuses of a commit, because anyone who may write statuses can repeat an old one. It may miss a
+        later change number if a commit has more statuses than gitboot reads. Raises `HostUnreachable` or `ForgeRefused`.
         """
         claimed: int | None = None
         for commit in commits:
@@ -272,7 +271,9 @@ class Forge:
         if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return answer
         message = f"{format_host(url)} answered {answer.status} {answer.detail}".rstrip()
-        limited = answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None  # GitHub's secondary rate limit
+        limited = (
+            answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None
+        )  # GitHub's secondary rate limit
         if answer.status >= 500 or answer.status in _RETRY_STATUSES or limited:
             raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
         raise ForgeRefused(message)
@@ -359,9 +360,7 @@ class VerdictSender(RetryingSender):
         self._waiting: dict[str, CommitVerdict] = {}  # by commit, the oldest first
         self._noted: dict[str, CommitVerdict] = {}  # by commit, the last verdict that was noted
         self._last_noted: CommitVerdict | None = None  # of these verdicts
-        self._progress_times: tuple[float, float] | None = (
-            None  # times of the first and the last unreported change
-        )
+        self._progress_times: tuple[float, float] | None = None  # times of the first and the last unreported change
         self._key = b""  # of the ledger; set by `read_known_changes`
         self._telling = ForgeReport(has_asked=not asks)
         self._may_tell = not asks

@@ -56,11 +56,11 @@ class Fetched:
 
 
 class LimitedFiles(NamedTuple):
-    """The published files of a server whose offers the ledger could not note."""
+    """The published files of a server whose offers the ledger could not record."""
 
     noted: frozenset[Digest]  # the offers that the ledger has
-    until: datetime | None  # when these files are out of date by themselves; None: never
-    stop: StopScope  # the stop with which they were made
+    until: datetime | None  # when these files become out of date by the clock alone; None: never
+    stop: StopScope  # the stop at the time of rendering
 
 
 class TargetState(Struct, frozen=True, kw_only=True):
@@ -70,9 +70,9 @@ class TargetState(Struct, frozen=True, kw_only=True):
     at: datetime | None = None  # when gitboot last published, or tried to
     complete: bool = False  # whether this process has published all files
     plans: Plans = msgspec.field(default_factory=Plans)  # the plans of its files
-    in_doubt: bool = False  # whether its records may be those from before the ledger was in doubt
-    recorded: Members | None = None  # the machines whose records it has; None: all in ``plans``
-    terms: ServingTerms | None = None  # the terms on which endpoints serve one-time boots
+    in_doubt: bool = False  # whether its records may be from before the ledger became unverified
+    recorded: Members | None = None  # the machines whose records it has; None: all machines in ``plans``
+    terms: ServingTerms | None = None  # the terms under which endpoints serve one-time boots
     owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
     limited: Mapping[str, LimitedFiles] = msgspec.field(
         default_factory=dict
@@ -116,13 +116,13 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     serving: Endpoints | None = None  # None: the instance starts no endpoints
     telling: ForgeReport | None = None  # None: there is no forge
     unsent: tuple[str, str] | None = None  # why gitboot could not send a notice: reason, message
-    died: tuple[ThreadFailure, ...] = ()  # threads of this process that died, and start again
+    died: tuple[ThreadFailure, ...] = ()  # threads of this process that failed, and that gitboot starts again
     following: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
-    signed_list: SignedListState | None = None  # None: nothing was published since the start
-    opened: int | None = None  # changes of the ledger when it was opened; None: not compared any more
-    was_left: bool = False  # whether the ledger was unused for long before that
-    is_output_open: bool = False  # whether everybody on this host may read what is published
-    is_upgraded: bool = False  # whether the ledger is of a version that left one-time boots in OUTPUT
+    signed_list: SignedListState | None = None  # None: gitboot has published nothing since the start
+    opened: int | None = None  # the change number of the ledger at its opening; None: not compared any more
+    was_left: bool = False  # whether the ledger was unused for a long time before its opening
+    is_output_open: bool = False  # whether every user of this host may read OUTPUT
+    is_upgraded: bool = False  # whether the ledger is from a version that left one-time boots in OUTPUT
     keeping: ClockState = ClockState.UNKNOWN  # the quality of the clock
     unwritable: str | None = None  # why the ledger could not be written
     next_window_end: datetime | None = None  # in OUTPUT, before the first publication since the start
@@ -242,7 +242,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     def next_due(self, at: datetime) -> datetime | None:
         """Return the next time after ``at`` at which the clock alone makes another reconcile necessary.
 
-        Without an evaluated commit, as at a start, there are no plans, but windows that an earlier process published end.
+        Before the first evaluation after a start there are no plans, but windows that an earlier process published end.
         """
         is_suspended = any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
         suspension = self.knowledge.facts.suspension if is_suspended else None
@@ -264,7 +264,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
 
-_MAX_SHOWN: Final = 50  # servers of a kind: gitboot writes the status at each reconcile, and this limits it to about 50 KB
+_MAX_SHOWN: Final = (
+    50  # servers of a kind: gitboot writes the status at each reconcile, and this limits it to about 50 KB
+)
 
 
 def plans_by(knowledge: Knowledge, commit: Commit) -> bool:

@@ -79,7 +79,7 @@ class Loop:
         tell: Callable[[Event], None],
         bell: WakeSignal | None = None,
         keeping: Callable[[], ClockState] = lambda: ClockState.UNKNOWN,
-        forge: ForgeReader | None = None,  # that knows how far the ledger has come
+        forge: ForgeReader | None = None,
         notices: Notices | None = None,
     ) -> None:
         self._reconciler, self._source, self._forge, self._notices = reconciler, source, forge, notices
@@ -118,7 +118,7 @@ class Loop:
                 self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
-        """Reconcile until `stop`, or until the wake signal is stopped. ``serving`` returns the state of the endpoints."""
+        """Reconcile until `stop`, or until the wake signal stops. ``serving`` returns the state of the endpoints."""
         threads = [
             BackgroundThread(self._fetch_repeatedly, name="fetch", on_death=self._note_death),
             BackgroundThread(self._watch_stages, name="stages"),

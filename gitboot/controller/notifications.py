@@ -359,7 +359,7 @@ class _Webhook:
 
 
 class _ByApprise:
-    """Sends notices with apprise, in a thread that it abandons at the deadline. apprise has no timeout for a request."""
+    """Sends notices with apprise, in a thread that it abandons at a deadline. apprise has no timeout for a request."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -384,7 +384,9 @@ class _ByApprise:
             if self._apprise is None:
                 import apprise
 
-                logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # its messages contain URLs, which may contain secrets
+                logging.getLogger("apprise").setLevel(
+                    logging.CRITICAL + 1
+                )  # its messages contain URLs, which may contain secrets
                 found = apprise.Apprise()
                 if not found.add(self._receiver.url):
                     raise HostUnreachable("apprise does not support this kind of URL")
@@ -436,7 +438,9 @@ def read_receiver(file: Path, name: str) -> Receiver:
     for receiver in read_receivers(file):
         if receiver.name == name:
             return receiver
-    raise UsageError(f"{file}: the file does not contain receivers.{name} any more; restart gitboot to stop sending to it")
+    raise UsageError(
+        f"{file}: the file does not contain receivers.{name} any more; restart gitboot to stop sending to it"
+    )
 
 
 class _Table(Struct, frozen=True):

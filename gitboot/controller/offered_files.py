@@ -144,8 +144,8 @@ def publish_plans(
     """Publish the plans, and return the state of the target. ``different`` are servers whose files may differ.
 
     gitboot records each offer in the ledger before it publishes the files, so that each fetch can be matched to an
-    offer. While the ledger cannot be written, the published files of a server stay until its plan ends or a stop begins.
-    After that, gitboot publishes the server without the boots that the ledger lacks. The server stays in
+    offer. While the ledger cannot be written, the published files of a server stay until its plan ends or a stop
+    begins. After that, gitboot publishes the server without the boots that the ledger lacks. The server stays in
     `TargetState.owed` until the ledger has the remaining offers.
 
     gitboot renders files while it publishes them, because all files of a large fleet would take too much memory.
@@ -238,7 +238,9 @@ def _select_records(
     if before.recorded is None:  # the target may have other records of these servers than were planned
         states = [[each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in owed]
         found = frozenset(each.decision.uuid for pair in states for each in pair)
-        return group_by_shard(filter(has_record, commit.machines)), found if all(states) else None  # without a state, the machine is unknown
+        return group_by_shard(filter(has_record, commit.machines)), found if all(
+            states
+        ) else None  # without a state, the machine is unknown
     pairs = [[_machine_and_record(each.servers.get(name)) for each in (before.plans, plans)] for name in owed]
     changed = frozenset(each[0] for pair in pairs if pair[0] != pair[1] for each in pair if each is not None)
     return update_members(before.recorded, changed, has_record), changed
@@ -320,7 +322,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
     """The files of servers by name, rendered on demand. `items` records the offers before it returns the files.
 
     An access log of a web server shows only the modification time of the file that was sent, so the ledger needs this
-    time before a machine can fetch the file. If a publication fails, the next one has other times, and records them too.
+    time before a machine can fetch the file. If a publication fails, the next one records its own times.
     """
 
     names: Sequence[str]
@@ -371,7 +373,9 @@ class _OfferedFiles(Mapping[str, Files | None]):
                 if not dates[name] and all(each.plan in noted for each in list_offers(states[name])):
                     continue  # the ledger has all offers
                 if not self.before.complete and self.target.has_files(states[name].files):
-                    offers = frozenset(each.plan for each in list_offers(states[name]))  # an earlier process recorded them
+                    offers = frozenset(
+                        each.plan for each in list_offers(states[name])
+                    )  # an earlier process recorded them
                     self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
                     continue
                 stands = self._stands(name)

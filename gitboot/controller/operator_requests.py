@@ -39,7 +39,9 @@ ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"
 REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
 CERTIFICATE: Final = "certificate"  # {"uuid", "server", "certificate", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
-POWER: Final = "power"  # {"action", "servers": [names], "reason"}; after this request, the command itself contacts the BMCs
+POWER: Final = (
+    "power"  # {"action", "servers": [names], "reason"}; after this request, the command itself contacts the BMCs
+)
 POWERED: Final = "powered"  # {"action", "items": [{"server", "resetType", "sent", "why"}], "reason"}: the results
 BACK: Final = "back"  # {"uuid", "server", "reason"}: a server whose power was switched is in service again
 CLOCK: Final = "clock"  # {"reason"}
@@ -88,7 +90,9 @@ def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> N
     if held is None:
         raise StaleDigest("no commit is held, so there is nothing to approve")
     if held.digest != digest:
-        raise StaleDigest(f"the changes of the held commit have the digest {held.digest}, not {digest}: review them again")
+        raise StaleDigest(
+            f"the changes of the held commit have the digest {held.digest}, not {digest}: review them again"
+        )
     if others := sorted(set(guards) - set(held.guards)):
         raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
 
@@ -104,14 +108,14 @@ def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | N
             return _ON_SERVER[request.action](update, parse_uuid(facts["uuid"]), facts["server"], facts)
         case "clock":
             accept_clock(update)
-            return f"the clock is right: it is {format_instant(update.at)} ({facts['reason']})"
+            return f"confirmed the clock at {format_instant(update.at)} ({facts['reason']})"
         case "secret-fetches":
             names = confirm_fetches(update, facts["items"])
             return f"confirmed the fetches of the secrets of {', '.join(names)} ({facts['reason']})"
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
             update.due_now.update(uuids)
-            return f"{format_count(len(uuids), 'BMC')} {'is' if len(uuids) == 1 else 'are'} asked now"
+            return f"gitboot contacts {format_count(len(uuids), 'BMC')} now"
         case "power":
             return f"power {facts['action']} by hand: {', '.join(map(str, facts['servers']))} ({facts['reason']})"
         case "powered":
@@ -189,7 +193,7 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     seen = pinned.latest_identity if pinned is not None else None
 
     def is_meant(each: OverrideRecord) -> bool:
-        """Return whether the override is unverified, is at another BMC or machine now, or is closed and still wanted."""
+        """Return whether the override has an unknown state, is at another BMC, or is closed and still wanted."""
         elsewhere = each.state.is_open and each.bmc is not None and list(each.bmc.normalized_address) != bmc
         elsewhere |= each.state.is_open and seen is not None and is_another_system(each.shown, seen)
         closed = each.reason == key and not each.state.is_open
@@ -233,11 +237,11 @@ def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
     """Pin the machine that a BMC shows, if it still is the machine that the operator saw."""
     pinned = update.current_pin(uuid)
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
-        seen = pinned.latest_identity if pinned is not None else "nothing"
-        raise UsageError(f"the BMC of {server} shows {seen} by now; look again")
+        seen = pinned.latest_identity if pinned is not None else "no machine"
+        raise UsageError(f"the BMC of {server} shows {seen} now; check again")
     update.set_pin(uuid, accept_identity(pinned, at=update.at))
     update.due_now.add(uuid)
-    return f"{server}: it is the machine whose BMC shows {pinned.latest_identity} ({facts['reason']})"
+    return f"{server}: accepted the machine that its BMC shows, {pinned.latest_identity} ({facts['reason']})"
 
 
 def _accept_certificate(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:

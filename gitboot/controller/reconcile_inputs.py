@@ -58,18 +58,18 @@ class Intake(Struct, frozen=True, kw_only=True):
     results: tuple[TaskResult, ...]
     written: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...]
     requests: tuple[Request, ...]
-    witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
-    stoppage: StopOrder | None = None  # what a person has stopped where endpoints read it
-    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: nobody looks
-    noted: tuple[UnrecordedClearing, ...] = ()  # what jobs withdraw, and the ledger does not have
-    given: tuple[Observation, ...] = ()  # of what was spooled, boots that the ledger never offered
+    witnessed: bool = False  # whether a mark outside STATE and OUTPUT has the ledger's newest change
+    stoppage: StopOrder | None = None  # the stop in the files that endpoints read
+    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts; None: gitboot does not check artifacts
+    noted: tuple[UnrecordedClearing, ...] = ()  # overrides that BMC tasks cleared, and that the ledger lacks
+    given: tuple[Observation, ...] = ()  # observations of boots that the ledger never offered
 
 
 class NotedWithdrawals:
     """The newest record of each cleared override that the ledger lacks. Any thread may use it.
 
-    A file keeps the records for a restart. If the file cannot be written, the records are only in memory. A restart then
-    cannot tell whether these overrides were cleared: see `OverrideRecord.may_be_cleared_unrecorded`.
+    A file keeps the records for a restart. If the file cannot be written, the records are only in memory. After a
+    restart, gitboot then cannot tell whether the overrides were cleared: `OverrideRecord.may_be_cleared_unrecorded`.
     """
 
     def __init__(self, path: Path | None = None, ledger: str = "") -> None:
@@ -198,9 +198,9 @@ class Inbox:
     def record(self, uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
         """Store what a BMC task is about to do or has done, before the task goes on. Raises `LedgerError`.
 
-        A record that only clears an override goes to a file, and the next reconcile writes it to the ledger. So the task
-        does not wait for a ledger that hangs. The lease must be valid, because after its end another instance may have
-        set the override again.
+        A record that only clears an override goes to a file, and the next reconcile writes it to the ledger, so that the
+        task does not wait for a ledger that hangs. The lease must be valid, because after its end another instance may
+        have set the override again.
         """
         if self._clock is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(self._clock()):
             if (lease := self._store.database.lease) is not None:
@@ -242,7 +242,7 @@ class Inbox:
             except OSError as error:
                 self.unread = f"{self._spool.name} cannot be read: {error.strerror}"
             if found.invalid_lines:
-                _logger.error("%s: %d lines are no observations", self._spool.name, found.invalid_lines)
+                _logger.error("%s: ignored %d lines that are not observations", self._spool.name, found.invalid_lines)
         up = self._uptime()
         return Intake(
             spooled=tuple(each.adjust_clock(at, up) for each in found.observations),
@@ -289,7 +289,7 @@ class Inbox:
         return self._forgotten
 
     def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
-        """Delete the entries of the fetch log that the published tree considers. ``times`` is the number in the tree."""
+        """Delete the entries of the fetch log that the output tree considers. ``times`` is the number in the tree."""
         if self._spool is None:
             return
         try:

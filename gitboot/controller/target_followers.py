@@ -167,7 +167,9 @@ def _build_target(
         folder = target_address.folder.resolve()
         for name, other in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
             if folder.is_relative_to(other) or other.is_relative_to(folder):
-                raise UsageError(f"--target {target_address.name}: the folder is in {name} ({other}), or the other way round; choose a separate folder")
+                raise UsageError(
+                    f"--target {target_address.name}: the folder overlaps {name} ({other}); choose a separate folder"
+                )
         return target(folder_opener(target_address.folder))
     if isinstance(target_address, RsyncAddress):
         folder = settings.state / "targets" / compute_digest(target_address.name.encode())[:16]
@@ -183,7 +185,9 @@ def _build_branch_target(
     is_followed_there = _repository_place(target_address.url) == _repository_place(settings.git.repository)
     reference = source.reference
     if is_followed_there and reference in (target_address.branch, target_address.ref):
-        raise UsageError(f"--target {target_address.name} is the branch that this instance follows; choose another branch")
+        raise UsageError(
+            f"--target {target_address.name} is the branch that this instance follows; choose another branch"
+        )
     remote_of = partial(_build_remote, target_address, settings.git)
     # Check the settings at the start. A credentials file that cannot be read only delays the target.
     remote_of(read=lambda _: ("", ""))
