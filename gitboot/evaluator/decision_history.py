@@ -21,7 +21,7 @@ from gitboot.resolve.server_decision import Decision
 from gitboot.review.decision_changes import EffectKind, ServerEffect, find_server_effects
 from gitboot.text import format_rest
 
-_NO_TREE = ""  # stands for a missing tree: before the first commit, or if the commit lacks the fleet's folder
+_NO_TREE = ""  # replaces a missing tree: before the first commit, or if the commit lacks the fleet's folder
 
 
 class ChangingCommit(Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class DecisionHistory:
         has the server, this yields no commit.
         """
         wanted: str | SystemUuid = server
-        newer: HistoryStep | None = None  # the last valid commit, whose changes are not known yet
+        newer: HistoryStep | None = None  # the last valid commit, whose changes are still unknown
         before: list[InvalidCommit] = []  # invalid commits that are newer than `newer`, not yielded yet
         after: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)

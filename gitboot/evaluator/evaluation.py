@@ -189,7 +189,7 @@ class CommitPair:
 
 
 class Evaluator:
-    """Evaluates commits. The last two stay in memory, where the next evaluation looks for results first."""
+    """Evaluates commits. It keeps the last two in memory and looks for results there first."""
 
     def __init__(
         self,

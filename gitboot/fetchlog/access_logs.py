@@ -264,7 +264,7 @@ def parse_s3(line: str) -> LoggedRequest | None:
 
 
 def _decode_field(text: str) -> str:
-    """Decode a header or a query of these logs. A hyphen stands for an empty value."""
+    """Decode a header or a query of these logs. A hyphen means an empty value."""
     return "" if text == "-" else unquote(text)
 
 

@@ -128,7 +128,7 @@ def drop_settled_intents(items: Iterable[_T], observation_of: Callable[[_T], Obs
     """Return the items in their order, without the intents whose outcome is among the items.
 
     For each intent, one item remains. `served` is a fetch and outweighs `withheld`. After `withheld`, no byte was sent.
-    An intent without an outcome consumes the boot and proves nothing.
+    An intent without an outcome consumes the boot, but is no evidence.
     """
     found = [(each, observation_of(each)) for each in items]
     served = {each.intent for _, each in found if each.outcome is Outcome.SERVED}
@@ -181,7 +181,7 @@ class Observation:
     With an `intent` and without an `outcome`, an endpoint has written it before the response.
     """
 
-    server: str  # "" if only the path is known
+    server: str  # "" if the log has only the path
     path: str  # below the output directory
     client: str  # the client's address
     at: datetime

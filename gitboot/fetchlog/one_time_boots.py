@@ -21,7 +21,7 @@ from gitboot.system_clock import Uptime
 
 MOST_ADDRESSES: Final = 16  # of one secret and installation that are counted separately
 MOST_FETCHES: Final = 10  # of one secret in one installation; more are unexpected
-OTHERS: Final = "others"  # stands for every address beyond MOST_ADDRESSES
+OTHERS: Final = "others"  # all addresses beyond MOST_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
 _ENCRYPTED: Final = "secrets/"
@@ -139,7 +139,7 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
 
 
 class ServedBoot(NamedTuple):
-    first: Observation  # the first fetch; the installer's report if no fetch is known
+    first: Observation  # the first fetch, or without a fetch the installer's report
     is_over: bool  # whether the booted system fetched its user data since, or its installer reported
 
     def __str__(self) -> str:

@@ -240,7 +240,7 @@ def encode_line(observation: Observation) -> bytes:
 
 class ReadResult(NamedTuple):
     observations: list[Observation]  # by time; those of one writer in their written order
-    offsets: dict[str, int]  # by file: where the next call continues
+    offsets: dict[str, int]  # by file, for the next call
     invalid_lines: int  # number of lines that are not observations
 
 

@@ -418,7 +418,7 @@ class UnknownMachineRecorder:
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether an instance reads the machines."""
+        """Return whether an instance reads the machines."""
         return self._folder is not None
 
     def write_file(self) -> None:

@@ -51,7 +51,7 @@ BMC: Final = "Bmc/SERVER"  # the type of the condition of one server's BMC
 SERVER: Final = "SERVER"
 STATUS_CURRENT: Final = "StatusCurrent"
 STALE_S: Final = 150.0  # an older status is stale. This is a bit more than two intervals
-STATE: Final = "STATE"  # stands for the state directory in remedies; the command that shows the remedy fills it in
+STATE: Final = "STATE"  # the state directory; the command that shows a remedy fills it in
 
 
 class Condition(Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class ConditionType(Struct, frozen=True):
     """The declaration of a type of conditions. Docs, alerts and events are derived from it."""
 
     name: str
-    remedies: Mapping[str, str]  # by reason: a command or setting. Words in capitals stand for values
+    remedies: Mapping[str, str]  # by reason: a command or setting. Words in capitals are placeholders
     alerts: tuple[Alert, ...]
     event: str | None = None  # the type of the event when it becomes false. None: other events report it
     events: Mapping[str, str | None] = field(default_factory=dict)  # by reason: another event type
@@ -317,7 +317,7 @@ _TYPES: Final = (
             "DamagedLedger": _ADOPT,
             "ForeignLedger": _ADOPT,
             "NewLedger": (
-                "gitboot records begin fresh --state STATE  # this installs all servers. If they are installed already, "
+                "gitboot records begin fresh --state STATE  # installs all servers. If they are installed already, "
                 "use adopt instead of fresh"
             ),
             "RestoredLedger": _ADOPT,
@@ -357,7 +357,7 @@ _TYPES: Final = (
         {
             "BranchMissing": _BRANCH,
             "BranchNotNamed": _BRANCH,
-            "SourceTooLarge": "fetch-memory = MIB  # or increase fetch-disk, or remove the large files from the history",
+            "SourceTooLarge": "fetch-memory = MIB  # or fetch-disk, or remove large files from the history",
             ANY: _RETRY,
         },
         (Alert("GitbootSourceNotReady", "warning", "30m"),),
@@ -411,14 +411,14 @@ _TYPES: Final = (
     ConditionType(
         BMC,
         {
-            "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # if it is the right machine",
+            "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # if the BMC is SERVER's",
             "Contended": _ASK,
             "ForeignMedium": f"{_ASK}  # first eject the medium there",
             "ForeignOverride": (
                 "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # if gitboot may replace the override"
             ),
             "NeedsOperator": (
-                "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # if the machine did not boot by the "
+                "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # if the machine did not use the "
                 "override, use --not-set instead of --consumed"
             ),
             "Overdue": f"{_ASK}  # if the BMC is gone for good: gitboot bmc resolve SERVER --consumed",

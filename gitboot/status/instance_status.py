@@ -92,7 +92,7 @@ class ChangedArea(Struct, frozen=True, kw_only=True):
     """The changes of an accepted commit to a group of servers."""
 
     commit: str
-    label: str  # such as site=fra1; "" stands for the whole fleet
+    label: str  # such as site=fra1; "" is the whole fleet
     size: int
     changed: int
     less: int  # servers that offer no new boot

@@ -196,7 +196,7 @@ def build_wanted_override(plan: BootPlan | None, keys: TokenKeys) -> WantedOverr
 class DesiredState(NamedTuple):
     """The task and the power plan of one machine's BMC."""
 
-    task: BmcTask | None = None  # None: there is nothing to set, to clear or to observe
+    task: BmcTask | None = None  # None: the BMC needs no task
     power: PowerPlan | None = None
     is_new: bool = False  # whether the plan requires a new setting, even if it is not allowed
 
@@ -210,7 +210,7 @@ def find_desired_state(
     *,
     may_set: bool,
 ) -> DesiredState:
-    """Return the desired state of a machine's BMC. Without ``may_set``, the task sets nothing new."""
+    """Return the desired state of a machine's BMC. Without ``may_set``, the task only clears and observes."""
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return DesiredState()

@@ -96,7 +96,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
     is_unobservable: bool = False  # the record is not usable: no evidence could prove the next boot
     power: PowerPlan | None = None
     unverified_reason: str | None = None  # why the ledger is unverified
-    unnamed_ledger: str | None = None  # this instance's ledger, if the Fleet names no ledger: gitboot sets nothing then
+    unnamed_ledger: str | None = None  # this instance's ledger, if the Fleet names no ledger
 
     @property
     def evidence(self) -> str:
@@ -246,7 +246,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def hint(self) -> str | None:
-        """Return a command to copy after a look at the machine. STATE stands for the state directory."""
+        """Return a command to copy after a look at the machine. STATE is a placeholder for the state directory."""
         name, doubt = self.subject.server, self.subject.unverified_condition
         match self.failure:
             case BmcUnreachable() | BmcBusy():

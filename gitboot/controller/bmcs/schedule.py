@@ -108,7 +108,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
         return self.agenda.next_due
 
     def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
-        """Return the schedule with the states of these BMCs replaced, or dropped if there is none."""
+        """Return the schedule with the states of these BMCs replaced, or dropped if the state is None."""
         if not changed:
             return self
         bmcs, outcomes = dict(self.bmcs), Counter(self.outcomes)
@@ -151,9 +151,9 @@ def plan_tasks(
 
     ``changed``: the machines with any difference. ``outdated_base_urls``: base URLs whose files are not current yet.
 
-    The tasks set nothing new for machines under these base URLs, without ``may_set``, or if the Fleet names no ledger,
-    because another instance may set the same BMCs. They clear overrides in all cases. If a BMC has an override for a
-    machine whose document names another BMC now, gitboot clears the override before it sets a new one there.
+    The tasks make no new settings for machines under these base URLs or without ``may_set``. The same applies if the
+    Fleet names no ledger, because another instance may set the same BMCs. The tasks clear overrides in all cases. If a
+    BMC has an override for a machine whose document names another BMC now, gitboot clears it before it sets a new one.
     """
     uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
     if (may_set, is_named) != (schedule.may_set, schedule.is_ledger_named):
@@ -255,7 +255,7 @@ def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, be
 
 
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return all tasks. After too many failures in a row, only those that set nothing new, and one as a probe."""
+    """Return all tasks. After too many failures in a row, only those without new settings, and one as a probe."""
     if schedule.failures < schedule.most_failures:
         return tuple(tasks), schedule
     until = schedule.paused_until

@@ -52,7 +52,7 @@ Networks = Iterable[IPv4Network | IPv6Network]
 
 
 class BmcEvidence(Struct, frozen=True, kw_only=True):
-    """What a BMC showed in one task, and the fetches that this may confirm or rule out."""
+    """The observation of one BMC task, and the fetches that it may confirm or rule out."""
 
     uuid: SystemUuid
     state: ServerState | None  # None: the machine has left the fleet. Its earlier fetches still count
@@ -288,7 +288,7 @@ def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcOb
 def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number: int) -> None:
     """Record an override that was consumed without a fetch.
 
-    This proves the boot of an image that fetches nothing. For any other image, an operator has to look at the machine.
+    This proves the boot of an image without fetches. For any other image, an operator has to look at the machine.
     If DHCP names the loader, the loader would have fetched the boot script. If another instance set the override, this
     instance serves no boot until an operator has looked at the machine.
     """
@@ -332,7 +332,7 @@ def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_eviden
 def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime) -> bool:
     """Return whether a reset has consumed an override. A BMC may prove this later for an override that was lost.
 
-    It proves nothing if gitboot may have cleared the override without a record: then the reset booted something else.
+    This is no proof if gitboot may have cleared the override without a record. Then the reset booted another image.
     """
     lost = record.state is OverrideState.LOST and not record.may_be_cleared_unrecorded(at)
     return record.state is OverrideState.CONSUMED or (lost and observed.marks.reset_since(record.marks) is Reset.SEEN)
@@ -363,7 +363,7 @@ def _is_in_networks(client: str, networks: Networks) -> bool:
 
 
 def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> bool:
-    """Count a fetch of a secret, or a report that changes nothing. Return whether the address is new.
+    """Count a fetch of a secret, or an outdated report. Return whether the address is new.
 
     All addresses beyond `MOST_ADDRESSES` count as one new address. Each new address that fetches a secret causes an
     event. Fetches for an earlier installation count in the newest installation, because their paths may lead to the
@@ -433,7 +433,7 @@ def _provision_key(offer: Offer) -> str:
 
 
 def _is_newer_installation(offer: Offer, before: InstallationFetches) -> bool:
-    """Return whether an offer belongs to a newer installation. Attempt 0 stands for the last attempt."""
+    """Return whether an offer belongs to a newer installation. Attempt 0 means the last attempt."""
     if _provision_key(offer) == before.key:
         return offer.attempt > before.attempt
     return offer.number > before.number

@@ -136,7 +136,7 @@ def find_report_offer(decision: Decision, record: Record | None) -> Offer | None
 
 
 def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Offer | None:
-    """Return the offer of a plan's boot. None: the boot proves nothing.
+    """Return the offer of a plan's boot. None: the boot is no evidence.
 
     A plan that waits for the end of an installation boots the disk. Its offer is that of the policy's boot, which an
     installer can still report.
@@ -190,7 +190,7 @@ def is_outdated(offer: Offer, record: Record) -> bool:
 
 
 def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """Return the record after a run's boot, and a text about it. If nothing changes, return the same record."""
+    """Return the record after a run's boot, and a text about it. An up-to-date record is returned as it is."""
     if offer.maintenance is None or offer.run is None:
         return record, ""
     if offer.once and is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start):
@@ -206,7 +206,7 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
 def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
     """Return the record after the system of a run has fetched its user data, and a text about it.
 
-    If nothing changes, return the same record. The fetch belongs to the last run of the maintenance.
+    An up-to-date record is returned as it is. The fetch belongs to the last run of the maintenance.
     """
     made = record.runs.get(offer.maintenance or "")
     if made is None or made.run != offer.run or made.started is not None:
@@ -216,7 +216,7 @@ def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[R
 
 
 def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
-    """Return the record of a provisioned server, and a text about it. If nothing changes, return the same record."""
+    """Return the record of a provisioned server, and a text about it. An up-to-date record is returned as it is."""
     if is_outdated(offer, record):
         return record, ""
     reached = record.provision is not None and record.provision >= offer.provision
@@ -245,14 +245,14 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
 
 
 _MOST_OPEN: Final = 32  # intents of one server without an outcome: a client can send requests all the time
-_OTHER_INTENTS: Final = "more"  # stands for the ids of all further intents, whose outcomes are ignored
+_OTHER_INTENTS: Final = "more"  # replaces the ids of all further intents, whose outcomes are ignored
 _MOST_EARLY: Final = 32  # withheld intents of one server that the log has not shown yet. Most never appear
 
 
 def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """Return the record after an endpoint wrote an intent to serve a boot. If nothing changes, return the same record.
+    """Return the record after an endpoint wrote an intent to serve a boot. An up-to-date record is returned as it is.
 
-    An intent changes nothing if the boot was made already. If that boot turns out to be another client's, the BMC rules
+    The record stays the same if the boot was made already. If that boot turns out to be another client's, the BMC rules
     out this intent as well.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
@@ -295,7 +295,7 @@ def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: Step
 
 
 def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Record:
-    """Return the record after a boot was served. If nothing changes, return the same record."""
+    """Return the record after a boot was served. An up-to-date record is returned as it is."""
     last = find_last_attempt(offer, record)
     if _is_over(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot)):
         return record
@@ -328,7 +328,7 @@ def _add_start(attempt: InstallAttempt, seen: StepEvidence) -> InstallAttempt:
 
 
 def apply_failure(offer: Offer, record: Record, failure: Failure) -> Record:
-    """Return the record after an installer reported a failure. Without a served boot, the report changes nothing."""
+    """Return the record after an installer reported a failure. Without a served boot, ignore the report."""
     last = find_last_attempt(offer, record)
     if last is None or last.failed is not None or _is_over(offer, record):
         return record
@@ -496,7 +496,7 @@ def may_have_unread_fetch(
     """Return whether a machine may have fetched an install boot of ``accepted`` that ``commit`` does not offer.
 
     A fetch log that gitboot has not read yet can show such a fetch. The boot is not offered to a machine whose record
-    shows that it is provisioned. A maintenance offers its boot whatever is provisioned.
+    shows that it is provisioned. A maintenance offers its boot in any case.
     """
     for uuid in machines:
         offered = _find_decision(accepted, uuid)

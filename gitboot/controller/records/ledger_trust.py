@@ -65,7 +65,7 @@ def record_heartbeat(
     has_transition: bool = False,
     uptime: Uptime | None = None,
 ) -> None:
-    """Record that the instance runs and how its clock is kept. Detect a gap in which it did not run.
+    """Record that the instance runs, and the state of its clock. Detect a gap in which it did not run.
 
     ``is_externally_confirmed``: a place outside STATE and OUTPUT has the ledger's newest change, so they are not an
     older copy. ``has_transition``: a plan changes now. The heartbeat keeps a clock that goes back from undoing this.
@@ -122,7 +122,7 @@ def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> No
 
 
 def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool) -> None:
-    """End all grace periods that began after ``since``, so that none starts again when the clock gets there.
+    """End all grace periods that began after ``since``, so that they do not start again when the clock gets there.
 
     gitboot can measure how far the clock is behind, but not how far it went back. Unless the clock is far behind,
     gitboot still waits for the evidence of consumed overrides, which may be on its way.
@@ -195,7 +195,7 @@ def initialise_ledger(
     about, servers = update.facts, commit.decisions.servers.values()
     names = {each.uuid: each.server for each in servers}
     if (doubt := find_unverified_reason(about, commit.decisions)) is None:
-        return "the ledger is verified, so nothing changes. Use gitboot records set for single servers"
+        return "the ledger is verified already. Use gitboot records set for single servers"
     _check_beginning(update, beginning, records, doubt, names)
     number = update.count_decision()
     if beginning is not Beginning.AS_RECORDED:

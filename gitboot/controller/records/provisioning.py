@@ -263,14 +263,14 @@ def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str
 
 
 def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime, evidence: str) -> None:
-    """Record that a server was provisioned by ``made_at``. A second call changes nothing."""
+    """Record that a server was provisioned by ``made_at``. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     now, what = apply_provisioned(offer, record, _adjust_to_local_clock(made_at, update.at), evidence)
     if now is record or offer.number > update.facts.rolled_back.get(offer.uuid, -1):
         _write_with_event(update, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
         return
-    # The accepted commit had taken this boot back. A mirror served it, or the evidence came late: when gitboot accepted
+    # The accepted commit had taken this boot back. A mirror served it, or the evidence came late. When gitboot accepted
     # the commit, no fetch was known. gitboot never installs a server with unknown disks, so an operator has to look.
     by = f"BootImage/{offer.image}"
     if record.overwritten_by == by:
@@ -292,7 +292,7 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime,
 def record_maintenance_boot(
     update: KnowledgeUpdate, offer: Offer, seen: StepEvidence, evidence: str, *, starts: bool
 ) -> None:
-    """Record the boot of a maintenance, and with ``starts`` also its start. A second call changes nothing."""
+    """Record the boot of a maintenance, and with ``starts`` also its start. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = seen._replace(at=_adjust_to_local_clock(seen.at, update.at))
@@ -362,7 +362,7 @@ def record_served(update: KnowledgeUpdate, offer: Offer) -> None:
 
 
 def record_boot_consumed(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record the boot of an image that fetches nothing, because its override was consumed."""
+    """Record the boot of an image without fetches, because its override was consumed."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = StepEvidence(update.at, "", "")
