@@ -299,7 +299,7 @@ class Endpoint:
     async def _serve_guarded(
         self, answer: BootResponse, guarded: GuardedPath, scope: Scope, at: datetime
     ) -> ASGIApp | None:
-        """Return the boot if the gate allows it and its fetch is recorded, else a fallback. None: the client has gone."""
+        """Return the boot if the gate allows it and the fetch is recorded, else a fallback. None: client has gone."""
         if await _has_left(scope):
             return None
         request = _parse_client_request(scope, self._find_client(scope), at)

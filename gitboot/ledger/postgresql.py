@@ -496,7 +496,7 @@ class LimitedConnection(psycopg.Connection[Row]):
         return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)
 
     def _until(self, gen: Generator[Any, Any, _T], until_s: float, seconds: float) -> Generator[Any, Any, _T]:
-        """Run a generator of psycopg until the deadline. psycopg resumes it several times a second even without data."""
+        """Run a generator of psycopg until the deadline. psycopg resumes it several times a second."""
         try:
             waits_for = next(gen)
             while True:
