@@ -280,7 +280,7 @@ class FleetSpec:
         return " and ".join(by_sites) or self.provisioning.ledger
 
     def orders_at(self, site: str | None) -> Orders:
-        """Return the orders that the instance of a site, or of all sites if None, obeys before the commit is accepted."""
+        """Return the orders that an instance obeys before it accepts the commit. ``site`` is None for all sites."""
         return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
 
 

@@ -22,7 +22,7 @@ KINDS: Final = (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, 
 def build_schema(kind: type) -> dict[str, Any]:
     """Return the JSON Schema of the documents of a kind.
 
-    Editors read plain scalars by YAML 1.2, gitboot by this schema. If gitboot reads text, the schema allows a number too.
+    Editors read plain scalars by YAML 1.2, gitboot by this schema. Where gitboot reads text, a number is valid too.
     """
     definitions: dict[str, Any] = {}
     found = build_structure_schema(kind, definitions)
@@ -30,7 +30,7 @@ def build_schema(kind: type) -> dict[str, Any]:
 
 
 def build_any_document_schema() -> dict[str, Any]:
-    """Return the JSON Schema of documents of all kinds. It branches by kind, so that editors show errors of one kind."""
+    """Return the JSON Schema of documents of all kinds. It selects by kind, so that an error refers to one kind."""
     definitions: dict[str, Any] = {}
     return {
         "$schema": _DIALECT,

@@ -263,7 +263,7 @@ class Server(Document):
 
     @property
     def boot_serial(self) -> str | None:
-        """Return the serial number by which loaders find the server. None: it is a placeholder, or invalid in a path."""
+        """Return the serial number by which loaders find the server. None: a placeholder, or invalid in a path."""
         serial = self.spec.serial
         if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
             return None
