@@ -425,7 +425,7 @@ def test_what_is_consumed_is_lost_and_never_set_again(machine: IpmiMachine, bmc:
 @needs_ipmitool
 def test_a_machine_is_reset_once_though_nothing_shows_it(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     machine.controls.clear()
-    asked = Asked(bmc, wanted_power=GENTLY)
+    asked = Asked(bmc, switching=GENTLY)
     for _ in range(3):
         asked.once()
         asked.at += timedelta(hours=1)
@@ -438,7 +438,7 @@ def test_after_a_crash_a_person_is_asked_and_nothing_is_done_once_more(
     machine: IpmiMachine, bmc: IpmiConnection, switching: WantedPowerChange | None
 ) -> None:
     machine.controls.clear()
-    asked = Asked(bmc, wanted_power=switching)
+    asked = Asked(bmc, switching=switching)
     with pytest.raises(KeyboardInterrupt):
         asked.once(crash=True)
     flags = bytes(machine.flags)
