@@ -385,12 +385,12 @@ class VerdictSender(RetryingSender):
         try:
             found = self._forge.find_known_changes(commits, ledger, key) if commits else KnownChanges()
         except (HostUnreachable, ForgeRefused) as error:
-            self._update_telling(asked=True)
+            self._update_telling(has_asked=True)
             self.note_failure(type(error).__name__, str(error))
             return
         with self.changed:
             self._key, self._may_tell = key, bool(commits)
-            self._update_telling(asked=True, known=found.proven, claimed=found.claimed)
+            self._update_telling(has_asked=True, known_changes=found.proven, claimed_changes=found.claimed)
         self.note_failure(None)
 
     def note(self, verdicts: Iterable[CommitVerdict]) -> None:
@@ -452,7 +452,7 @@ class VerdictSender(RetryingSender):
         with self.changed:
             if self._waiting.get(verdict.commit) == verdict:
                 del self._waiting[verdict.commit]
-        self._update_telling(commit=verdict.commit, says=verdict.says)
+        self._update_telling(commit=verdict.commit, report=verdict.says)
 
     def _write(self, verdict: CommitVerdict) -> None:
         """Write the verdict unless the forge has it already, for example after a restart.
