@@ -86,7 +86,7 @@ class Reconciler:
         - ``thread_failures``: threads that failed
         - ``wait``: whether to wait for artifacts and BMC tasks
 
-        If the ledger cannot be written, gitboot plans by the records that it has in memory, so that windows end in time.
+        If the ledger cannot be written, gitboot plans by the records in memory, so that windows end in time.
         """
         components, lap = self._components, self.laps.start(Stage.TAKE_IN)
         began = components.clock()
@@ -137,8 +137,8 @@ class Reconciler:
     def report_stalled(self, stage: Stage, seconds: float, at: datetime) -> None:
         """Report a stage that hangs. Another thread calls this. The next reconcile that ends withdraws the report."""
         message = (
-            f"the stage {stage} has made no progress for {seconds:.0f} s. Until it ends, gitboot does not plan, publish "
-            "or change BMCs. Endpoints still open and end published windows"
+            f"the stage {stage} has made no progress for {seconds:.0f} s. Until it ends, gitboot does not plan, "
+            "publish or change BMCs. Endpoints still open and end published windows"
         )
         event = Event(at=at, type="StageHangs", message=message, facts={"stage": str(stage)}, warning=True)
         self._components.unwritten.append(event)

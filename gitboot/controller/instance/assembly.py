@@ -453,7 +453,7 @@ def _hold_lease(
 
     if held.previous_place is not None:
         number = held.lease.epoch
-        message = f"this instance acts by {held.name} now, under lease {number}; before, {held.previous_place} did"
+        message = f"this instance took over {held.name} from {held.previous_place}, and is active with lease {number}"
         event = Event(at=at, type="TookOver", message=message, facts={"lease": number, "before": held.previous_place})
         tell(event)
         write_events(store, [event])
@@ -465,8 +465,7 @@ def _hold_lease(
 
 
 def find_ledger(settings: Settings) -> Path:
-    """Return the path of the ledger, or of the file with its address. Raises `UsageError` if STATE has another ledger.
-    """
+    """Return the path of the ledger, or of the file with its address. Raises `UsageError`."""
     path, wanted = settings.state / state.LEDGER, settings.ledger
     if wanted is not None and read_address(path) != wanted:
         if path.exists() and not has_address_file(path):
@@ -491,7 +490,14 @@ def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tup
             store, read = _read_whole_ledger(path)
         except DamagedLedger as error:
             aside = set_aside(path)
-            tell(Event(at=clock(), type="LedgerDamaged", message=f"{error}; gitboot renamed it to {aside.name}", warning=True))
+            tell(
+                Event(
+                    at=clock(),
+                    type="LedgerDamaged",
+                    message=f"{error}; gitboot renamed it to {aside.name}",
+                    warning=True,
+                )
+            )
             store, read = _read_whole_ledger(path)
             instance_tables.mark_unverified(store, "DamagedLedger")
     with store:
@@ -590,10 +596,12 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
 
 
 def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
-    """Mark the ledger as unverified if its published tree is missing, or if a mark outside has a later change number."""
+    """Mark the ledger as unverified if its tree is missing, or if a mark outside STATE has a later change number."""
     identity, changes = store.progress
     marks = [read_mark(spooled) if (spooled := _spool_mark_path(settings)) else None]
-    with suppress(OSError, ValueError, TypeError, KeyError):  # the tree contains the status of the ledger that published it
+    with suppress(
+        OSError, ValueError, TypeError, KeyError
+    ):  # the tree contains the status of the ledger that published it
         found = json.loads((settings.output / STATUS).read_bytes())
         marks.append((str(found["ledger"]), int(found["changes"])))
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)

@@ -85,7 +85,9 @@ def of_state(state: Path) -> Examination:
     """Check whether the state directory can hold a ledger."""
     if not state.is_dir():
         yield _wrong(
-            "state", f"the directory {state} does not exist", f"install -d -m 0700 {quote_words(state)}  # for gitboot's user"
+            "state",
+            f"the directory {state} does not exist",
+            f"install -d -m 0700 {quote_words(state)}  # for gitboot's user",
         )
         return
     yield from _check_kind(
@@ -112,9 +114,7 @@ def of_who_sets(look: OfflineInstance) -> Examination:
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
     if not commit.is_for(identity):
         hint = "gitboot status  # if this instance should act, see the remedy of the condition LedgerNamed"
-        message = (
-            f"the Fleet names another ledger than {identity}, so this instance does not change BMCs and installs no server"
-        )
+        message = f"the Fleet names another ledger than {identity}, so this instance does not act"
         yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
         message = f"the Fleet names no ledger, so gitboot does not set the BMCs of {format_count(bmcs, 'server')}"
@@ -125,17 +125,20 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
     """Check the output directory: its file system, the published tree, and free space for the fleet."""
     if not output.is_dir():
         yield _doubtful(
-            "output", f"the directory {output} does not exist; the first reconcile creates it", f"install -d {quote_words(output)}"
+            "output",
+            f"the directory {output} does not exist; the first reconcile creates it",
+            f"install -d {quote_words(output)}",
         )
         return
     yield from _check_kind("output", None, lambda warn: check_output_directory(output, (), warn, state=state))
     try:
         stamp = parse_head((output / MANIFEST).read_bytes()).stamp
-        yield fine("output", f"{output} has the boot files of commit {stamp.commit[:12]}, published by the ledger {stamp.ledger}")
-    except FileNotFoundError:
-        yield _doubtful(
-            "output", f"{output} has no published files yet", f"gitboot run … --out {quote_words(output)}"
+        yield fine(
+            "output",
+            f"{output} has the boot files of commit {stamp.commit[:12]}, published by the ledger {stamp.ledger}",
         )
+    except FileNotFoundError:
+        yield _doubtful("output", f"{output} has no published files yet", f"gitboot run … --out {quote_words(output)}")
     except (OSError, ValueError) as error:
         yield _wrong(
             "output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {quote_words(output / MANIFEST)}"
@@ -174,7 +177,8 @@ def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examinati
                 except BmcNotTrusted:
                     refused.append(each.name)
         if refused:
-            message = f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of {format_count(len(refused), 'server')} ({format_names(refused, 3)})"
+            servers = f"{format_count(len(refused), 'server')} ({format_names(refused, 3)})"
+            message = f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of {servers}"
             yield _wrong("networks", message, "gitboot bmc access-files --state STATE  # prints a suitable access.toml")
         else:
             yield fine("credentials", f"{name}, for {format_count(len(of_it), 'BMC')}")
@@ -196,7 +200,9 @@ def of_mirrors(decisions: Decisions) -> Examination:
         try:
             fetcher.head(url)
         except GitbootError as error:
-            yield _wrong("DHCP", f"machines get the URL {mirror.base_url} from DHCP, but {error}", f"curl -I {quote_words(url)}")
+            yield _wrong(
+                "DHCP", f"machines get the URL {mirror.base_url} from DHCP, but {error}", f"curl -I {quote_words(url)}"
+            )
             continue
         yield fine("DHCP", f"{url} can be fetched")
         missing = []

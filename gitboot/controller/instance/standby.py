@@ -324,9 +324,9 @@ class PreparedTree(Struct, frozen=True, kw_only=True):
 def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable[[str], None]) -> PreparedTree:
     """Publish to OUTPUT what the active instance publishes, except for halted servers, and store a checkpoint.
 
-    After that, a take-over is as fast as a restart. gitboot plans by a copy of the ledger, and does not write the ledger.
-    A one-time boot must be in the ledger before it is published, so the tree lacks one-time boots that the ledger lacks.
-    Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
+    After that, a take-over is as fast as a restart. gitboot plans by a copy of the ledger, and does not write the
+    ledger. A one-time boot must be in the ledger before it is published, so gitboot does not publish a one-time boot that
+    the ledger lacks. Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
 
     This runs in its own process while the standby holds the lock of STATE. The process may be killed at any time. A
     second call publishes only changes. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
@@ -397,7 +397,9 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
         try:
             evaluated = evaluation.evaluate(revision, base)
         except SourceError as error:
-            raise NotYetDone(f"this standby has not fetched the accepted commit {revision[:12]} yet ({error})") from None
+            raise NotYetDone(
+                f"this standby has not fetched the accepted commit {revision[:12]} yet ({error})"
+            ) from None
         evaluation.store_results(revision)
         evaluation.wait_until_stored()
     assert evaluated is not None  # noqa: S101 - with `waits`, `evaluate` returns a result
@@ -411,7 +413,9 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
     learnt = apply_batch(before.knowledge, batch, at).knowledge
     if learnt.recorded_commit is None or not learnt.is_trusted or not plans_by(learnt, commit):
         raise NotYetDone("the ledger is unverified, or the Fleet names another ledger, so gitboot makes no plans")
-    knowledge = structs.replace(learnt, records=before.knowledge.records)  # plan by the records in the ledger: it lacks the new ones
+    knowledge = structs.replace(
+        learnt, records=before.knowledge.records
+    )  # plan by the records in the ledger: it lacks the new ones
     stop = decide_halt(knowledge, commit, knowledge.facts.orders)
     changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
     plans, different = replan(before.plans, commit, knowledge, changed, at, stop, before.keys)

@@ -35,7 +35,9 @@ from gitboot.text import quote_words
 
 LEDGER: Final = "ledger.sqlite"
 CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; you can delete it
-CACHE_BYTES: Final = 2**32  # the maximum size: 100,000 servers take 0.5 GiB for each commit, and the same for the checkpoint
+CACHE_BYTES: Final = (
+    2**32
+)  # the maximum size: 100,000 servers take 0.5 GiB for each commit, and the same for the checkpoint
 PREPARING: Final = "preparing"  # temporary files while a standby prepares its tree
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
@@ -159,8 +161,7 @@ class StatusFile:
 
 
 def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: datetime) -> dict[str, Any]:
-    """Return the status with the changes of accepted commits from the status before, which a restart does not compute.
-    """
+    """Add the changes of accepted commits from the last status, because a restart does not compute them again."""
     then, accepted = before.get("accepted", {}), now["accepted"]
     is_told = accepted["changed"] or then.get("commit") != accepted["commit"]
     changed = accepted["changed"] if is_told else then.get("changed", [])
@@ -234,8 +235,8 @@ def check_acts(directory: Path) -> None:
     if (place := find_other_acting_instance(directory / LEDGER, lambda: Holder.load(directory))) is not None:
         host, _, state = place.partition(":")
         raise HeldByAnother(
-            f"{directory}: the instance of this host is a standby, and {place} is active: run the command on {host}, with "
-            f"--state {state}"
+            f"{directory}: the instance of this host is a standby, and {place} is active: run the command on {host}, "
+            f"with --state {state}"
         )
 
 
@@ -290,7 +291,7 @@ def check_spool_rights(folder: Path) -> None:
             folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
         elif found.st_mode & stat.S_IWOTH:
             raise UsageError(
-                f"every user may write {folder}, and could so mark servers as installed: chmod o-w {quote_words(folder)}"
+                f"every user may write {folder} and so mark servers as installed: chmod o-w {quote_words(folder)}"
             )
 
 
@@ -318,7 +319,7 @@ def _is_ours(group: int) -> bool:
 
 
 def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
-    """Remove the access of others to a file of this user. Raise `UsageError` if others may write another user's file."""
+    """Remove the access of others to a file of this user. Raise `UsageError` for a file that others may write."""
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid():
         if mode & mask:
@@ -398,7 +399,5 @@ def _read_key_lines(path: Path) -> list[_KeyLine] | None:
             )
         lines.append(_KeyLine(since, bytes.fromhex(found[2]) if found[2] != _NONE else None))
     if not lines or lines[-1].key is None:
-        raise UsageError(
-            f"{path} has no key in its last line; {_KEY_FILE_HINT}"
-        )
+        raise UsageError(f"{path} has no key in its last line; {_KEY_FILE_HINT}")
     return lines

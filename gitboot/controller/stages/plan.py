@@ -21,7 +21,9 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.resolve.boot_limits import StopScope
 from gitboot.status.work_progress import ReportProgress, Work
 
-QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its first plans within this time does not read the server states before
+QUICK_START: Final = timedelta(
+    seconds=2
+)  # an instance that publishes its first plans within this time does not read the server states before
 
 
 def plan(state: InstanceState, this: Pass) -> InstanceState:

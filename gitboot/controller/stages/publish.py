@@ -50,7 +50,9 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
     components, knowledge, at = this.components, state.knowledge, this.at
     inbox, publication = components.inbox, state.publication
     if publication.complete and not components.target.is_unchanged:
-        message = "the output tree was replaced or removed since gitboot published it: gitboot publishes all files again"
+        message = (
+            "the output tree was replaced or removed since gitboot published it: gitboot publishes all files again"
+        )
         event = Event(at=at, type="TreeReplaced", message=message, warning=True)
         publication = structs.replace(publication, complete=False, events=(event,))
     if components.checkpoint is not None:
