@@ -325,7 +325,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
     """Publish to OUTPUT what the active instance publishes, except for halted servers, and store a checkpoint.
 
     After that, a take-over is as fast as a restart. gitboot plans by a copy of the ledger, and does not write the
-    ledger. A one-time boot must be in the ledger before it is published, so gitboot does not publish a one-time boot that
+    ledger. A one-time boot must be in the ledger before it is published, so gitboot does not publish a boot that
     the ledger lacks. Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
 
     This runs in its own process while the standby holds the lock of STATE. The process may be killed at any time. A

@@ -70,7 +70,7 @@ def _report_unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]
     if claimed is not None and claimed != before and opened is not None and claimed > opened:
         message = (
             f"a commit status at the forge names change {claimed} of this ledger, whose newest change is {opened}. "
-            "gitboot ignores the status, because it has no proof by the ledger's key: an earlier version of gitboot, or "
+            "gitboot ignores the status, because it has no proof by the ledger's key: an earlier version of gitboot or "
             "anyone who may write statuses, may have written it. If you restored the ledger from a backup, run "
             "gitboot records begin"
         )
