@@ -104,12 +104,12 @@ def test_what_waits_for_a_name_is_told_with_the_line_for_the_fleet(tmp_path: Pat
         rack.push()
         rack.once(*rack.spooling)
         (item,) = get(rack, "-o", "json").json["items"]
-        assert item["hint"] == "gitboot records begin fresh --state STATE  # or: adopt"
+        assert item["hint"] == "gitboot records begin fresh --state STATE  # installs all servers. If they are installed already, use adopt instead of fresh"
         rack.once(*rack.spooling, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)
         assert item["why"] == "the Fleet names no ledger, and another instance may set the same BMC"
-        assert item["hint"] == f"provisioning: {{ledger: {rack.ledger()}}}  # in the spec of the Fleet"
+        assert item["hint"] == f"provisioning: {{ledger: {rack.ledger()}}}  # add to spec of the Fleet"
         assert rack.typed("bmc", "diff", "--credentials", rack.credentials, "--detailed-exitcode").code == 2
         with rack.running():
             done = rack.typed("bmc", "apply", "web01")
@@ -245,7 +245,7 @@ def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
     done = diff(rack, "--detailed-exitcode")
     assert (done.code, "web01: Power: On for provision/1, at once\n" in done.out) == (Exit.CHANGES, True), done
     uri = "http://boot.test/assets/flatcar-1/loader"
-    told = f"On for provision/1, at once; before it firmware is told to keep {uri} for its HTTP boots"
+    told = f"On for provision/1, at once; before that, gitboot sets the firmware's HTTP boot URI to {uri}"
     assert f"web03: Power: {told}\n" in done.out
     patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "UefiHttp", "HttpBootUri": '
     patch += f'"{uri}"}}}}'
@@ -549,7 +549,7 @@ def test_an_answer_that_is_lost_is_told_and_nothing_is_sent_again(pair: Rack) ->
     done = power(pair, "reset", "web01", "--force", "--reason", "x", "-o", "json")
     (item,) = done.json["items"]
     assert (done.code, item["sent"]) == (Exit.PARTIAL, None)
-    assert "whether it has taken ForceRestart is not known; look before you ask again" in item["why"]
+    assert "The BMC may have executed ForceRestart. Check the machine before you try again" in item["why"]
     assert resets(pair)[0] == before[0] + 1
     assert "web01 may have been switched: " in pair.said("events")
 
