@@ -50,7 +50,7 @@ _STDIN: Final = Path("-")
 def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[OutputOption, ...]) -> None:
     """Read what machines fetched from a mirror.
 
-    ACCESSLOG is an access log of the mirror; - is standard input. gitboot reads the formats of nginx and Caddy as the
+    Each of ACCESSLOG... is an access log of the mirror, or - for standard input. gitboot reads the formats of nginx and Caddy as the
     published ops/serve/ configures them, server access logs of S3, and standard logs of CloudFront. CloudFront logs do
     not show fetches of boot scripts.
 
