@@ -110,7 +110,7 @@ class IpmiConnection:
         if is_shown(override, observed):
             return
         if has_changed(observed, self.observe()):
-            raise BmcChanged(f"{self._address}: the BMC has changed since it was read")
+            raise BmcChanged(f"{self._address}: the BMC has changed since gitboot read it")
         self.policy.check_fence()
         _, answer = self._send_requests(
             _KEEP_VALID, (*_SET, 0x05, *_encode_flags(override))

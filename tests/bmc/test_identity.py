@@ -98,12 +98,12 @@ def test_whose_machine_it_is(described: DocumentIdentity, shown: ReportedIdentit
 def test_both_are_named_with_the_line_to_add() -> None:
     another = identify(BY_BOTH, SHOWS_OTHER)
     assert another == AnotherMachine(
-        message=f'the BMC shows UUID {OTHER}, serial "X6DCP93", and the document says UUID {OURS}, serial "J4JMO72"; '
+        message=f'the BMC shows UUID {OTHER}, serial "X6DCP93", and the document has UUID {OURS}, serial "J4JMO72"; '
         f'correct bmc.address, or add to bmc, where it is this machine: reports: {{uuid: {OTHER}, serial: "X6DCP93"}}'
     )
     cannot_tell = identify(BY_UUID, SHOWS_NOTHING)
     assert cannot_tell == UnprovenIdentity(
-        message='the BMC shows serial "To be filled by O.E.M.", SKU "Default string", so nothing tells whether it is '
+        message='the BMC shows serial "To be filled by O.E.M.", SKU "Default string", so gitboot cannot check whether it is '
         f"UUID {OURS}"
     )
 
@@ -255,7 +255,7 @@ def test_what_has_changed_since_the_first_contact_holds(
 def test_a_change_is_named() -> None:
     changed = identify(BY_UUID, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH))
     assert changed == IdentityChanged(
-        message=f'what the BMC shows has changed: UUID {OURS} to {OTHER}, serial "J4JMO72" to "X6DCP93"; correct '
+        message=f'the BMC reports another identity than before: UUID {OURS} to {OTHER}, serial "J4JMO72" to "X6DCP93"; correct '
         f'bmc.address, or add to bmc, where it is this machine: reports: {{uuid: {OTHER}, serial: "X6DCP93"}}'
     )
 

@@ -175,7 +175,7 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
 
     with rack.connect() as bmc:
         result = OverrideSession(bmc, job, lambda record: rack.write(job.uuid, record), clock).run()
-    assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 16 steps")
+    assert (result.outcome, result.message) == (Outcome.WAITING, "the override was not as wanted after 16 steps")
 
 
 def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
@@ -218,7 +218,7 @@ def test_missing_credentials_are_named_with_the_files_they_need(tmp_path: Path, 
     if missing != "directory":
         write_credentials(tmp_path, "rack")
         (tmp_path / "rack" / missing).unlink()
-    with pytest.raises(UsageError, match=r"no credentials named rack: .*/rack needs the files username and password"):
+    with pytest.raises(UsageError, match=r"there are no credentials rack: .*/rack needs the files username and password"):
         read_credentials(tmp_path, "rack")
 
 
@@ -237,8 +237,8 @@ def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (True, "no credentials named other: "),
-        (False, "no directory of credentials is given, and other is needed (--credentials)"),
+        (True, "there are no credentials other: "),
+        (False, "the credentials other are needed: name their directory with --credentials"),
     ],
 )
 def test_without_credentials_a_bmc_is_stalled_and_never_asked(rack: Rack, given: bool, said: str) -> None:
@@ -402,7 +402,7 @@ def test_no_more_is_asked_than_it_takes(rack: Rack, wanted: WantedOverride | Non
         ("its authority", Outcome.APPLIED, "Once Pxe"),
         ("no authority, and no check", Outcome.APPLIED, "Once Pxe"),
         ("the machine's own authorities", Outcome.STALLED, "certificate refused"),
-        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is not a certificate in PEM"),
+        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is not a PEM certificate"),
     ],
 )
 def test_a_bmc_is_trusted_by_the_authority_of_its_document(

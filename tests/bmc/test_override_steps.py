@@ -480,7 +480,7 @@ def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: Ov
             INSTALL,
             _seen(NO_OVERRIDE),
             _record(RECORDED, marks=NONE),
-            "Once Pxe was to be set for provision 3 and does not stand: it was never set, or it was set and consumed",
+            "Once Pxe for provision 3 is not set: gitboot never set it, or it was set and consumed",
         ),
         (
             INSTALL,
@@ -492,19 +492,19 @@ def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: Ov
             UNHEARD_OF,
             _seen(NO_OVERRIDE),
             None,
-            "Floppy is wanted, and the BMC boots only Cd, None, Pxe, UefiHttp, UsbCd",
+            "the plan needs Floppy, and the BMC supports only Cd, None, Pxe, UefiHttp, UsbCd",
         ),
         (
             structs.replace(INSTALL, override=structs.replace(ONCE, mode="UEFI")),
             structs.replace(_seen(structs.replace(NO_OVERRIDE, mode="Legacy")), mode_is_fixed=True),
             None,
-            "mode UEFI is wanted, and the BMC has Legacy, which it cannot change",
+            "the plan needs mode UEFI, and the BMC has Legacy and cannot change it",
         ),
         (
             ALWAYS,
             structs.replace(_seen(NO_OVERRIDE), allowable_enabled=frozenset({"Once", "Disabled"})),
             None,
-            "Continuous is wanted, and the BMC knows only Disabled, Once: override: Once in the policy, or None",
+            "the plan needs Continuous, and the BMC supports only Disabled, Once: set override: Once in the policy, or None",
         ),
     ],
 )

@@ -281,8 +281,8 @@ REJECTED = [
     pytest.param(Status(status=501), "501 no", id="501"),
     pytest.param(Redirect(location="http://192.0.2.1/redfish/v1/"), "redirected to http://192", id="elsewhere"),
     pytest.param(Redirect(location="//[192.0.2.1/"), "redirected to", id="redirected to nonsense"),
-    pytest.param(Body(body=b'{"Boot": {}}'), "shows no Boot.BootSourceOverrideTarget", id="no override"),
-    pytest.param(Body(body=b'{"Boot": []}'), "shows no Boot.BootSourceOverrideTarget", id="Boot is a list"),
+    pytest.param(Body(body=b'{"Boot": {}}'), "has no Boot.BootSourceOverrideTarget", id="no override"),
+    pytest.param(Body(body=b'{"Boot": []}'), "has no Boot.BootSourceOverrideTarget", id="Boot is a list"),
     pytest.param(
         Body(body=b'{"Boot": {"BootSourceOverrideTarget": "Pxe", "BootSourceOverrideEnabled": "Twice"}}'),
         "BootSourceOverrideEnabled 'Twice', not one of Disabled, Once, Continuous",
