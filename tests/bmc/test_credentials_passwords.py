@@ -299,5 +299,5 @@ def test_t2_a_certificate_of_a_document_lets_nobody_in_whom_the_instance_does_no
         (rack.folder / "access.toml").write_text(text)
         assert finished(rack, verify=verify, fingerprint=right).outcome is Outcome.STALLED
     (rack.folder / "access.toml").write_text('networks = ["127.0.0.1"]')
-    assert "certificate refused" in finished(rack, fingerprint=right).message, "nobody has verified it"
+    assert "certificate not trusted" in finished(rack, fingerprint=right).message, "nobody has verified it"
     assert rack.machine.requests == []

@@ -56,7 +56,7 @@ def test_the_addresses_that_are_meant(places: list[str], ports: list[int], meant
     [
         ("10.0.0.0/8", "10.0.0.0/8: 16,777,216 addresses are more than 4,096: name smaller networks"),
         ("10.0.0.0/19", "10.0.0.0/19: 8,190 addresses are more than 4,096: name smaller networks"),
-        ("fd00::/64", "at most 4,096 at a time"),
+        ("fd00::/64", "addresses are more than 4,096"),
         ("10.0.0.0/33", "is not a network, an address or a host name"),
         ("ftp://10.0.0.7", "is not the address of a BMC"),
         ("https://root:secret@10.0.0.7", "is not the address of a BMC"),
@@ -308,7 +308,9 @@ def test_values_of_other_types_than_redfish_has_count_as_not_shown() -> None:
 
 def test_an_architecture_that_is_not_shown_is_marked_for_a_look() -> None:
     found = _found("new", A)
-    assert "architecture: x86_64  # not reported by its BMC: check it" in render_document(found, "new", "rack", verify=True)
+    assert "architecture: x86_64  # not reported by its BMC: check it" in render_document(
+        found, "new", "rack", verify=True
+    )
     shown = structs.replace(found, architecture=Architecture.AARCH64)
     assert "architecture: aarch64\n" in render_document(shown, "new", "rack", verify=False)
     assert "tls: {verify: false}" in render_document(shown, "new", "rack", verify=False)
