@@ -345,3 +345,14 @@ class AskOperator(Struct, frozen=True, kw_only=True):
 
 
 Step = NoChange | SetOverride | InsertMedium | EjectMedium | ConfirmRecord | ClearOverride | Wait | AskOperator
+# The names of the steps in the output of `gitboot bmc`.
+STEP_NAMES: Final[Mapping[type, str]] = {
+    NoChange: "Leave",
+    SetOverride: "Set",
+    InsertMedium: "Insert",
+    EjectMedium: "Eject",
+    ConfirmRecord: "Confirm",
+    ClearOverride: "Withdraw",
+    Wait: "Wait",
+    AskOperator: "AskOperator",
+}

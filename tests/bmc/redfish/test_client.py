@@ -238,7 +238,7 @@ def test_the_only_system_is_looked_for_once(make_rack: MakeRack) -> None:
 
 def test_one_of_several_systems_must_be_named(make_rack: MakeRack) -> None:
     rack = make_rack(*(Machine(name, system=name) for name in ("a", "b")))
-    with pytest.raises(BmcRejected, match="/redfish/v1/Systems/a, /redfish/v1/Systems/b: name it"):
+    with pytest.raises(BmcRejected, match="/redfish/v1/Systems/a, /redfish/v1/Systems/b. Set bmc.system"):
         rack.connect(system=None).observe()
     path = rack.machines[1].path
     assert rack.connect(system=path).observe().system == path
@@ -272,7 +272,12 @@ UNREACHABLE = [
     pytest.param(Body(body=b"[" * 100_000), "not JSON", id="nested too deeply"),
     pytest.param(Body(body=b"[1]"), "not a JSON object", id="a list"),
     pytest.param(Status(status=500, body=b"<html>"), "500 without a reason", id="500"),
-    *(pytest.param(Status(status=400, body=body), "not Redfish's", id=body.decode()) for body in NOT_REDFISH[:3]),
+    *(
+        pytest.param(
+            Status(status=400, body=body), "the BMC returned an error that is not in Redfish format", id=body.decode()
+        )
+        for body in NOT_REDFISH[:3]
+    ),
 ]
 REJECTED = [
     pytest.param(Status(status=401), '401: the BMC refuses the user name or password of credentials "rack"', id="401"),

@@ -149,7 +149,7 @@ def test_where_firmware_does_not_keep_it_dhcp_names_the_loader_as_before(why: st
     if why == "taken and forgotten":
         rack.server.fault(Ignored(), on="PATCH", times=1)
     done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
-    assert ("DHCP names the loader, as firmware was to keep" in done.message) is (why in ("read-only", "a job"))
+    assert ("DHCP names the loader, because the BMC did not store" in done.message) is (why in ("read-only", "a job"))
     rack.wait(600)
     assert booted(rack) == ("UefiHttp", None)
     for _ in range(3):

@@ -274,8 +274,8 @@ def test_looking_writes_nothing(night: Rack) -> None:
 def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
     done = night.typed("bmc", "get", *FINE)
     assert done.out.splitlines()[-4:] == [
-        "db00, db01, db02, db03, db04 and 15 more: the credentials rack are needed: name their",
-        "    directory with --credentials",
+        "db00, db01, db02, db03, db04 and 15 more: the credentials rack are needed: name their directory with",
+        "    --credentials",
         "",
         "20 BMCs: 20 not read",
     ]
