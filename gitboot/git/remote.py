@@ -282,7 +282,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
             found = str(each.src) if any(each.src.raw) else None
             if found != self.expected_commit:
                 raise SourceError(
-                    f"{self._remote.url}: {each.dst_refname} was moved from {self.expected_commit} to {found} by another"
+                    f"{self._remote.url}: {each.dst_refname} moved from {self.expected_commit} to {found} meanwhile"
                 )
         self.transfer = get_step_reporter().begin_upload(self._remote.timeout_s)
 

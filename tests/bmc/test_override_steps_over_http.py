@@ -666,7 +666,7 @@ def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(rack: Rack) -> No
     rack.machine.drives[0].types = ("Floppy",)
     result = rack.bring_about(BOTH)
     assert (result.condition, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
-    assert f"one slot alone, {_disc(rack).path}" in result.message
+    assert f"has only the slot {_disc(rack).path}" in result.message
     assert "configFrom: SystemUUID" in result.message
     assert (rack.written, rack.machine.writes) == ([], [])
 

@@ -289,7 +289,7 @@ def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> 
 
 @for_each(
     ("given", "message"),
-    [({"dry_run": True}, "would ask for ForceRestart"), ({"only_read": True}, "the BMC shows Once Pxe")],
+    [({"dry_run": True}, "would request ForceRestart"), ({"read_only": True}, "the BMC shows Once Pxe")],
 )
 def test_a_dry_run_and_a_reading_switch_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
     rack.bring_about()

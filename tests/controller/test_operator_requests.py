@@ -166,7 +166,7 @@ def unsure(site: Site) -> None:
     site.wait(120)
     site.bench.reconcile()
     condition = site.bench.condition("Bmc/web01")
-    assert condition is not None and condition[2].startswith("NeedsOperator: Once Pxe was to be set for provision/1")
+    assert condition is not None and condition[2].startswith("NeedsOperator: Once Pxe for provision/1 is not set")
     assert (site.patches, site.states) == (1, {"provision/1": OverrideState.RECORDED})
 
 

@@ -75,8 +75,8 @@ def _read_machine(groups: list[dict[str, Any]]) -> ImportedMachine:
     mac, uuid = parse_mac_or_none(selector.get("mac")), parse_uuid_or_none(selector.get("uuid"))
     remarks = [
         remark_lost(
-            f"group {_get_name(group)} boots profile {group.get('profile')} where {_format_other_selectors(group)}: once provisioned, a "
-            "server boots its disk"
+            f"group {_get_name(group)} boots profile {group.get('profile')} if {_format_other_selectors(group)}: a "
+            "provisioned server boots its disk"
         )
         for group in later
     ]

@@ -295,8 +295,8 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_login_tha
     for result in results:  # the second job opens no session, and says the same
         assert result.message == (
             f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC refuses the user name or password of credentials "
-            f'"rack" by basic authentication, and opens no session: POST {rack.server.url}{SESSIONS}: {status}: '
-            f"redirected to {location}, where gitboot does not follow"
+            f'"rack" by basic authentication, and does not open a session: POST {rack.server.url}{SESSIONS}: {status}: '
+            f"redirected to {location}, and gitboot does not follow this redirect"
         )
 
 
@@ -403,7 +403,7 @@ def test_without_basic_authentication_a_token_that_the_bmc_refuses_is_asked_for_
         results = [read(fleet, rack) for _ in range(3)]
         assert asked(rack).count(LOGIN) == 1
     assert {result.outcome for result in results} == {Outcome.STALLED}
-    assert all("the BMC refuses the token of the session that it opened" in result.message for result in results)
+    assert all("the BMC refuses the token of its new session" in result.message for result in results)
 
 
 SESSION_7 = f"{SESSIONS}/7"
@@ -510,7 +510,7 @@ def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> No
         seen = bmc.observe()
         with (
             reach.measure_requests(),
-            pytest.raises(BmcUnreachable, match=r"its answers to a job took more than 0\.5 s in all"),
+            pytest.raises(BmcUnreachable, match=r"its responses in one task took more than 0\.5 s in total"),
         ):
             bmc.media.with_slots(seen)
         assert len(rack.server.service.requests) < 8000
@@ -526,7 +526,7 @@ def test_a_job_at_a_bmc_without_end_waits_for_the_next_one(rack: Rack, monkeypat
         assert fleet.submit([job])
         result = fleet.take_results(wait_all=True)[job.uuid]
     assert (result.outcome, result.is_reachable) == (Outcome.WAITING, False)
-    assert "its answers to a job took more than 300 s in all" in result.message
+    assert "its responses in one task took more than 300 s in total" in result.message
 
 
 def limited_to(rack: Rack, requests: int) -> Callable[[ConnectionPolicy], float]:
@@ -597,7 +597,7 @@ def test_no_form_of_etag_writes_over_a_change_by_somebody_else(
     bmc = rack.connect()
     seen = bmc.observe()
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-    with pytest.raises(BmcChanged, match="the BMC has changed since it was read"):
+    with pytest.raises(BmcChanged, match="the BMC has changed since gitboot read it"):
         bmc.set_override(ONCE.override, seen)
     assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
 

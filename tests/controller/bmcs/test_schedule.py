@@ -552,7 +552,7 @@ def test_what_a_bmc_shows_is_pinned_and_a_change_holds(site: Site, again: bool) 
     if again:
         site.restart()
     site.reconcile_after(300)
-    assert why(site).startswith("AnotherMachine: what the BMC shows has changed: serial")
+    assert why(site).startswith("AnotherMachine: the BMC reports another identity than before: serial")
     assert "provision/1" not in site.states
 
 
@@ -571,7 +571,7 @@ def test_a_board_that_went_with_its_override_leaves_nothing_to_be_withdrawn_from
     another_answers(site)
     site.decide(spec="provision: 1, lifecycle: Parked")
     site.reconcile_after(60)
-    assert why(site).startswith("AnotherMachine: Once Pxe for provision/1 was set where the BMC showed UUID")
+    assert why(site).startswith("AnotherMachine: Once Pxe for provision/1 was set on a BMC that reported UUID")
     assert (site.shown, site.patches, site.states) == ("Once Pxe", 1, {"provision/1": OverrideState.CONFIRMED})
 
 
