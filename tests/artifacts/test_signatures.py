@@ -119,7 +119,7 @@ def test_a_kind_of_which_no_key_is_listed_vouches_for_nothing(
         ("vendor.txt", b"", "has no key of images"),
         ("vendor.asc", b"none", "no OpenPGP public key"),
         ("vendor.pub", b"none", "is not a public key of minisign"),
-        ("vendor.toml", b"", "is not a trusted root of sigstore"),
+        ("vendor.toml", b"", "is not a trusted root for sigstore"),
     ],
 )
 def test_what_is_no_key_is_refused(kernel: Path, tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -306,7 +306,7 @@ def test_what_cannot_be_fetched_or_is_another_file_is_not_signed(vendor: Vendor)
     signature = vendor.sign("kernel", "minisign")
     path = vendor.write(vendor.image(f", signature: {{minisign: '{signature}'}}"))
     for name, broken, says in [
-        ("/kernel", b"another", "that has the sha256"),
+        ("/kernel", b"another", "which has the sha256"),
         ("/kernel", None, "/kernel is unavailable"),
         ("/kernel.minisign", None, "/kernel.minisign is unavailable"),
         ("/kernel.minisign", b"x" * ((1 << 20) + 1), "has more than 1,048,576 bytes"),
