@@ -287,8 +287,8 @@ def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Des
         if (role := ROLES.get(each.media_type)) is not None:
             found[role] = (*found.get(role, ()), each)
     if not found.keys() & {"kernel", "uki", "iso"}:
-        types = ", ".join(sorted({each.media_type for each in layers})) or "missing"
-        raise RegistryRefused(f"{name} has no kernel, uki or iso; its layers are {types}")
+        types = ", ".join(sorted({each.media_type for each in layers})) or "none"
+        raise RegistryRefused(f"{name} has no kernel, uki or iso (types of its layers: {types})")
     for role, several in found.items():
         if role != "initrds" and len(several) > 1:
             raise RegistryRefused(
