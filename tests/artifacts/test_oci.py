@@ -388,7 +388,7 @@ def test_initrds_keep_their_order() -> None:
 @pytest.mark.parametrize(
     ("types", "says"),
     [
-        (["vnd.oci.image.layer.v1.tar+gzip"], r"has no kernel, uki or iso; its layers are .*tar\+gzip"),
+        (["vnd.oci.image.layer.v1.tar+gzip"], r"has no kernel, uki or iso .types of its layers: .*tar\+gzip"),
         (["vnd.ironcore.image.initramfs"], "has no kernel"),
         ([], "types of its layers: none"),
         (["vnd.ironcore.image.kernel", "io.gardenlinux.kernel"], "2 layers"),

@@ -89,7 +89,7 @@ def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Pat
     for bad, says in [
         (stranger.sign(kernel), "not listed"),
         (signature.replace(b"file:vmlinuz", b"file:vmlinux"), "not the file of its minisign signature"),
-        (b"", "or that is none"),
+        (b"", "or the signature is malformed"),
     ]:
         with pytest.raises(UntrustedSignature, match=says):
             found.signer(SignatureKind.MINISIGN, bad, kernel, digest(kernel))
