@@ -812,7 +812,7 @@ def test_a_tree_of_another_ledger_is_left_alone_unless_it_is_taken_over(followed
     followed.run(records="fresh")
     shutil.rmtree(followed.folder / "state")
     done = followed.run()
-    assert (done.code, "is a tree of the ledger" in done.err) == (Exit.PARTIAL, True)
+    assert (done.code, "belongs to the ledger" in done.err) == (Exit.PARTIAL, True)
     assert followed.run(records="adopt").code == Exit.FINE
 
 

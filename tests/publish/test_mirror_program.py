@@ -204,7 +204,7 @@ def test_finding_m1_a_mirror_ends_a_window_though_the_publisher_died_in_it(
             assert _program(host, ENDS - SECOND).returncode == 0
             assert _get(f"{mirror.url}{ENTRY}") == WINDOW
         done = _program(host, ENDS)  # the publisher's host is down, too
-        assert (done.returncode, "rsync exits with" in done.stderr) == (1, True)
+        assert (done.returncode, "rsync failed with exit code" in done.stderr) == (1, True)
         assert _get(f"{mirror.url}{ENTRY}") == ENDED
 
 
@@ -408,7 +408,7 @@ def test_a_window_ends_though_the_state_is_damaged(
     host.state.write_text(DAMAGED_STATES[damage](json.loads(host.state.read_text())))
     shutil.rmtree(publisher.boot)
     assert host.run(ENDS) == 1
-    assert "is damaged, and is made anew" in capsys.readouterr().err
+    assert "is damaged, and is replaced" in capsys.readouterr().err
     assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
     assert not (host.served.parent / "outside").exists()
 

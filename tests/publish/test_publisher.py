@@ -1058,8 +1058,8 @@ def test_what_was_left_half_written_under_two_names_changes_neither(root: Path) 
 @pytest.mark.parametrize(
     ("limit", "lacks"),
     [
-        ("nr_inodes=60", r"disk: expected room for \d+ files, and its file system has it for \d+ \(.*inodes"),
-        ("size=64k", r"disk: expected room for 0\.\d MiB, and its file system has 0\.\d MiB \(free some space\)"),
+        ("nr_inodes=60", r"disk: publishing needs \d+ inodes, and the file system has \d+ free \(.*more inodes"),
+        ("size=64k", r"disk: publishing needs 0\.\d MiB, and the file system has 0\.\d MiB free \(free some space\)"),
     ],
     ids=["inodes", "bytes"],
 )
@@ -1136,6 +1136,6 @@ def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, in
         if has_room:
             assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3001
         else:
-            with pytest.raises(PublishError, match=r"expected room for about 3,0\d\d files, and .* for 2,\d\d\d "):
+            with pytest.raises(PublishError, match=r"publishing needs about 3,0\d\d inodes, and .* has 2,\d\d\d "):
                 directory.publish(servers, {}, complete=True, commit="1", at=AT)
             assert not (small_disk / "boot").exists()

@@ -294,7 +294,7 @@ def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(by_daemon:
     (slow / "begun").read_bytes()  # waits until rsync begins
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with pytest.raises(HostUnreachable, match="an rsync that an earlier process has started still runs"):
+    with pytest.raises(HostUnreachable, match="an rsync process of an earlier gitboot is still running"):
         by_daemon.follow()
     with (slow / "gate").open("w"):
         pass
@@ -314,7 +314,7 @@ def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(by_daemon:
     [
         ("ssh", "known%20hosts", "others", PublishError, "Host key verification failed"),
         ("ssh", "/plain", "/stranger", PublishError, "Permission denied"),
-        ("ssh", "/srv?", "/srv/absent?", PublishError, "No such file or directory .* .make the folder"),
+        ("ssh", "/srv?", "/srv/absent?", PublishError, "No such file or directory .* .create the folder"),
         ("rsync", "/boots", "/others", PublishError, "Unknown module 'others'"),
         ("rsync", "127.0.0.1:", "127.0.0.1:1", HostUnreachable, "(?i)refused|port"),
     ],
