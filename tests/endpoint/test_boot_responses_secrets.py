@@ -180,7 +180,7 @@ def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
 @pytest.mark.parametrize(
     ("user_data", "template", "word"),
     [
-        (USER_DATA.replace("s/join.age", "t"), "", r"expected a file that is encrypted, \*\.age"),
+        (USER_DATA.replace("s/join.age", "t"), "", r"expected an encrypted file, \*\.age"),
         (USER_DATA, '{"ignition": {"version": "3.4.0"}, "x": "{{ secret("join") }}"}', r"urls\.secrets\.NAME"),
     ],
     ids=["a file whose name does not say that it is encrypted", "secret as a function"],
