@@ -332,8 +332,8 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {fleet} -o json -o json", 64, "json and json would be one text: write json to a file"),
         ("validate {fleet} -o text=a -o json=a", 64, "a is written twice: give each format a file of its own"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
-        ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),
-        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "leave out the fraction of a second"),
+        ("plan {fleet} --at yesterday", 64, 'expected a time with an offset, found "yesterday"'),
+        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "remove the fraction of a second"),
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
         ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; give fresh, adopt or a file"),
         ("plan {fleet} --records {file}", 64, "not exported records"),
@@ -669,7 +669,7 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
 
 def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description() -> None:
     listed = cells(gitboot("explain", "Server"))
-    assert ["spec.firmware", "UEFI · BIOS", "required: How the machine's firmware boots."] in listed
+    assert ["spec.firmware", "UEFI · BIOS", "required: The firmware mode in which the machine boots."] in listed
     assert [row[0] for row in cells(gitboot("explain", "Server", "bmc.tls"))] == [
         row[0] for row in listed if row[0].startswith("spec.bmc.tls")
     ]
@@ -727,7 +727,7 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
     with Heard("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
         said = map(json.loads, process.stderr)
         listening = next(said)
-        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
+        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: the instance has not published yet
         (tmp_path / MANIFEST).parent.mkdir(parents=True)
         (tmp_path / MANIFEST).write_text("not a manifest")
         logged = next(event for event in said if event["type"] == "Logged")

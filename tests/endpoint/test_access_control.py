@@ -115,7 +115,7 @@ def test_t12_a_token_is_answered_from_anywhere(made: Site, tokens: Tokens, tmp_p
 @pytest.mark.parametrize("text", ["", "# nothing\n", "short\n", f"{TOKEN}\nshort\n"])
 def test_t12_a_token_that_can_be_guessed_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokens").write_text(text)
-    with pytest.raises(UsageError, match="16 characters or more"):
+    with pytest.raises(UsageError, match="at least 16 characters"):
         Tokens(tmp_path / "tokens").check()
 
 

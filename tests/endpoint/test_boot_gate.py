@@ -96,7 +96,7 @@ def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> No
             here.now = BEFORE + timedelta(seconds=seconds)
             assert all(expected in get(url + path).text for path in LOOKUPS), seconds
         text = get(url + ENTRY).text
-    assert text.startswith("#!ipxe\n# gitboot: not given: given once, at 2")
+    assert text.startswith("#!ipxe\n# gitboot: boot withheld: given once, at 2")
     assert "look with: gitboot boot-script web01" in text.splitlines()[1]
 
 
@@ -192,7 +192,7 @@ def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, rep
             assert asked.status_code in (200, 204)
         text = get(url + ENTRY).text
     assert (GIVEN in text) is (report is None)
-    assert ("# gitboot: not given: the installer reported at 2" in text) is (report is not None)
+    assert ("# gitboot: boot withheld: the installer reported at 2" in text) is (report is not None)
 
 
 def test_e3_a_ledger_that_cannot_be_written_gives_nothing_twice(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, ur
     assert "(NotRecorded)" in get(url + ENTRY).text
     found = http_peers.get(f"{url}/readyz")
     assert found.status_code == 503
-    assert f"nothing can be recorded: {here.spool} cannot be written: No such file" in found.text
+    assert f"fetches cannot be recorded: {here.spool} cannot be written: No such file" in found.text
     assert {"gitboot_fetch_log_writable 0.0", "gitboot_ready 0.0"} <= set(
         http_peers.get(f"{url}/metrics").text.splitlines()
     )
@@ -313,7 +313,7 @@ def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: 
         (other.root / TERMS).write_bytes((here.root / TERMS).read_bytes())  # a copy of the tree
         text = get(url + ENTRY).text
         assert DISK in text
-        assert "another endpoint gives it" in text
+        assert "only an endpoint with the instance's own spool serves it" in text
         assert other.observed() == []
 
 
@@ -332,7 +332,7 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
         text = get(url + ENTRY).text
         assert DISK in text
         assert "(OlderTree)" in text
-        assert "older than what the spool has forgotten" in http_peers.get(f"{url}/readyz").text
+        assert "older than the last deletion in the spool" in http_peers.get(f"{url}/readyz").text
         here.publish(FLEET, commit="3")  # as it stands, this is what the instance wants
         assert GIVEN in get(url + ENTRY).text
 
@@ -726,7 +726,7 @@ def test_e7_nothing_is_given_whose_files_are_cut_short(here: Site, tmp_path: Pat
     (folder / "initrd").touch()  # of which the image does not say the size
     with here.serve(assets=tmp_path / "assets") as url:
         (folder / "kernel").write_text("ker")
-        assert "assets/flatcar-1/kernel has 3 bytes, and the image says 5 (ArtifactMissing)" in get(url + ENTRY).text
+        assert "assets/flatcar-1/kernel has 3 bytes, but the image states 5 (ArtifactMissing)" in get(url + ENTRY).text
         assert here.observed() == []
         (folder / "kernel").write_text("kerne")
         assert GIVEN in get(url + ENTRY).text
@@ -788,7 +788,7 @@ def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
     say(here, BEFORE - timedelta(hours=5))
     with here.serve() as url:
         assert "(ClockOff)" in get(url + ENTRY).text
-        assert "not compared with the instance's yet" in http_peers.get(f"{url}/readyz").text
+        assert "ahead of the last time that the instance wrote" in http_peers.get(f"{url}/readyz").text
         here.now = BEFORE + timedelta(minutes=3)
         assert http_peers.get(f"{url}/readyz").status_code == 200
         assert GIVEN in get(url + ENTRY).text

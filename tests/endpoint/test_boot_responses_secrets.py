@@ -180,7 +180,7 @@ def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
 @pytest.mark.parametrize(
     ("user_data", "template", "word"),
     [
-        (USER_DATA.replace("s/join.age", "t"), "", r"expected a file that is encrypted, \*\.age"),
+        (USER_DATA.replace("s/join.age", "t"), "", r"expected an encrypted file, \*\.age"),
         (USER_DATA, '{"ignition": {"version": "3.4.0"}, "x": "{{ secret("join") }}"}', r"urls\.secrets\.NAME"),
     ],
     ids=["a file whose name does not say that it is encrypted", "secret as a function"],
@@ -325,7 +325,7 @@ def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(
 
 def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, secret: str, tmp_path: Path) -> None:
     make_key(tmp_path / "other")
-    for keys, word in ((None, "without --secret-keys"), (AgeKeys(tmp_path / "other"), "none of the keys opens it")):
+    for keys, word in ((None, "without --secret-keys"), (AgeKeys(tmp_path / "other"), "no key in the key file decrypts it")):
         with here.serve(keys=keys) as url:
             found = get(url + secret)
             assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")
@@ -387,7 +387,7 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(
         said = eventually(
             lambda: boots_given(instance)["reason"] == "SecretNotDecrypted" and boots_given(instance)["message"]
         )
-        assert "the secret join: none of the keys opens it" in said
+        assert "the secret join: no key in the key file decrypts it" in said
         keys.write_bytes(sealed.file.read_bytes())
         assert instance.get(path).text == PLAIN
         eventually(lambda: boots_given(instance)["status"])

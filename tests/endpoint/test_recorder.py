@@ -500,7 +500,7 @@ def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: H
     with hosts.host("other", NOWHERE) as other:
         text = get(other.url + ENTRY).text
         assert DISK in text
-        assert "not given: its fetch could not be recorded" in text
+        assert "boot withheld: the fetch could not be recorded" in text
         ready = http_peers.get(other.url + "/readyz")
         assert ready.status_code == 503
         assert "does not take it" in ready.text
@@ -631,7 +631,7 @@ def test_a_file_that_is_shorter_than_what_was_sent_is_sent_from_its_end_on(
                 assert arrived() == [line(number)]
             assert arrived() == []
         (told,) = caplog.messages
-        assert f"{path} has {left} bytes, and gitboot has sent {len(line(0) + line(1))} bytes of it" in told
+        assert f"{path} has {left} bytes, but gitboot has sent {len(line(0) + line(1))} bytes of it" in told
         assert arrived() == arrived() == []
     assert list_files(folder) == [], "all of it was sent"
 

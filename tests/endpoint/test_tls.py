@@ -198,10 +198,10 @@ def break_it(how: str, pair: Pair, authority: Authority) -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("another key", "operators.key is not the key of "),
-        ("half a certificate", "operators.pem holds no certificate in PEM"),
+        ("another key", "operators.key does not match "),
+        ("half a certificate", "operators.pem has no PEM certificate"),
         ("no key", "operators.key cannot be read: No such file or directory"),
-        ("a locked key", "operators.key is locked with a passphrase"),
+        ("a locked key", "operators.key has a passphrase"),
     ],
 )
 def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
@@ -215,7 +215,7 @@ def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
         assert "gitboot_operators_certificate_readable 0.0" in pair.get(f"{operators}/metrics").text
         (message,) = said(found, "CertificateUnreadable")
         assert why in message
-        assert message.endswith("the one before goes on")
+        assert message.endswith("the previous certificate stays in use")
         new = pair.renew()
         eventually(lambda: pair.shown(operators) == new)
         assert "gitboot_operators_certificate_readable 1.0" in pair.get(f"{operators}/metrics").text
@@ -242,7 +242,7 @@ def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
     assert event is not None
     assert event.type == "CertificateUnreadable"
     assert gone in event.message
-    assert event.message.endswith("cannot be read: No such file or directory: the one before goes on")
+    assert event.message.endswith("cannot be read: No such file or directory: the previous certificate stays in use")
     pair.renew()
     found = certificate.reload_if_changed(START)
     assert found is not None
@@ -265,7 +265,7 @@ def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
             lambda: len(pids := workers_of(found.process.pid)) == 2 and not set(pids) & set(first) and pids
         )
         eventually(lambda: get(found.url + ENTRY).status_code == 200)
-        eventually(lambda: any("nobody is let in" in each for each in said(found, "CertificateUnreadable")))
+        eventually(lambda: any("connections are refused" in each for each in said(found, "CertificateUnreadable")))
         with pytest.raises(httpx.TransportError):
             pair.get(operators + STATUS)
         pair.renew()
@@ -292,7 +292,7 @@ def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
         found = eventually(condition)
         assert found["status"] is False
         assert found["reason"] == "Unusable"
-        assert "is not the key of" in str(found["message"])
+        assert "does not match" in str(found["message"])
         assert "openssl" in str(found["remedy"])
         pair.renew()
         eventually(lambda: condition() == {})
@@ -307,10 +307,10 @@ def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
     [
         ("a certificate alone", "Option '--operators-tls' requires 2 arguments."),
         ("without a socket", "--operators-tls needs --operators-listen"),
-        ("another key", "operators.key is not the key of {folder}/operators.pem, in which the server's own"),
-        ("half a certificate", "{folder}/operators.pem holds no certificate in PEM"),
+        ("another key", "operators.key does not match {folder}/operators.pem; the server's own"),
+        ("half a certificate", "{folder}/operators.pem has no PEM certificate"),
         ("no key", "{folder}/operators.key cannot be read: No such file or directory"),
-        ("a locked key", "`openssl pkey` writes it without"),
+        ("a locked key", "has a passphrase; remove it with `openssl pkey`"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_at_the_start(

@@ -73,7 +73,7 @@ def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> 
 def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: PostgresServer) -> None:
     written(path)
     postgres_server.sql(f"UPDATE {schema_of(path)}.ledger_version SET number = 99")
-    with pytest.raises(LedgerError, match=r"is of version 99, this gitboot knows \d+; use a newer"):
+    with pytest.raises(LedgerError, match=r"has version 99, this gitboot supports \d+; use a newer"):
         open_ledger(path)
 
 
@@ -149,10 +149,10 @@ def test_a_database_that_does_not_wait_for_its_disk_is_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("mysql://db/gitboot", "takes the URL of a PostgreSQL"),
-        ("postgresql://gitboot:secret@db/gitboot", "must not hold a password"),
-        ("postgresql://gitboot@db/gitboot?password=secret", "must not hold a password"),
-        ("postgresql://gitboot@db", "names no database"),
+        ("mysql://db/gitboot", "expects the URL of a PostgreSQL database"),
+        ("postgresql://gitboot:secret@db/gitboot", "must not contain a password"),
+        ("postgresql://gitboot@db/gitboot?password=secret", "must not contain a password"),
+        ("postgresql://gitboot@db", "needs the name of a database"),
     ],
 )
 def test_an_address_that_cannot_be_meant_is_refused_without_its_password(url: str, why: str) -> None:
@@ -175,8 +175,8 @@ def test_a_schema_that_does_not_exist_or_may_not_be_used_is_said_with_the_line_t
     address = structs.replace(address, url=address.url.replace("postgres@", "ops@"))
     write_address(path := tmp_path / "ledger.sqlite", address)
     for said, schema_is_made in (
-        ('schema gitboot2 does not exist: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
-        ('ops may not use schema gitboot2: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
+        ('schema gitboot2 does not exist; run: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
+        ('ops may not use schema gitboot2; run: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
     ):
         if schema_is_made:
             own.sql("CREATE SCHEMA gitboot2")
@@ -254,8 +254,8 @@ def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
             ledger.rows("SELECT 1")
         for content, cause in (
             (None, r"the ledger's password cannot be read \(No such file"),
-            (b"", "expected the ledger's password on one line"),
-            (b"one\ntwo\n", "expected the ledger's password on one line"),
+            (b"", "expected one line with the ledger's password"),
+            (b"one\ntwo\n", "expected one line with the ledger's password"),
             (b"\xff\xfe", "the ledger's password is not text in UTF-8"),
         ):
             file.unlink(missing_ok=True)
@@ -560,14 +560,14 @@ def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path
     written(path)
     assert "tell every other host's STATE so" in moved(tmp_path, "file")
     place = re.escape(f"{socket.gethostname()}:{path}")
-    with pytest.raises(LedgerLeft, match=f"this ledger was copied to {place}, goes on there.*not used here any more"):
+    with pytest.raises(LedgerLeft, match=f"this ledger was moved to {place}; "):
         open_ledger(two / "ledger.sqlite")
     assert f"left      for {socket.gethostname()}:{path}: it goes on there" in show(two)
     for command in (("events",), ("records", "show"), ("resume",)):
         done = CliRunner().invoke(cli, [*command, "--state", str(two)])
         assert isinstance(done.exception, LedgerLeft), command
         assert find_exit_code(done.exception) is Exit.USAGE
-    assert "was copied to" in refused(two, "file")
+    assert "was moved to" in refused(two, "file")
     assert not (two / "ledger.sqlite").exists()
 
 
@@ -580,7 +580,7 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
     (tmp_path / "tree").mkdir()
     places = ("--out", str(tmp_path / "tree"), "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
     for url, type, said in (
-        (address.url, "LedgerLeft", "was copied to"),
+        (address.url, "LedgerLeft", "was moved to"),
         ("postgresql://postgres@127.0.0.1:1/none?sslmode=disable", "LedgerFailed", "cannot be read"),
     ):
         serve = Instance.start("serve", *places, "--ledger", url)
@@ -589,7 +589,7 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
         try:
             told = eventually(lambda: [each["message"] for each in serve.events if each["type"] == type])  # noqa: B023
             assert said in told[0], told
-            assert told[0].endswith("no boot that is made once is given")
+            assert told[0].endswith("one-time boots are withheld")
         finally:
             serve.process.send_signal(signal.SIGTERM)
             serve.process.wait(120)
@@ -601,11 +601,11 @@ def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: P
     written(path := tmp_path / "ledger.sqlite")
     with open_ledger(path) as before:
         moved(tmp_path, postgres_server.address().url)
-        with pytest.raises(LedgerLeft, match="was copied to postgresql://"):
+        with pytest.raises(LedgerLeft, match="was moved to postgresql://"):
             put(before, instance_tables.write_facts, accepted="by a process that has had it open")
     (other := tmp_path / "other").mkdir()
     shutil.copyfile(f"{path}.copied-1", other / "ledger.sqlite")
-    with pytest.raises(LedgerLeft, match=r"was copied to postgresql://.*gitboot ledger copy --state STATE --to URL"):
+    with pytest.raises(LedgerLeft, match=r"was moved to postgresql://.*gitboot ledger copy --state STATE --to URL"):
         open_ledger(other / "ledger.sqlite")
 
 
@@ -617,7 +617,7 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
     moved(tmp_path, url)
     with pytest.raises(LedgerLeft):
         open_ledger(two / "ledger.sqlite")
-    assert "was copied to" in refused(two, postgres_server.address().url), "another place"
+    assert "was moved to" in refused(two, postgres_server.address().url), "another place"
     assert "it was copied before" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
         put(one, instance_tables.write_facts, accepted="by one")
@@ -637,15 +637,15 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
         moved(tmp_path, "file")
         assert ledger.database.lease is not None
         with closing(LeaseConnection(address)) as renewing:
-            with pytest.raises(LeaseLost, match="was copied to"):
+            with pytest.raises(LeaseLost, match="was moved to"):
                 renewing.renew(ledger.database.lease)
-            with pytest.raises(LedgerLeft, match="was copied to"):
+            with pytest.raises(LedgerLeft, match="was moved to"):
                 renewing.find_other_holder(theirs)
-        with pytest.raises(LeaseLost, match="was copied to"):
+        with pytest.raises(LeaseLost, match="was moved to"):
             put(ledger, instance_tables.write_facts, accepted="theirs")
-        with pytest.raises(LedgerLeft, match="was copied to"):
+        with pytest.raises(LedgerLeft, match="was moved to"):
             ledger.database.take_lease(theirs)
-        with pytest.raises(LedgerLeft, match="was copied to"):
+        with pytest.raises(LedgerLeft, match="was moved to"):
             put(commands, instance_tables.write_facts, accepted="theirs")
     with open_ledger(path) as ledger:
         assert instance_tables.read_facts(ledger).accepted == "c0ffee"
@@ -759,7 +759,7 @@ def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
     written(path)
     address = present(read_address(path))
     moved(tmp_path, "file")
-    assert "holds what was the ledger before already" in refused(tmp_path, address.url)
+    assert "already has a ledger that was moved" in refused(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
     postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
     moved(tmp_path, address.url)
@@ -802,11 +802,11 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
         put(ledger, instance_tables.write_facts, accepted="goes on")
     again = reclaim(tmp_path, "--yes")
     if from_file:
-        assert "is no file" in str(again.exception)
+        assert "is not a file" in str(again.exception)
         return
     assert "is used already" in again.output, "as is another host's STATE told"
     (other := tmp_path / "other").mkdir()
-    assert "was not left" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
+    assert "was not moved" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
 
 
 def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path: Path, tmp_path: Path) -> None:

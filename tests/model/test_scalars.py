@@ -229,8 +229,8 @@ def test_any_other_value_is_refused_with_a_code(parse: Callable[[object], Any], 
 def test_a_fraction_of_a_second_is_what_an_instant_has_too_much(found: str) -> None:
     with pytest.raises(Malformed) as refused:
         parse_instant(found)
-    assert refused.value.message == f'expected an instant to the second, found "{found}"'
-    assert refused.value.hint == "leave out the fraction of a second"
+    assert refused.value.message == f'expected a time in whole seconds, found "{found}"'
+    assert refused.value.hint == "remove the fraction of a second"
 
 
 PARSERS = sorted({row[0] for row in UNCHANGED} | {row[0] for row in REFUSED}, key=lambda parse: parse.__name__)
