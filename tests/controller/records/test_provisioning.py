@@ -141,7 +141,7 @@ def test_what_a_ledger_in_doubt_is_told(
             assert "gitboot records begin" in message
         else:
             assert bench.told("RecordsBegun") == ["RecordsBegun"]
-            assert (status, reason) == ((False, "UnverifiedServers") if expected == UNKNOWN else (True, "Known"))
+            assert (status, reason) == ((False, "UnverifiedServers") if expected == UNKNOWN else (True, "Verified"))
     with Bench(tmp_path, initial=None) as bench:  # and it is remembered
         again = shown(bench.decide(*fleet_of(provision=2)).plan())
         assert again == expected or (doubt == "ForeignLedger" and not answered)  # that is seen anew at each start
