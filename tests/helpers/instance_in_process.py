@@ -169,17 +169,10 @@ class Commits:
         )
 
     def store_results(self, revision: Revision) -> None:
-<<<<<<< HEAD
         """There is no cache."""
 
     def end_unless_accepted(self, accepted: Revision | None) -> None:
         """There is no process."""
-=======
-        """Do nothing: there is no cache."""
-
-    def end_unless_accepted(self, accepted: Revision | None) -> None:
-        """Do nothing: there is no process."""
->>>>>>> t-controller
 
 
 @dataclass
