@@ -164,11 +164,11 @@ class OverrideSession:
         except LedgerError as error:  # what cannot be written down is not done
             return self._result(Outcome.WAITING, str(error))
         except BmcUnreachable as error:
-            return self._result(Outcome.WAITING, str(error), answered=False)
+            return self._result(Outcome.WAITING, str(error), is_reachable=False)
         except BmcRejected as error:
-            return self._result(Outcome.STALLED, str(error), answered=self._observed is not None)
+            return self._result(Outcome.STALLED, str(error), is_reachable=self._observed is not None)
         except BmcNotTrusted as error:
-            return self._result(Outcome.STALLED, str(error), asked=False, answered=False)
+            return self._result(Outcome.STALLED, str(error), was_attempted=False, is_reachable=False)
 
     def _run_override_steps(self) -> TaskResult | None:
         """Record, set, confirm; return None if the override is as wanted."""
@@ -207,7 +207,7 @@ class OverrideSession:
                 case Wait(why=why):
                     return self._result(Outcome.WAITING, why)
                 case AskOperator(condition=condition, message=message):
-                    return self._result(Outcome.STALLED, f"{condition}: {message}", asks=condition)
+                    return self._result(Outcome.STALLED, f"{condition}: {message}", condition=condition)
                 case ConfirmRecord(record=record):
                     self._write_record(record)
                     was_confirmed = True
@@ -273,7 +273,7 @@ class OverrideSession:
                 case Wait(why=why):
                     return self._finish(power_message, f"{wanted.operation} waits: {why}")
                 case AskOperator(condition=condition, message=message):
-                    return self._result(Outcome.STALLED, f"{condition}: {message}", asks=condition)
+                    return self._result(Outcome.STALLED, f"{condition}: {message}", condition=condition)
                 case WritePowerRecord(record=confirmed):
                     if not may_write:
                         break
@@ -291,7 +291,7 @@ class OverrideSession:
                     bmc.reset(asked.type, observed)
                     self._write_power_record(structs.replace(asked, state=PowerRecordState.REQUESTED))
                     message = f"{asked.type} was asked for, for {asked.reason}{uri_message}"
-                    return self._result(Outcome.APPLIED, message, kept_uri=uri)
+                    return self._result(Outcome.APPLIED, message, firmware_uri=uri)
         return self._finish(power_message)
 
     def _store_firmware_uri(self, observed: BmcObservation) -> tuple[str, str | None]:

@@ -98,7 +98,7 @@ class OwnedBranch:
 
     def push(self, expected: str | None, commit: str) -> None:
         """Bring the branch from ``expected`` to a commit, or raise `SourceError` where it is not there any more."""
-        self._carry_out("push", accepted=expected, pushed=commit)
+        self._carry_out("push", expected_commit=expected, pushed_commit=commit)
 
     def _carry_out(self, work: Work, **more: Any) -> FetchResult:
         remote = structs.replace(self._get_remote(), reference=self._ref)  # with the credentials of this moment

@@ -58,7 +58,7 @@ _MAX_SECRETS_PER_FILE: Final = 50  # secrets
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
-    """Yield each secret that seems to be published, at its line of a template, or else at the profile."""
+    """Yield each possible secret that would be published, at its line in a template, or else at the profile."""
     known: set[str] = set()
     for path in list_templates(inputs.profile):
         for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
@@ -85,14 +85,14 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 def _leak_finding(
     message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowance: str | None
 ) -> DecisionFinding:
-    # allowed: why the author lets the secret pass
+    # allowance: the author's reason to publish the secret
     if allowance is not None:
         return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowance}", "", place, Severity.WARNING)
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
 
 
 def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield that several policies select the server with one priority, or that no policy does (rule R3)."""
+    """Yield a finding if several policies tie for the server, or if no policy selects it (rule R3)."""
     shared, name = inputs.shared, inputs.server.metadata.name
     if shared.tied:
         yield DecisionFinding(
@@ -113,10 +113,9 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 
 
 def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield what is wrong with the identities, the BMC, the boot loader and the site of a server.
+    """Yield the problems of a server's identities, BMC, boot loader and site.
 
-    The commit that an instance accepted may have an identity that identifies no machine, if an earlier version
-    accepted it.
+    An instance keeps an accepted commit with a placeholder identity, because earlier versions accepted such commits.
     """
     server, fleet, sites = inputs.server, inputs.shared.fleet, inputs.shared.sites
     own = Id("Server", server.metadata.name)
@@ -172,7 +171,7 @@ def _authority_expiry(certificates: bytes) -> datetime | None:
 def check_policy(
     server: Server, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield what is wrong with what a policy boots on a server."""
+    """Yield the problems of a policy's boot on a server."""
     policy = Id("BootPolicy", pool.name)
     yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
@@ -183,7 +182,7 @@ def check_policy(
             "leave out power, or write networkBoot Once or OnImageChange",
             (policy, ("spec", "power")),
         )
-    if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # it would wait for ever
+    if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # the boot would wait forever
         yield DecisionFinding(
             Code.COMBINATION,
             f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it",
@@ -195,7 +194,7 @@ def check_policy(
 def check_maintenance(
     server: Server, maintenance: Maintenance, inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield what is wrong with what a maintenance boots on a server."""
+    """Yield the problems of a maintenance's boot on a server."""
     spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
     yield from _check_boot(server, key, inputs, boot, override, spec.network_boot, spec.reinstall)
     if boot is not None and boot.writes_disk and spec.window.end is None:
@@ -228,7 +227,7 @@ def _check_boot(
             )
     if boot is None:
         return
-    if boot.direct and override is OverrideMode.CONTINUOUS:  # no entry can end it
+    if boot.direct and override is OverrideMode.CONTINUOUS:  # no boot script can end the override
         yield DecisionFinding(
             Code.OVERRIDE_MODE,
             f"override Continuous with BootImage/{boot.image}, which is booted directly",
@@ -255,7 +254,7 @@ def _check_boot(
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
-    """Yield each tie of two maintenances, which holds until their overlap is over, also if that lies ahead."""
+    """Yield each tie of two maintenances with a current or future overlap. It holds until the overlap is over."""
     for one, other in combinations(maintenances, 2):
         if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
             bounds = zip(("from", "until"), both, strict=True)
@@ -272,11 +271,11 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
 
 
 def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | DecisionFinding | None:
-    """Return the number that Git declares as provisioned, or what is wrong with it. None: no number is declared."""
+    """Return the provision number that an annotation declares as installed, or its problem. None: no annotation."""
     text = server.metadata.annotations.get(PROVISIONED)
     if not fleet.is_declared or text is None:
         return None
-    if text.isascii() and text.isdecimal() and len(text) < 19:  # as in any whole number
+    if text.isascii() and text.isdecimal() and len(text) < 19:  # the limit of the model's integers
         return int(text)
     return DecisionFinding(
         Code.INTEGER,
@@ -288,7 +287,7 @@ def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | Deci
 
 
 def select_artifacts(source: BootSource) -> Artifacts:
-    """Return what the image has for a machine. Raises `Unbootable` if it does not suit the method or the machine."""
+    """Return the artifacts of an image for a machine. Raises `Unbootable` if the method or the machine needs others."""
     image, spec = source.image.metadata.name, source.profile.spec
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:
@@ -320,7 +319,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
 
 
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
-    """Return the error at what chose the profile for this machine, because the profile may suit others."""
+    """Return an error at the document that chose the profile for this machine. The profile may suit other machines."""
     resource, path = source.chosen_by
     return Unbootable(code, f"{message}; it is booted by {source.profile_id}", hint, resource, *path)
 
@@ -354,7 +353,7 @@ _HTTP_BOOT_NEEDS: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
 
 
 def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    """Raise `Unbootable` if arguments, user data, labels or taints cannot reach the system by this boot."""
+    """Raise `Unbootable` if arguments, user data, labels or taints cannot reach the booted system."""
     if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
         if boot.method is not Method.VIRTUAL_MEDIA:
             raise Unbootable(
@@ -389,7 +388,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
     if asks_by_uuid and user_data is not None and user_data_formats.parse_family(user_data.format).value == "Ignition":
-        return  # all of it can stand in the Ignition document that the system fetches
+        return  # the Ignition document that the system fetches can contain everything
     giver = next((resource for resource, arguments in own if arguments), None)
     if user_data is not None:
         what, resource, path = "user data", source.profile_id, ("spec", "userData")
@@ -412,10 +411,10 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
 def check_command_line(
     arguments: tuple[str, ...], source: BootSource, find_places: Callable[[], Mapping[str, tuple[Id, int]]]
 ) -> None:
-    """Raise `Unbootable` if loaders or the kernel do not take the arguments as they are.
+    """Raise `Unbootable` if loaders or the kernel cannot take the arguments.
 
-    The error is at the argument that they do not take; if they take each alone, at the list with the longest part.
-    ``find_places`` returns where each argument is written: the resource, and the number in its list.
+    The error is at the first argument that they cannot take. If only the whole is too long, the error is at the
+    document with the longest part. ``find_places`` returns the document and the list index of each argument.
     """
     try:
         _quote(arguments)
@@ -445,7 +444,7 @@ _MOST_NAMED: Final = 20  # servers in one line
 
 
 def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
-    """Yield a warning for each thing that copies of the boot files cannot do for a server, as its commit has it."""
+    """Yield a warning for each boot of a server that copies of the boot files cannot serve."""
     endpoint, copies = decision.endpoint, decision.copies
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
@@ -460,10 +459,10 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
     for maintenance in decision.maintenances:
         boot = maintenance.boot
         if boot is None and alone is None:
-            continue  # the disk, before and after the end
+            continue  # the server boots its disk before and after the end
         is_once = boot is not None and boot.writes_disk and maintenance.network_boot in INSTALL_MODES
         if is_once and not copies.one_time_boots:
-            continue  # no copy has the boot
+            continue  # copies do not have the boot
         unable = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, alone)))
         if endpoint is None:
             why = "no endpoint is named, so a copy of the boot files ends it only with the next copy"
@@ -479,7 +478,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
 def _find_unable_loaders(
     fleet: FleetSettings, decision: Decision, boot: Boot | None, alone: Boot | None
 ) -> Iterator[str]:
-    """Yield the loaders, and other ways to boot, that cannot ask the endpoint whether a maintenance has ended."""
+    """Yield the loaders and boot methods that cannot query the endpoint for the end of a maintenance."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
@@ -494,8 +493,8 @@ def _find_unable_loaders(
         yield "a system that asks for its user data by UUID"
 
 
-# Which labels kubelet accepts: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go (KubeletLabels,
-# KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).
+# The labels that kubelet accepts. Sources: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go
+# (KubeletLabels, KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).
 _KUBERNETES: Final = ("kubernetes.io", "k8s.io")
 _ACCEPTED_NAMESPACES: Final = ("kubelet.kubernetes.io", "node.kubernetes.io")
 _ACCEPTED: Final = frozenset(
@@ -513,7 +512,7 @@ _ACCEPTED: Final = frozenset(
         "topology.kubernetes.io/zone",
     }
 )
-# What people write until they have a digest; the third is that of `gitboot init`.
+# Digests that authors write until they have the real one. `gitboot init` writes the third.
 _PLACEHOLDERS: Final = frozenset({"0" * 64, "f" * 64, "feedc0de" * 8, "deadbeef" * 8})
 
 
@@ -533,7 +532,7 @@ def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
 
 
 def is_accepted_by_kubelet(key: str) -> bool:
-    """Return whether kubelet accepts a label's key in `--node-labels`."""
+    """Return whether kubelet accepts the key of a label in `--node-labels`."""
     namespace, slash, _ = key.partition("/")
     if not slash or not _is_in_domain(namespace, _KUBERNETES):
         return True
@@ -545,7 +544,7 @@ def _is_in_domain(namespace: str, domains: tuple[str, ...]) -> bool:
 
 
 def find_placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning for each image with placeholders in place of digests, at the first one."""
+    """Yield a warning for each image with placeholder digests, at the first placeholder."""
     for name, image in repository.images.items():
         found = [
             ("spec", "architectures", architecture, *at, "sha256")

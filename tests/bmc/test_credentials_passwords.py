@@ -152,8 +152,8 @@ def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
         assert [each.outcome for each in found] == [Outcome.STALLED, Outcome.APPLIED, Outcome.UNCHANGED]
         assert (
             found[0].credentials_fingerprint
-            != found[1].credentials
-            == found[2].credentials
+            != found[1].credentials_fingerprint
+            == found[2].credentials_fingerprint
             == fleet.fingerprint(job.bmc)
         )
     assert runs(rack.folder) == 2

@@ -416,10 +416,10 @@ def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rac
     rack.bring_about(DISC)
     [boot] = rack.machine.boots
     assert (boot.target, boot.medium) == (PROFILES[name].boots_cd_as, ISO)
-    rack.bring_about(None, keeps=(ISO,))  # its boot was given: the system reads it still
+    rack.bring_about(None, keep_media=(ISO,))  # its boot was given: the system reads it still
     assert _disc(rack).image == ISO
     rack.boot()
-    rack.bring_about(None, keeps=(ISO,))
+    rack.bring_about(None, keep_media=(ISO,))
     assert (_disc(rack).image is not None) is (name in SHOWING_NO_RESET)
     rack.bring_about(None)
     assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (None, [ISO], MediumState.EJECTED)
@@ -498,7 +498,7 @@ def _switch_off(rack: Rack) -> None:
 
 
 NEWER = structs.replace(DISC, override=structs.replace(DISC.override, medium=ISO.replace("1.iso", "2.iso")))
-WANT, END, GIVEN = _want(DISC), _want(None), _want(None, keeps=(ISO,))
+WANT, END, GIVEN = _want(DISC), _want(None), _want(None, keep_media=(ISO,))
 GONE = MediumState.EJECTED
 
 
@@ -646,10 +646,10 @@ def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack:
     ]
     rack.boot()
     rack.bring_about(BOTH)
-    rack.bring_about(None, keeps=(ISO, DATA))
+    rack.bring_about(None, keep_media=(ISO, DATA))
     assert _lying(rack) == [DATA, ISO], "the system reads both still"
     rack.boot()
-    rack.bring_about(None, keeps=(ISO, DATA))
+    rack.bring_about(None, keep_media=(ISO, DATA))
     assert (_lying(rack) == [None, None]) is (name not in SHOWING_NO_RESET)
     rack.bring_about(None)
     assert [drive.ejected for drive in rack.machine.drives] == [[DATA], [ISO]]

@@ -287,10 +287,10 @@ def evaluated_here() -> Iterator[None]:
     def here(
         state: Path,
         *,
-        allowance: EvaluationLimits,
-        waits: bool,
-        timed: Callable[[], Callable[[], None]] = lambda: lambda: None,
-        read: ReportProgress = ignore_progress,
+        limits: EvaluationLimits,
+        waits_for_answer: bool,
+        start_timer: Callable[[], Callable[[], None]] = lambda: lambda: None,
+        report_progress: ReportProgress = ignore_progress,
         site: str | None = None,
         cache: DiskCache | None = None,
     ) -> Here:

@@ -17,7 +17,7 @@ from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import OperatorCondition
 from gitboot.cli.main import cli
 from gitboot.cli.options import Setting
-from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN
+from gitboot.controller.condition_rules import _UNFINISHED_BOOTS as UNPROVEN
 from gitboot.errors import GitbootError
 from gitboot.status.conditions import (
     ANY,

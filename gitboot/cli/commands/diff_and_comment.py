@@ -16,6 +16,7 @@ import click
 from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     TRUST_PARAMETERS,
@@ -58,22 +59,33 @@ if TYPE_CHECKING:
 _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot diff origin/main...HEAD -o markdown=review.md",
+    exit_codes={
+        Exit.FINE: "the fleet is valid, and the guards let the change through",
+        Exit.CHANGES: "with --detailed-exitcode: the same, and a boot changes",
+        Exit.INVALID: "HEAD has errors",
+        Exit.HELD: "a guard holds the change, and no Gitboot-Ack line acknowledges it",
+        Exit.SOURCE: "gitboot could not read the repository or the instance",
+    },
+)
 @click.argument("range", metavar="BASE..HEAD", default="")
 @path_argument
-@click.option("--merge", is_flag=True, help="Compare BASE with HEAD merged into it, as the branch will be.")
+@click.option("--merge", is_flag=True, help="Merge HEAD into BASE, and compare the result with BASE.")
 @click.option(
     "--each-merge",
     is_flag=True,
-    help="Judge each commit of HEAD's first-parent line by itself, as an instance does that has accepted BASE.",
+    help="Check each commit on the first-parent path to HEAD separately, as an instance does that has accepted BASE.",
 )
 @click.option(
     "--accepted",
     metavar="URL|DIR",
-    help="Compare with what an instance has accepted, and judge each commit since by itself: the URL of its endpoint, "
-    "or the directory that it publishes. HEAD is merged into BASE where --merge says so; else BASE may be left out.",
+    help="Compare with the commit that an instance has accepted, and check each later commit separately. URL "
+    "is an endpoint of the instance, DIR is its output tree. You may leave out BASE, unless you use "
+    "--merge.",
 )
-@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if the change is fine and not empty.")
 @at_option
 @trust_options
 @limit_options
@@ -90,14 +102,14 @@ def command(
     outputs: tuple[OutputOption, ...],
     **given: Any,
 ) -> None:
-    """Show what BASE..HEAD changes in the fleet at PATH, and whether guards would hold it.
+    """Show what commits change, and the guards' verdict.
 
-    BASE..HEAD compares two commits. BASE...HEAD compares HEAD with where it branched off; BASE alone, or
-    BASE..WORKTREE, with what lies in the work tree. Nothing but these is looked at: no network and no instance, except
-    what --accepted names. --at is the instant at which overlaps of maintenances and certificates of HEAD are judged.
+    BASE..HEAD compares two commits. BASE...HEAD compares HEAD with the commit from which its branch started. BASE
+    alone, or BASE..WORKTREE, compares BASE with the files in the work tree. PATH is the fleet. Use the limits of your
+    instance if they are not the defaults.
 
-    The exit code is 3 where HEAD is invalid, 4 where a guard holds it that no `Gitboot-Ack:` line of the commits
-    acknowledges. Give the limits that the instance has, if they are not the defaults.
+    gitboot reads only the repository, and the instance that --accepted names. Overlaps of maintenances and certificates
+    depend on --at.
     """
     from gitboot.cli.evaluated_fleet import compare_range
     from gitboot.cli.instance_client import fetch_accepted_commit
@@ -185,28 +197,35 @@ def _parse_folder(_: click.Context, __: click.Parameter, text: str | None) -> st
     return parse_subpath(text) if text else ""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot comment review.md --commit 4f2c…",
+    exit_codes={
+        Exit.FINE: "the comment is up to date, or the job is not for the newest commit",
+        Exit.SOURCE: "the forge did not respond, or rejected the request",
+        Exit.USAGE: "FILE is not the review of COMMIT, or the job is not for a pull request",
+    },
+)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--commit", required=True, metavar="COMMIT", help="The commit that the CI job is for: 40 hex digits.")
+@click.option("--commit", required=True, metavar="COMMIT", help="The commit that FILE reviews: 40 hexadecimal digits.")
 @click.option(
     "--subpath",
     envvar="GITBOOT_SUBPATH",
     metavar="FOLDER",
     callback=_parse_folder,
-    help="The fleet's folder in the repository, as of `gitboot diff`. Default: the top.",
+    help="The folder of the fleet in the repository, as in `gitboot diff`. Default: the top folder.",
 )
 @token_over_http_option
 def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http: bool) -> None:
-    """Post FILE, Markdown of `gitboot diff`, as one comment of the pull request or merge request that CI runs for.
+    """Post a review as a comment on its pull request.
 
-    gitboot makes the comment once, and replaces its text after that. It finds the comment by the first line of FILE,
-    and edits only a comment of its own account. FILE has to be a regular file whose first two lines name the fleet's
-    folder and COMMIT. If FILE is missing or another file, the comment says that the review failed, and the exit code is
-    64. If the pull request has a newer commit than COMMIT, gitboot posts nothing: the job of that commit does.
+    FILE is the output of `gitboot diff -o markdown=FILE`. gitboot posts one comment, and edits this comment after later
+    changes. It never edits comments of other accounts. If FILE is missing or is not the review of COMMIT, the comment
+    states that the review failed. If the pull request has a newer commit than COMMIT, gitboot posts nothing.
 
-    The variables of GitHub Actions or of GitLab CI name the pull request. GitHub needs GITHUB_TOKEN with the permission
-    pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access token with the scope api: a job's own token may
-    not write notes. Run it in a job that runs no code of the branch.
+    gitboot finds the pull request, or merge request, by the variables of GitHub Actions or GitLab CI. GitHub needs
+    GITHUB_TOKEN with the permission pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access token with the
+    scope api, because the token of a CI job cannot write notes. Use a job that runs no code from the branch.
     """
     from gitboot.http_client import HttpClient
 

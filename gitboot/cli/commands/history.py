@@ -12,6 +12,8 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache, limit_evaluation
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, output_option, path_option, write_outputs
 from gitboot.errors import UsageError
 from gitboot.evaluator.decision_history import ChangingCommit, DecisionHistory, InvalidCommit
@@ -23,18 +25,32 @@ from gitboot.standard_streams import style
 _DERIVED_FIELDS: Final = ("version", "files")  # by the image: shown as JSON only
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot history web01 --number 10",
+    exit_codes={
+        Exit.FINE: "gitboot printed the commits",
+        Exit.SOURCE: "gitboot could not read the repository",
+        Exit.USAGE: "no commit has the server, or an option is wrong",
+    },
+)
 @click.argument("server")
 @path_option
-@click.option("--rev", metavar="REVISION", help="The Git revision to look back from. Default: HEAD.")
-@click.option("-n", "--number", type=click.IntRange(min=1), help="How many commits at most. Default: all.")
+@click.option("--rev", metavar="REVISION", help="The Git revision from which to look back. Default: HEAD.")
+@click.option(
+    "-n",
+    "--number",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    help="Show at most this number of commits. Default: all.",
+)
 @output_option("text", "json")
 @evaluator_command
 def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[OutputOption, ...]) -> None:
-    """Show the commits that changed what SERVER boots, or may boot: its decision, not its file.
+    """Show the commits that changed a server's boot.
 
-    First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. The
-    results are cached in $XDG_CACHE_HOME/gitboot/cache.sqlite, which you can delete.
+    gitboot lists the commits that changed the decision for SERVER, the newest first. It follows first parents from
+    --rev. If a commit renamed the server, gitboot follows the UUID.
     """
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
 

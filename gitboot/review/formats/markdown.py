@@ -1,4 +1,4 @@
-"""Review as Markdown, and annotations, for pull requests."""
+"""Markdown comment and annotations for pull requests."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _LONGEST: Final = 300  # characters of one line
 
 
 def format_marker(folder: str) -> str:
-    """The first line, by which a comment is found again and replaced: one for each fleet of a repository."""
-    plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # what would end an HTML comment
+    """Return the first line of a comment. gitboot finds and replaces its comment by this line, one for each fleet."""
+    plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # these would end an HTML comment
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
 
 
 def format_commit_marker(commit: str) -> str:
-    """Return the second line, which names the commit that a review is about."""
+    """Return the second line of a comment, which names the reviewed commit."""
     return f"<!-- gitboot commit {commit} -->"
 
 
@@ -52,9 +52,9 @@ def render_failed_review(folder: str, commit: str, log: str) -> str:
 
 
 def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> str:
-    """The comment, of the fleet in a folder: what matters most first, and as many groups as there is room for.
+    """Return the comment. The most important parts come first. Groups are left out if there is no room for them.
 
-    ``commit`` is the commit that the review is about, for `gitboot comment`; None: a work tree.
+    ``folder`` is the folder of the fleet. ``commit`` is the reviewed commit, for `gitboot comment`; None: a work tree.
     """
     markers = (format_marker(folder), format_commit_marker(commit)) if commit is not None else (format_marker(folder),)
     head = (*markers, *_render_verdict(review, folder))
@@ -112,7 +112,7 @@ def _render_guards(review: Review) -> Iterator[str]:
     yield "\n### Guards\n"
     lines = []
     for trip in review.verdict.trips:
-        # Words of gitboot's own, which may hold the value of a label that Markdown must not read.
+        # The sentence may contain a label's value, which must not become Markdown.
         words = (
             phrases.format_trip(trip)
             if _is_plain(phrases.format_trip(trip))
@@ -135,7 +135,7 @@ def _render_guards(review: Review) -> Iterator[str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether Markdown, HTML and forges read the text as no more than its words."""
+    """Return whether the text has no meaning in Markdown, in HTML or for forges."""
     return _PLAIN.fullmatch(text) is not None and not any(begin in text for begin in _LINKS)
 
 
@@ -207,8 +207,7 @@ def _render_cause(cause: ChangeCause) -> str:
 
 
 def _fold(summary: str, text: str) -> tuple[str, str]:
-    # Markdown ends where HTML begins, so a code span would not be one. Forges find no mention and no reference (#1, !1)
-    # in <code>.
+    # Markdown is not active inside HTML, so this needs <code>. Forges find no mentions or references (#1, !1) there.
     shown = escape(printable(summary))
     shown = shown if _is_plain(summary) else f"<code>{shown}</code>"
     return f"<details><summary>{shown}</summary>\n\n{text}\n\n</details>", f"- {format_code(summary)}"
@@ -226,7 +225,7 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
     return "\n\n".join(parts)
 
 
-# What comes after
+# After the groups
 
 
 def _render_effects(review: Review) -> Iterator[str]:
@@ -291,11 +290,11 @@ def _format_code_block(lines: list[str]) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-# Text that Markdown leaves alone
+# Escaping
 
 
 def format_code(text: str, *, in_table: bool = False) -> str:
-    """A code span that its text cannot end."""
+    """Return a code span that the text cannot end."""
     text = printable(text)
     text = f"{text[: _LONGEST - 1]}…" if len(text) > _LONGEST else text
     fence = _make_fence(text, 1)
@@ -319,7 +318,7 @@ def _limit_lines(lines: list[str], noun: str, room: int = _SECTION) -> Iterator[
         yield line
 
 
-# The changes that a guard looks at; the others look at all of them.
+# The risk that a guard counts. The other guards count all changes.
 _RISK_BY_GUARD = {
     Guard.MAX_REINSTALLS: Risk.REINSTALL,
     Guard.MAX_ACCESS_CHANGES: Risk.ACCESS,
@@ -333,7 +332,7 @@ _RISK_BY_GUARD = {
 
 
 def as_problems(review: Review) -> tuple[Problem, ...]:
-    """Every limit that holds the commit, every dangerous group, every line not heeded, every problem of HEAD."""
+    """Return a problem for each exceeded limit, dangerous group and ignored line, and the problems of HEAD."""
     unheeded = (
         _make_annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
         for each in review.ignored_lines
@@ -381,7 +380,7 @@ def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
 def _make_annotation(
     review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None
 ) -> Problem:
-    """Return a warning at the first of these places; without one at the Fleet. ``hint`` None: that of the code."""
+    """Return a warning at the first of these places, or else at the Fleet. No hint: the hint of the code."""
     path, line, column = next(iter(places), None) or _locate_in_fleet(review, "metadata", "name")
     return Problem(
         path=path,
@@ -395,7 +394,7 @@ def _make_annotation(
 
 
 def _locate_in_fleet(review: Review, *field: str) -> Place:
-    assert review.head.repository is not None  # noqa: S101 - it was judged
+    assert review.head.repository is not None  # noqa: S101 - a judged commit is valid
     repository = review.head.repository
     path, place = repository.find_place(Id("Fleet", repository.fleet.metadata.name), *field)
     return path, place.line, place.column

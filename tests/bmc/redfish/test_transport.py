@@ -683,7 +683,7 @@ def test_a_uri_is_written_to_firmware_whatever_form_of_etag_its_settings_have(
     restart = WantedPowerChange(
         reason="power/check/1", operation=PowerOperation.RESTART, override_reason="provision/1", may_start_now=True
     )
-    rack.bring_about(wanted, switching=restart)
+    rack.bring_about(wanted, wanted_power=restart)
     assert rack.machine.bios.pending[rack.machine.profile.bios_uri] == LOADER
 
 
