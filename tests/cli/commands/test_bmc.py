@@ -104,7 +104,10 @@ def test_what_waits_for_a_name_is_told_with_the_line_for_the_fleet(tmp_path: Pat
         rack.push()
         rack.once(*rack.spooling)
         (item,) = get(rack, "-o", "json").json["items"]
-        assert item["hint"] == "gitboot records begin fresh --state STATE  # installs all servers. If they are installed already, use adopt instead of fresh"
+        assert item["hint"] == (
+            "gitboot records begin fresh --state STATE  # installs all servers. If they are installed already, use "
+            "adopt instead of fresh"
+        )
         rack.once(*rack.spooling, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)

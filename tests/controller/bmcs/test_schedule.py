@@ -188,9 +188,9 @@ def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(si
     site.bench.fetch(plan, client="10.0.0.99")
     site.bench.reconcile()
     (event,) = [event for event in site.bench.events if event.type == "FetchIgnored"]
-    assert (
-        event.message
-        == "web01: ignored the fetch of boot/v1/boot/m/boot.ipxe by 10.0.0.99: the override is still set, so it was another client"
+    assert event.message == (
+        "web01: ignored the fetch of boot/v1/boot/m/boot.ipxe by 10.0.0.99: the override is still set, so it was "
+        "another client"
     )
     assert event.facts == {"server": "web01", "client": "10.0.0.99"}
     again = site.bench.reconcile()
@@ -1139,7 +1139,9 @@ TOLD = {
     OverrideState.CLEARED: "Once Pxe for provision/1 was cleared",
     OverrideState.CONSUMED: "Once Pxe for provision/1 was consumed",
     OverrideState.LOST: "Once Pxe for provision/1 is gone, without evidence that a boot consumed it",
-    OverrideState.SET_BY_ANOTHER: "Once Pxe for provision/1 was set by another instance, so this instance does not set it",
+    OverrideState.SET_BY_ANOTHER: (
+        "Once Pxe for provision/1 was set by another instance, so this instance does not set it"
+    ),
     OverrideState.OPENED: "Once Pxe for provision/1 may replace the current override",
     OverrideState.UNSENT: "Once Pxe for provision/1 was not set, because the BMC changed after it was read",
 }
