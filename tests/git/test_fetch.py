@@ -251,7 +251,7 @@ def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path,
             fetcher.close()
             thread.join(60)
         assert [str(error).rpartition(": ")[2] for error in errors] == [
-            "the fetch was killed, as where a machine has no memory left"
+            "the fetch process was killed; the machine may have run out of memory"
         ]
         with pytest.raises(SourceError, match="this instance ends"):
             source.fetch()
@@ -396,7 +396,7 @@ def test_finding_c3_a_fetcher_that_hangs_is_killed_and_another_one_fetches(
         eventually(lambda: fetched(source))
         (hanging,) = fetchers(os.getpid())
         os.kill(hanging, signal.SIGSTOP)
-        with pytest.raises(SourceError, match="the process that fetches did not begin within 2 s"):
+        with pytest.raises(SourceError, match="the fetch process did not start within 2 s"):
             source.fetch()
         assert not alive(hanging)
         second = work.commit({"fleet.yaml": "second"})
@@ -438,7 +438,7 @@ def test_data_extends_the_time_by_each_period_of_the_slowest_rate() -> None:
         transfer.count(received)
         assert len(reported) == reports, received
     assert {(each.timeout_s, each.timeout_message) for each in reported} == {
-        (2, "it sent less than 2048 bytes in 2 s (git-timeout in the file of --config)")
+        (2, "the remote sent less than 2048 bytes in 2 s (git-timeout in the --config file)")
     }
 
 
@@ -594,7 +594,7 @@ def test_finding_c3_the_refs_of_a_target_that_drip_are_read_by_a_process_that_is
         remote = Remote(url=f"{relay.url}/boots.git", timeout_s=TIMEOUT_S)
         branch = OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "boots.git", fetching=started)
         for ask in (branch.fetch, branch.is_default):
-            with pytest.raises(SourceError, match="its answer was not complete after 2 s"):
+            with pytest.raises(SourceError, match="the response was not complete after 2 s"):
                 ask()
     assert fetchers(os.getpid()) == []
 
@@ -607,7 +607,7 @@ def test_a_push_by_a_process_is_as_one_without(bare: Path, work: Work, tmp_path:
         commit = branch.commit(None, {"a": lambda: b"a"}, "first", ADA, at("20T12:00"))
         branch.push(None, commit)
         assert (branch.fetch(), branch.is_default()) == (commit, False)
-        with pytest.raises(SourceError, match="was moved from None to"):
+        with pytest.raises(SourceError, match="moved from None to"):
             branch.push(None, commit)
 
 
@@ -648,7 +648,7 @@ def test_finding_c3_a_fetcher_that_hangs_is_a_condition_until_another_one_has_fe
             (hanging,) = fetchers(instance.process.pid)
             os.kill(hanging, signal.SIGSTOP)
             done = typed("reconcile", "--state", state)
-            assert (done.code, "did not begin within 2 s" in done.err) == (Exit.SOURCE, True), done
+            assert (done.code, "did not start within 2 s" in done.err) == (Exit.SOURCE, True), done
             until_condition(instance, "SourceReady", status=False, reason="SourceError")
             assert not alive(hanging)
             eventually(lambda: typed("reconcile", "--state", state).code == Exit.FINE)

@@ -108,7 +108,7 @@ def signed_by(raw: bytes, signature: bytes) -> bytes:
         ("ssh", "ada", RIGHT),
         ("ssh", "eve", "which is not listed"),
         ("ssh", "old", "which has expired"),
-        ("ssh", "mail", "listed for other things"),
+        ("ssh", "mail", "not listed for Git"),
         ("gpg", "ada", RIGHT),
         ("gpg", "eve", "which is not listed"),
         ("gpg", "expired", "has expired"),
@@ -135,7 +135,7 @@ def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str
     raw = commit_bytes(work)
     payload = work.path.parent / "payload"
     payload.write_bytes(raw)
-    for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed as a text")):
+    for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed as text")):
         signature = by_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign")
         commit = stored(work, signed_by(raw, signature))
         assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
@@ -230,7 +230,9 @@ def test_two_signatures_are_one_too_many(work: Work, ssh: dict[str, Person], sig
     """Programs differ in which of the two they look at."""
     commit = ssh["ada"].commit(work)
     twice = rewritten(work, commit, "\n\nChange", f"\n{header} -----BEGIN SSH SIGNATURE-----\n x\n\nChange")
-    assert "signed in a way that is not read" in why(looking(work, TrustedKeys(allowed_signers=signers)), twice)
+    assert "signed in a way that gitboot does not read" in why(
+        looking(work, TrustedKeys(allowed_signers=signers)), twice
+    )
 
 
 @pytest.mark.parametrize("signature", ["x", "-----BEGIN SSH SIGNATURE-----", "-----BEGIN PGP SIGNATURE-----", ""])

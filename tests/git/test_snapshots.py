@@ -121,11 +121,11 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
         pytest.param("fleet", "0", "has no commit 0", id="too short an id"),
         pytest.param("fleet", "", "has no commit ", id="nothing"),
         pytest.param("fleet", "HEAD..HEAD", "has no commit HEAD..HEAD", id="two revisions"),
-        pytest.param("plain", "HEAD", "is in no Git repository", id="a revision without Git"),
+        pytest.param("plain", "HEAD", "is not in a Git repository", id="a revision without Git"),
         pytest.param("bare.git", "WORKTREE", "is a bare repository", id="no work tree"),
         pytest.param("empty", "HEAD", "has no commit yet", id="no commit yet"),
         pytest.param("empty.git", None, "has no commit yet", id="no commit yet, bare"),
-        pytest.param("unborn.git", None, "HEAD that names no commit; name a branch: main$", id="a HEAD of nothing"),
+        pytest.param("unborn.git", None, "has no commit at HEAD; name a branch: main$", id="a HEAD of nothing"),
         pytest.param("shallow", "HEAD~1", "has no commit HEAD~1, and this clone is shallow", id="too shallow"),
     ],
 )
@@ -393,8 +393,8 @@ def raw_tree(work: Work, *found: tuple[str, bytes, str]) -> str:
     return made.stdout.decode().strip()
 
 
-TWICE = "2 entries of one folder have this name"
-NO_NAME = "no entry of a folder can have this name"
+TWICE = "the folder has 2 entries with this name"
+NO_NAME = "Git does not allow this name"
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])

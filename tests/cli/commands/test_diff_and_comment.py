@@ -149,8 +149,8 @@ def test_what_clashes_beside_the_fleet_is_not_the_fleets_own(work: Work) -> None
     [
         (("nowhere..HEAD",), "has no commit nowhere"),
         (("main..nowhere",), "has no commit nowhere"),
-        (("..HEAD",), "is no range"),
-        (("WORKTREE..HEAD",), "is no range"),
+        (("..HEAD",), "is not a range"),
+        (("WORKTREE..HEAD",), "is not a range"),
         (("main..WORKTREE", "--merge"), "compared as it is"),
         (("main...WORKTREE",), "compared as it is"),
         (("main..HEAD", "nowhere"), "not a directory"),
