@@ -146,7 +146,7 @@ def test_what_cobbler_answers_is_what_gitboot_would_or_is_listed(fleet: Path) ->
 @pytest.mark.parametrize(
     "word",
     [
-        "kernel argument c=3: another of its name stands after it",
+        "kernel argument c=3: a later argument has the same name",
         "its template sample.ks is not translated",
         "its template of Cobbler's settings is not translated",
         "info=, by which Cobbler hears of an installation",
