@@ -86,7 +86,7 @@ def test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limit
             before = peak_mib(instance.process.pid)
             hostile = push_differences(repository.bare, MEBIBYTES)
             (failed,) = eventually(lambda: [each for each in instance.events if each["type"] == "FetchFailed"])
-            assert f"more memory than the {MEBIBYTES} MiB that it may" in failed["message"]
+            assert f"more memory than the limit of {MEBIBYTES} MiB" in failed["message"]
             found = until_condition(instance, "SourceReady", status=False, reason="SourceTooLarge")
             assert "fetch-memory = MIB" in found["remedy"]
             assert (instance.get("/readyz").status_code, instance.status()["applied"]["commit"]) == (200, first)
@@ -253,7 +253,7 @@ def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path,
         assert [str(error).rpartition(": ")[2] for error in errors] == [
             "the fetch process was killed; the machine may have run out of memory"
         ]
-        with pytest.raises(SourceError, match="this instance ends"):
+        with pytest.raises(SourceError, match="this instance is stopping"):
             source.fetch()
 
 
@@ -476,7 +476,7 @@ def test_finding_c3_a_pack_takes_no_more_disk_than_it_may(
             source(1).fetch()
         work.write({"noise": os.urandom(3 << 20).hex()})  # 6 MiB, which zlib packs into 3
         large = work.commit({})
-        with pytest.raises(SourceTooLarge, match=r"more than the 1 MiB on disk .* \(fetch-disk in "):
+        with pytest.raises(SourceTooLarge, match="more than the limit of 1 MiB on disk; increase fetch-disk in "):
             source(1).fetch()
         assert sum(file.stat().st_size for file in state.rglob("*") if file.is_file()) < 1 << 20
         assert (source(8).fetch(), source(8).fetch()) == (large, large)
@@ -530,15 +530,15 @@ def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it
 def test_a_process_that_may_write_no_large_file_learns_that_from_the_write() -> None:
     program = (
         "import tempfile\n"
-        "from gitboot.child_processes import limited_files\n"
+        "from gitboot.child_processes import limit_file_size\n"
         "with tempfile.TemporaryFile() as file:\n"
         "    file.write(bytes(2000))\n"
         "    try:\n"
-        "        with limited_files(1000):\n"
+        "        with limit_file_size(1000):\n"
         "            file.flush()\n"
         "    except OSError as error:\n"
         "        print(error.strerror)\n"
-        "    with limited_files(None):\n"
+        "    with limit_file_size(None):\n"
         "        file.flush()\n"
         "    print(file.tell())\n"
     )

@@ -337,7 +337,7 @@ def test_a_forges_key_counts_for_merges_alone(
     assert why(signatures, merged) == RIGHT
     found = signatures.find_signer(merged)
     assert found is not None and found == Signer("GitHub", found.key, is_forge=True)
-    assert "signed by the forge GitHub and no merge" in why(signatures, edited)
+    assert "signed by the forge GitHub, whose key counts only for merges" in why(signatures, edited)
 
 
 def test_a_key_comes_and_goes_with_its_line(work: Work, ssh: dict[str, Person], signers: Path) -> None:

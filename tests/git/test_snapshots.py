@@ -496,8 +496,8 @@ from gitboot.errors import InvalidRepository, SourceError
 from gitboot.fleet.revision import Oversized, Revision
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
-from gitboot.git.repository import Stored, blaming
-from gitboot.git.snapshots import of_commit
+from gitboot.git.repository import StoredRepository, convert_errors
+from gitboot.git.snapshots import load_commit
 limit = 120 << 20
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 what, path, revision, state = sys.argv[1:]
@@ -505,7 +505,7 @@ try:
     if what == "commit":
         Source(Remote(url=f"file://{path}"), Path(state)).fetch()
     else:
-        snapshot = of_commit(Stored(Path(path)), Revision(revision))
+        snapshot = load_commit(StoredRepository(Path(path)), Revision(revision))
         snapshot.read(snapshot.blobs["big.yaml"])
 except (InvalidRepository, SourceError, Oversized) as error:
     print(type(error).__name__, error)
