@@ -213,7 +213,7 @@ class BmcAdapter(HTTPAdapter):
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
-    """Raise `RequestGivenUp` for a redirect to another origin, and for one that would turn a write into a GET."""
+    """Raise `RequestAborted` for a redirect to another origin, and for a redirect that turns a write into a GET."""
     if not response.is_redirect:
         return
     try:

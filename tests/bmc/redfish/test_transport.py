@@ -530,7 +530,7 @@ def test_a_job_at_a_bmc_without_end_waits_for_the_next_one(rack: Rack, monkeypat
 
 
 def limited_to(rack: Rack, requests: int) -> Callable[[ConnectionPolicy], float]:
-    """Return a `Reach.left_s` for which the time of a job ends after so many requests."""
+    """Return a `remaining_s` with which the time of a task ends after so many requests."""
     left_s = ConnectionPolicy.remaining_s
 
     def left(reach: ConnectionPolicy) -> float:
