@@ -379,7 +379,7 @@ def parse_subpath(text: str) -> str:
 def check_subpath(path: Path, folder: str) -> None:
     """Raise `UsageError` if --subpath below ``path`` leads through a symlink, or into another repository.
 
-    An instance reads the folder from a commit, where it would be a symlink or a submodule.
+    An instance reads the folder from a commit, which would have a symlink or a submodule there.
     """
     parts = folder.split("/")
     for number in range(len(parts)):

@@ -67,7 +67,7 @@ class SignatureChecker:
         return {revision: fault for revision, fault in found.items() if fault is not None}
 
     def find_signer(self, revision: Revision) -> Signer | None:
-        """Return the trusted signer of a commit, or of its tag if gitboot verifies tags. None: it has none."""
+        """Return the trusted signer of a commit, or of its tag if gitboot verifies tags, or None."""
         found = self._find_tagger(revision) if self._verify is Verify.TAG else self._find_commit_signer(revision)
         return found if isinstance(found, Signer) else None
 

@@ -377,7 +377,7 @@ def read_worktree_file(root: Path, path: str) -> bytes:
 def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     """Return the fleet at ``path`` (a directory, or a folder of a work tree or a bare repository) at ``rev``.
 
-    ``rev`` is a Git revision, or WORKTREE for the files in the work tree. None is WORKTREE, or HEAD in a bare
+    ``rev`` is a Git revision, or WORKTREE for the files in the work tree. The default is WORKTREE, or HEAD in a bare
     repository. Raises `UsageError` if there is no such directory, repository or revision.
     """
     root = resolve_fleet_root(Path(path))

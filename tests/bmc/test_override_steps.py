@@ -560,7 +560,8 @@ def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: Ov
             ALWAYS,
             structs.replace(_seen(NO_OVERRIDE), allowable_enabled=frozenset({"Once", "Disabled"})),
             None,
-            "the plan needs Continuous, and the BMC supports only Disabled, Once: set override: Once in the policy, or None",
+            "the plan needs Continuous, and the BMC supports only Disabled, Once: set override: Once in the policy, "
+            "or None",
         ),
     ],
 )

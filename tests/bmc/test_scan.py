@@ -149,7 +149,7 @@ def test_what_a_bmc_shows_cannot_write_yaml_of_its_own() -> None:
     nic = FoundNic(name='x"\nlifecycle: Active', mac=MacAddress("52-54-00-00-00-01"))
     text = render_document(structs.replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
     assert [line for line in text.splitlines() if line.lstrip().startswith("lifecycle")] == [
-        "  lifecycle: Parked  # remove this line when you know what the machine is for"
+        "  lifecycle: Parked  # remove this line to let gitboot manage the machine"
     ]
 
 

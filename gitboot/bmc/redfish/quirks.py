@@ -1,4 +1,4 @@
-"""Differences between BMCs, as data: where Redfish leaves a choice, and where firmware deviates from it.
+"""Differences between BMCs, as data: choices that Redfish leaves open, and deviations of firmware.
 
 gitboot first uses what a BMC advertises: allowable targets, HttpBootUri, @Redfish.Settings. A row is only for facts
 that a BMC does not advertise, or advertises wrongly. docs/bmcs.md lists both.

@@ -238,7 +238,7 @@ def test_the_only_system_is_looked_for_once(make_rack: MakeRack) -> None:
 
 def test_one_of_several_systems_must_be_named(make_rack: MakeRack) -> None:
     rack = make_rack(*(Machine(name, system=name) for name in ("a", "b")))
-    with pytest.raises(BmcRejected, match="/redfish/v1/Systems/a, /redfish/v1/Systems/b. Set bmc.system"):
+    with pytest.raises(BmcRejected, match=r"/redfish/v1/Systems/a, /redfish/v1/Systems/b\. Set bmc\.system"):
         rack.connect(system=None).observe()
     path = rack.machines[1].path
     assert rack.connect(system=path).observe().system == path
