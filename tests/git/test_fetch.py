@@ -340,7 +340,7 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 
 @pytest.fixture(params=["git", "https", "ssh"])
 def served(request: pytest.FixtureRequest, work: Work, tmp_path: Path) -> Iterator[Callable[..., Remote]]:
-    """Return the remote by a protocol, at another address of its server if one is given."""
+    """Return the remote for a protocol, optionally at another address of its server."""
     with ExitStack() as stack:
         if request.param == "ssh":
             ssh = request.getfixturevalue("ssh")

@@ -1,4 +1,4 @@
-"""Remotes: servers that serve, refuse, lie, hang, and break off; known hosts; and ranges of versions."""
+"""Git remotes: servers that serve, refuse, hang, break off or send wrong data; known hosts; and version ranges."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fetched_apart(fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(clone, "InThisProcess", lambda: fetcher)
 
 
-# What the settings may say
+# Settings
 
 
 @for_each(
@@ -274,9 +274,7 @@ def test_an_https_server_that_refuses(
 def test_a_certificate_must_be_trusted(work: Work, tmp_path: Path, state: Path) -> None:
     (tmp_path / "stranger").mkdir()
     with HttpsServer(work.path.parent, tmp_path / "stranger") as stranger:
-        with pytest.raises(
-            SourceRefused, match=r"127\.0\.0\.1 shows a certificate that is not trusted"
-        ):
+        with pytest.raises(SourceRefused, match=r"127\.0\.0\.1 shows a certificate that is not trusted"):
             Source(Remote(url=f"{stranger.url}/fleet"), state).fetch()
         assert stranger.requests == []
 
@@ -442,7 +440,7 @@ def test_a_fetch_that_is_killed_halfway_leaves_nothing_behind(work: Work, state:
 
 
 def test_damage_that_only_a_fetch_meets_is_told(work: Work, state: Path) -> None:
-    """What is sent is a difference to what a clone should have, so a server's answer can fail by the clone's fault."""
+    """The server sends differences to objects of the clone, so a damaged clone can make its response fail."""
     lines = [os.urandom(30).hex() for _ in range(300)]
     work.commit({"large.yaml": "\n".join(lines)})
     work.git("gc", "--quiet")

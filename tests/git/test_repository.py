@@ -323,7 +323,7 @@ def follow(source: Source) -> str:
 
 
 def understood(*arguments: object) -> Done:
-    """What a command says that must not fail."""
+    """Return the output of a command that must succeed."""
     done = typed(*arguments)
     assert done.code == 0, done
     return done

@@ -283,7 +283,7 @@ def test_a_missing_object_is_a_source_error(work: Work) -> None:
 
 
 def states() -> Iterator[dict[str, str | None]]:
-    """What commit after commit changes; None removes."""
+    """The changes of each commit; None removes a file."""
     yield {"a.yaml": "1", "s/1/x.yaml": "x", "s/2/y.yaml": "y", "s/z.yaml": "z", ".ci/x": "1"}
     yield {"a.yaml": "2"}
     yield {"s/1/new.yaml": "n", ".ci/x": "2"}
@@ -381,7 +381,7 @@ def test_a_malformed_tree_is_refused(work: Work, tmp_path: Path) -> None:
 
 
 def raw_tree(work: Work, *found: tuple[str, bytes, str]) -> str:
-    """A tree as no Git writes it: (mode, name, id) in the order in which they are given."""
+    """A tree that Git does not write: (mode, name, id) in this order."""
     data = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(id) for mode, name, id in found)
     made = subprocess.run(
         ["git", "hash-object", "-t", "tree", "-w", "--literally", "--stdin"],

@@ -1,4 +1,4 @@
-"""Links and redirects of a BMC: followed within the BMC, in whatever form, and never to another place."""
+"""Links and redirects of a BMC: gitboot follows them in any form, and only within the BMC."""
 
 from __future__ import annotations
 
