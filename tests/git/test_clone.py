@@ -362,7 +362,7 @@ def test_packs_are_merged_and_nothing_is_lost(work: Work, state: Path, monkeypat
     assert len(again.snapshot(revision).blobs) == 13
 
 
-# What no fleet needs
+# Oversized objects
 
 
 @pytest.fixture

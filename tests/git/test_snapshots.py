@@ -154,7 +154,7 @@ def test_a_repository_that_libgit2_cannot_read_is_named(work: Work, extension: s
         open_snapshot(work.path, None)
 
 
-# What is in it
+# Content of a snapshot
 
 
 def test_both_ways_of_reading_agree(work: Work) -> None:
@@ -234,7 +234,7 @@ def test_a_file_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("first")
     os.mkfifo(tmp_path / "pipe.yaml")
     with open(tmp_path / "image.iso", "wb") as image:
-        image.truncate(1 << 40)  # nobody could read this
+        image.truncate(1 << 40)  # this file cannot be read
 
     snapshot = open_snapshot(tmp_path, None)
     (tmp_path / "a.yaml").write_text("second")
@@ -547,7 +547,7 @@ def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.Monk
         raise KeyError("a" * 40)
 
 
-# What a commit links to
+# Symlinks in commits
 
 
 @pytest.mark.parametrize("rev", [(), ("--rev", "HEAD")], ids=["work tree", "commit"])
@@ -555,7 +555,7 @@ def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.Monk
 def test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read(
     work: Work, tmp_path: Path, target: str, rev: tuple[str, ...]
 ) -> None:
-    os.mkfifo(tmp_path / "pipe")  # nobody writes to it, so whoever opened it would wait for ever
+    os.mkfifo(tmp_path / "pipe")  # there is no writer, so opening it would wait forever
     data = "userData: {format: CloudInit, template: t/user-data.yaml, secrets: {join: s/join.age}}"
     work.commit({"fleet.yaml": "---\n".join((*SEED, profile("other", "flatcar-1", data))), "t/x": "", "s/x": ""})
     for name in ("t/user-data.yaml", "s/join.age", "other.yaml", ".gitignore", ".gitbootignore", "t/.gitignore"):

@@ -1,4 +1,4 @@
-"""`gitboot import`: what each system knows, in its own form, as a fleet that validates and installs nothing."""
+"""`gitboot import`: the data of each system becomes a valid fleet that installs no server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _json(value: Any) -> str:
     return json.dumps(value)
 
 
-# What each system keeps: our own machines in its form.
+# Our own machines in the format of each system.
 SOURCES: dict[str, dict[str, str]] = {
     "matchbox": {
         "groups/web01.json": _json(
@@ -593,7 +593,7 @@ def _with_one_odd(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("xcat", "dnsmasq", "isc", "kea")])
 def test_whatever_a_source_says_it_is_read_to_its_end(system: str) -> None:
-    # A file of another version may hold a list where this one holds a text: that is lost, and nothing else is.
+    # A file of another version may have a list instead of a text. Only this value is lost.
     read, files = SYSTEMS[system].read, SOURCES[system]
     for name, text in files.items():
         if name.endswith(".ign"):
