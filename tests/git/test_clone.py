@@ -690,7 +690,7 @@ def test_while_the_remote_is_gone_a_clone_is_not_given_up(work: Work, source: So
     accepted = source.fetch()
     source.accept(accepted)
     work.path.rename(work.path.with_name("away"))
-    with pytest.raises(SourceError, match="is not there"):
+    with pytest.raises(SourceError, match="does not exist"):
         source.restore(accepted)
     assert (source.accepted(), text(source, accepted)) == (accepted, "first")
 

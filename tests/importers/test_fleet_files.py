@@ -463,7 +463,7 @@ def test_arguments_of_ipxe_become_templates_and_others_stay_what_they_are(tmp_pa
     report = (fleet / "import-report.md").read_text()
     for word in (
         "uses a variable of iPXE: their=${asset}",
-        "group default selects no machine",
+        "group default does not select a machine",
         "web01-installed boots",
     ):
         assert word in report

@@ -110,7 +110,7 @@ def test_what_cannot_be_written_is_refused(path: Path, arguments: list[str], why
 def test_a_machine_without_a_known_uuid_is_described_without_one(path: Path) -> None:
     assert new(path, "--seen", "52:54:00:99:99:98", "--like", "web01").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
-    assert "uuid:" not in text and "# Its UUID is not known" in text
+    assert "uuid:" not in text and "# Its UUID is missing" in text
     assert typed("validate", path).code == Exit.FINE
     (path / "servers" / "web02.yaml").write_text(text.replace("lifecycle: Parked", "provision: 1"))
     refused = typed("validate", path)
