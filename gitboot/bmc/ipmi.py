@@ -1,6 +1,6 @@
 """IPMI 2.0 client of one BMC without Redfish: reads and sets the boot flags with ipmitool.
 
-IPMI shows neither the time of the last reset nor the boot progress, so gitboot cannot prove that an override was
+IPMI does not show the time of the last reset or the boot progress, so gitboot cannot prove that an override was
 consumed. An override that disappears is lost, and evidence or a person decides. docs/adr/0035 explains why gitboot uses
 ipmitool and not a library.
 """

@@ -237,7 +237,7 @@ class OverrideSession:
         try:
             self._bmc.set_override(record.override, observed)
         except (BmcRejected, BmcBusy) as error:
-            # A refusal alone proves nothing, so gitboot reads the BMC.
+            # A refusal is no proof, so gitboot reads the BMC.
             self._observed = after = self._bmc.observe()
             if isinstance(error, BmcChanged) and self._task.wanted is not None:
                 self._write_record(update_overtaken_record(record, after, self._task.wanted, earlier_records))

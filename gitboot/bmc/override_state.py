@@ -46,7 +46,7 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
 
     @property
     def accepts_data(self) -> bool:
-        """Whether the slot accepts an image that the system reads and does not boot."""
+        """True if the slot accepts an image that the system reads and does not boot."""
         return self.accepts_discs or _USB_STICK in self.types
 
 
@@ -131,7 +131,7 @@ class Override(Struct, frozen=True, kw_only=True):
 
     @property
     def gets_loader_from_dhcp(self) -> bool:
-        """Whether DHCP names the loader, which then requests the boot script."""
+        """True if DHCP names the loader, which then requests the boot script."""
         return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
@@ -183,17 +183,17 @@ class OverrideState(StrEnum):
 
     SET_BY_ANOTHER = "SetByAnother"  # the BMC showed it before this instance set it; counts as consumed
 
-    OPENED = "Opened"  # a person allowed it: gitboot may set it, whatever the BMC shows now
-    UNSENT = "Unsent"  # the first attempt sent nothing, so the record does not count
+    OPENED = "Opened"  # a person allowed gitboot to set it, even if the BMC shows another override
+    UNSENT = "Unsent"  # the first request was not sent, so the record does not count
 
     @property
     def is_open(self) -> bool:
-        """Whether the BMC may have the override."""
+        """True if the BMC may have the override."""
         return self in (OverrideState.RECORDED, OverrideState.CONFIRMED, OverrideState.CLEARING)
 
     @property
     def is_unused(self) -> bool:
-        """Whether it was never set, or was certainly not consumed."""
+        """True if it was never set, or was certainly not consumed."""
         return self in (OverrideState.CLEARED, OverrideState.INSERTED, OverrideState.OPENED, OverrideState.UNSENT)
 
 
@@ -211,7 +211,7 @@ class WantedOverride(Struct, frozen=True, kw_only=True):
     planned_end: datetime | None = None  # the plan ends the override then, unless a commit changes that
     only_while_off: bool = False  # set it only while the machine is off
     is_first_install: bool = False  # the ledger is new, and has no record of this server
-    may_set: bool = True  # False: watch and clear overrides, but set and insert nothing
+    may_set: bool = True  # False: only watch and clear overrides
 
     def should_set(self, record: OverrideRecord | None) -> bool:
         """Return whether gitboot has to set it, given the ledger's record for its reason."""
@@ -267,12 +267,12 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def has_media(self) -> bool:
-        """Whether a medium of the override may be in a slot."""
+        """True if a medium of the override may be in a slot."""
         return any(each.may_be_inserted for each in self.media)
 
     @property
     def may_be_left_on_bmc(self) -> bool:
-        """Whether the BMC may still have the override or a medium of it."""
+        """True if the BMC may still have the override or a medium of it."""
         return self.state.is_open or self.has_media
 
     def with_medium(self, medium: Medium) -> OverrideRecord:
@@ -338,7 +338,7 @@ class OperatorCondition(StrEnum):
 
 
 class AskOperator(Struct, frozen=True, kw_only=True):
-    """A person must decide. gitboot writes nothing."""
+    """A person must decide. gitboot does not write a record."""
 
     condition: OperatorCondition
     message: str

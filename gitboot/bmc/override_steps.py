@@ -82,7 +82,7 @@ def next_step(
         if not is_accepted and record.may_be_left_on_bmc and is_another_system(record.shown, observed.identity):
             message = (
                 f"{record.override} for {record.reason} was set on a BMC that reported {record.shown}; now it"
-                f" reports {observed.identity}, so gitboot neither clears nor sets an override there"
+                f" reports {observed.identity}, so gitboot does not clear or set an override there"
             )
             return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=message)
     moving_marks = frozenset[str]().union(*(observed.marks.find_later_marks(record.marks) for record in records))
@@ -163,7 +163,7 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> OverrideRecord:
     """Return the record of a `SetOverride` that the BMC refused, from a reading right after the refusal.
 
-    A refusal alone proves nothing. iDRAC 8 answers 400 and still sets the override (community.general, issue 5091).
+    A refusal is no proof: iDRAC 8 answers 400 and still sets the override (community.general, issue 5091).
     """
     state = OverrideState.CONFIRMED if is_shown(record.override, observed) else OverrideState.CLEARED
     return structs.replace(record, state=state, marks=add_known_clock(observed, record))
@@ -339,7 +339,7 @@ def _infer_final_state(
 ) -> OverrideState:
     """Return the state of an override that the BMC no longer shows.
 
-    For a boot that writes a disk, unchanged marks rule out a reset only if resets of this machine are known to change
+    For a boot that writes a disk, unchanged marks rule out a reset only if earlier resets of this machine changed
     them. During a clearing any mark counts, because no machine boots in such a short time. From
     `OverrideRecord.clears_from` on, any instance may have cleared a one-time override without a record, so that its
     absence proves no boot.
@@ -387,7 +387,7 @@ def _apply_override(
         uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
         return request_operator(
             f"the BMC has shown {record.override}{uri} for {record.reason} before this instance set it: another"
-            " instance may have installed the machine, so gitboot sets nothing"
+            " instance may have installed the machine, so gitboot does not set it"
         )
     if record is None and _is_set_by_another(wanted, override, observed):
         return ConfirmRecord(
@@ -464,7 +464,7 @@ def _restore_override(
     if record.state is OverrideState.CONFIRMED:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if _is_in_post(observed, now):
-        return Wait(why="the machine is in POST, and gitboot does not know whether its override is set")
+        return Wait(why="the machine is in POST, and its override is not confirmed")
     shown = f"; the BMC shows {current}" if current.enabled is not OverrideEnabled.DISABLED else ""
     return request_operator(
         f"{record.override} for {record.reason} is not set: gitboot never set it, or it was set and consumed{shown}"
@@ -535,7 +535,7 @@ def _insert_media(
     """Insert the media of an override, one after the other. None: the BMC shows all of them.
 
     gitboot inserts them before it sets the override: without its medium, the machine would boot the next device in the
-    firmware's order. It inserts the boot medium last, and inserts nothing if there is no slot for both, so that an
+    firmware's order. It inserts the boot medium last, and only if there are slots for both, so that an
     installer never starts without its user data.
     """
     url = next((each for each in override.media if find_slot(each, observed.slots) is None), None)
@@ -564,7 +564,7 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
         if disc is not None and needs_data:
             message = (
                 f"the plan needs a second medium, with the user data, and the BMC has only the slot {disc.path};"
-                " gitboot inserts nothing. An image with configFrom: SystemUUID needs one medium only"
+                " gitboot does not insert it. An image with configFrom: SystemUUID needs one medium only"
             )
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     taken = ", ".join(

@@ -71,7 +71,7 @@ class PowerRecordState(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether the machine may be down because of this operation."""
+        """True if the machine may be down because of this operation."""
         return self in (PowerRecordState.RECORDED, PowerRecordState.REQUESTED, PowerRecordState.DONE)
 
 
@@ -84,7 +84,7 @@ class WantedPowerChange(Struct, frozen=True, kw_only=True):
     valid_until: datetime | None = None  # the plan may change then
     window_end: datetime | None = None  # of the maintenance window
     may_start_now: bool = False  # the power wave allows it
-    may_reset: bool = True  # False: check earlier requests, but request nothing
+    may_reset: bool = True  # False: only check earlier requests
 
 
 class PowerRecord(Struct, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ def next_power_step(
 ) -> PowerChangeStep:
     """Return the next step for the power of one machine. ``record`` is the record for the wanted reason.
 
-    ``moving_marks`` are the marks that resets of this machine are known to change.
+    ``moving_marks`` are the marks that earlier resets of this machine changed.
     """
     request = partial(_request_reset, wanted, record, observed, now)
     find_delay = partial(
@@ -219,7 +219,7 @@ def _explain_delay(
         and is_shown(each.override, observed)
         for each in overrides
     )
-    return None if is_set else "gitboot does not know whether its override is set"
+    return None if is_set else "its override is not confirmed"
 
 
 def _request_reset(
@@ -296,8 +296,8 @@ def choose_reset_type(
 ) -> PowerStep:
     """Return the reset type to send for ``action``. ``force`` leaves out the operating system.
 
-    gitboot does not change the power of another machine than the document's, nor during POST, because some BMCs then
-    lose settings.
+    gitboot does not change the power of another machine than the document's. It waits until POST is over, because some
+    BMCs lose settings otherwise.
     """
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")

@@ -25,7 +25,7 @@ _PROGRESS: Final = (
 
 
 class Reset(Enum):
-    """Whether a machine has reset between two readings."""
+    """The result of a comparison of two readings."""
 
     SEEN = "seen"
     RULED_OUT = "ruled out"

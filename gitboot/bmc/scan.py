@@ -367,7 +367,7 @@ def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
 
 
 def render_document(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
-    """Return a Server document for a new machine. It is Parked, so that gitboot neither boots it nor sets its BMC."""
+    """Return a Server document for a new machine. It is Parked, so that gitboot does not boot it or set its BMC."""
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
     assumed = "" if found.architecture else "  # not reported by its BMC: check it"
@@ -384,7 +384,7 @@ def render_document(found: FoundServer, name: str, credentials: str, *, verify: 
         f"  firmware: {found.firmware}",
         "  interfaces:",
         *(f"    - {{name: {_quote(nic.name)}, mac: {_quote(nic.mac.replace('-', ':'))}}}" for nic in found.nics),
-        f"  lifecycle: {Lifecycle.PARKED}  # remove this line when you know what the machine is for",
+        f"  lifecycle: {Lifecycle.PARKED}  # remove this line to let gitboot manage the machine",
         "  bmc:",
         f"    address: {_quote(found.address)}",
         *([] if found.is_only_system else [f"    system: {_quote(found.system)}"]),

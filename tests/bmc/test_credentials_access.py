@@ -1,4 +1,4 @@
-"""Where credentials go: what the author of a pull request, or whoever answers for a BMC, can get of them."""
+"""Protection of credentials from authors of pull requests and from servers that pretend to be a BMC."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def stranger() -> Iterator[Collector]:
 
 
 def said(rack: Rack, trust: str) -> None:
-    """What the instance says beside its credentials; "" where it says nothing."""
+    """The access file of the credentials; "": no file."""
     file = rack.credentials / "access.toml"
     file.write_text(trust)
     if not trust:
@@ -147,7 +147,7 @@ def test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens(tmp
 
 
 def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in(tmp_path: Path, stranger: Collector) -> None:
-    """Nothing is said beside the credentials: only who was asked before is asked, whoever writes a pull request."""
+    """Without an access file, only BMCs in the ledger get credentials, whatever a pull request changes."""
     with Rack(tmp_path) as rack:
         rack.add("web01", provision=1)
         said(rack, "http = true\n")
@@ -172,13 +172,13 @@ def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in(tmp_path: P
             assert "maxBmcChanges" in found["guards"]
             assert "gitboot approve alone" in condition(instance, "CommitAccepted")["message"]
             assert stranger.came == []
-            # Who has the shell lets it in: then it is asked.
+            # A person with a shell approves it, and gitboot uses it then.
             rack.said("approve", found["digest"], "--guard", "maxBmcChanges", "--reason", "it is ours")
             eventually(lambda: stranger.came)
 
 
 def test_t2_what_a_ledger_of_before_knows_goes_on(tmp_path: Path, stranger: Collector) -> None:
-    """Without a word beside the credentials, an upgrade asks whom it asked before, and nobody else."""
+    """Without an access file, an upgraded instance sends credentials only to the BMCs in its ledger."""
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01", provision=1)
         rack.push()
@@ -224,7 +224,7 @@ def test_t2_diff_says_where_credentials_go(tmp_path: Path) -> None:
     assert f"web01: rack at {web01.bmc.url}, unencrypted → rack at http://attacker.test, unencrypted" in done.out
 
 
-# What the word is
+# The access file
 
 
 def bmc(address: str = "https://10.0.0.1", **more: Any) -> BmcAccess:
@@ -315,13 +315,13 @@ def test_t2_an_authority_of_the_instances_own_lets_in_who_can_show_its_certifica
     assert not trust.covers(bmc("http://10.0.0.1"))
     assert not trust.covers(bmc(verify=False))
     assert not trust.covers(bmc(ca="PEM"))
-    # The names of this machine are meant only where they are named: a network does, beside the authority.
+    # Addresses of this machine are allowed only if a network names them, in addition to the authority.
     give_credentials(tmp_path, password=PASSWORD, trust='networks = ["127.0.0.1"]')
     assert [is_let_in(tmp_path, each, "DNS:localhost") for each in (own, other)] == [True, False]
 
 
 def is_let_in(folder: Path, authority: Authority, name: str, host: str = "127.0.0.1") -> bool:
-    """Whether a BMC with a certificate of this authority is asked with the credentials; else it is sent nothing."""
+    """Return whether a BMC with a certificate of this authority gets the credentials."""
     machine, tls = Machine("web01"), authority.server_context(name)
     with RedfishServer(Service(machine, credentials={USER: PASSWORD}), tls=tls, host=host) as server:
         url = server.url.replace(host, "localhost") if name == "DNS:localhost" else server.url
@@ -501,7 +501,7 @@ def test_t2_the_first_certificate_is_pinned_until_a_person_says_otherwise(tmp_pa
             rack.once(*rack.spooling, records="fresh")
             assert blade.override == ("Once", "Pxe"), rack.bmc_get()
         machine.requests.clear()
-        # Whoever answers there now shows a certificate of their own.
+        # Another server answers there now, with its own certificate.
         with RedfishServer(service, tls=authority.server_context(), port=port):
             seen = rack.bmc_get()["web01"]
             assert "the certificate changed: it was" in seen["why"]
@@ -516,7 +516,7 @@ def test_t2_the_first_certificate_is_pinned_until_a_person_says_otherwise(tmp_pa
 
 
 def test_t2_a_bmc_that_may_not_be_asked_holds_up_no_other(tmp_path: Path) -> None:
-    """Twenty servers at addresses that nobody trusts are no network that has failed."""
+    """Twenty servers at addresses that are not allowed do not count as a network failure."""
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01")
         rack.push()

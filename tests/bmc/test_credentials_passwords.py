@@ -193,7 +193,9 @@ def test_why_a_command_said_none_is_named_and_what_it_wrote_is_shown_nowhere(
         assert f"no password for credentials rack: password-command of {folder}/access.toml: " in str(raised.value)
         assert why in str(raised.value)
         assert "secret" not in str(raised.value)
-    assert runs(folder) <= 1, "a command that fails is not asked for each BMC anew"  # or was ended before it could say
+    assert runs(folder) <= 1, (
+        "a command that fails is not asked for each BMC anew"
+    )  # or it was killed before it printed
 
 
 def test_a_program_that_is_not_there_is_named(folder: Path) -> None:

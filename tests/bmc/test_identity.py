@@ -1,4 +1,4 @@
-"""Whose machine a BMC shows: the rule's cases in one table, what is pinned, and what nobody has set."""
+"""Identity checks: a table of cases, pins, and values that vendors did not set."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _word(identified: IdentityResult) -> str:
     return type(identified).__name__
 
 
-# in words; what the document says, what the BMC shows, whose machine it is
+# description, document, reported identity, result
 CASES: list[tuple[str, DocumentIdentity, ReportedIdentity, str]] = [
     ("the UUID agrees", BY_UUID, ReportedIdentity(uuid=OURS), "SameMachine"),
     ("in the other byte order", BY_UUID, ReportedIdentity(uuid=swap_byte_order(OURS)), "SameMachine"),
@@ -123,7 +123,7 @@ def test_both_are_named_with_the_line_to_add() -> None:
     )
 
 
-# What nobody has set
+# Placeholders
 
 
 UNSET_UUIDS = [
@@ -350,7 +350,7 @@ def machine(uuid: SystemUuid, serial: str | None = None) -> Machine:
 
 
 def found_anew(pins: Iterable[PinnedIdentity], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """What is shown at two places, and claimed by no document."""
+    """Values that BMCs at two places report, and that no document has."""
     shown = [(value, each.place) for each in pins for value in list_pinned_values(each)]
     places = {value: {place for each, place in shown if each == value} for value, _ in shown}
     return frozenset(value for value, its in places.items() if len(its) > 1) - list_document_values(described)

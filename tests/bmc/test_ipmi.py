@@ -63,7 +63,7 @@ _DEVICES = {0: "None", 1: "Pxe", 2: "Hdd", 5: "Cd"}
 
 
 class IpmiMachine(Bmc):  # type: ignore[misc]  # pyghmi has no types
-    """Flags as they lie there, byte by byte; a boot consumes them unless they are persistent."""
+    """The boot flags, byte by byte. A boot consumes them unless they are persistent."""
 
     def __init__(self, guid: bytes, password: str, *, user: str = "root") -> None:
         super().__init__({user: password}, port=0, address="127.0.0.1")
@@ -130,7 +130,7 @@ def ipmi_machine(uuid: str, password: str) -> Iterator[IpmiMachine]:
 
 UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
 LOOSE = configured(max_small_group=100, max_update_percent=100)
-PASSWORD = "correct-horse"  # OpenIPMI's simulator reads none with a space
+PASSWORD = "correct-horse"  # OpenIPMI's simulator does not read names with a space
 _PING = bytes.fromhex("0600ff06 000011be 80000000")  # ASF 2.0, 3.2.4.2: presence ping
 INSTALL = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
 HTTP = structs.replace(INSTALL, target=OverrideTarget.UEFI_HTTP, http_boot_uri="http://boot.test/web.efi")
@@ -352,11 +352,11 @@ def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeyp
     ids=["as RFC 9562", "as SMBIOS", "as IPMI", "zeros", "ones", "no version", "short"],
 )
 def test_a_guid_in_each_order(guid: bytes, uuid: str | None) -> None:
-    """The second is the first in SMBIOS's order: `identify` knows both."""
+    """The second UUID is the first one in the byte order of SMBIOS; `identify` accepts both."""
     assert parse_system_guid(guid) == uuid
 
 
-# What becomes of an override, and of a reset
+# Overrides and resets
 
 GENTLY = WantedPowerChange(
     reason="power/check/1", operation=PowerOperation.GRACEFUL_RESTART, override_reason="provision/1", may_start_now=True
@@ -408,7 +408,7 @@ class Asked:
 
 @needs_ipmitool
 def test_what_is_consumed_is_lost_and_never_set_again(machine: IpmiMachine, bmc: IpmiConnection) -> None:
-    """There is no mark that could prove it consumed: evidence or a person says so."""
+    """No mark can prove that it was consumed, so evidence or a person decides."""
     asked = Asked(bmc)
     assert asked.once().outcome is Outcome.APPLIED
     assert asked.state == "Confirmed"
@@ -522,14 +522,14 @@ def test_a_simulator_that_others_wrote_is_read_by_the_suite_that_it_has(simulato
 
 @needs_ipmitool
 def test_flags_that_are_taken_and_not_shown_are_not_believed(simulator: int) -> None:
-    """Its flags are never valid: nothing says that it keeps them, and it is not set a second time."""
+    """The flags never become valid, so gitboot does not set the override a second time."""
     asked = Asked(_connection(simulator))
     assert "does not show it yet" in asked.once().message
     asked.at += timedelta(minutes=5)
     assert asked.once().condition is OperatorCondition.NEEDS_OPERATOR
 
 
-# Who may be asked, and how it is written
+# Access and addresses
 
 
 @needs_ipmitool

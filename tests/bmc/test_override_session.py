@@ -301,7 +301,7 @@ def test_results_are_collected_once_by_server(make_rack: MakeRack) -> None:
 
 @dataclass
 class Gate:
-    """Holds a job of one server where it is about to change its BMC."""
+    """Stops the task of one server right before it changes the BMC."""
 
     rack: Rack
     held: str
@@ -475,7 +475,7 @@ class Contender:
         threading.Thread(target=self._run, daemon=True).start()
 
     def go_on(self) -> None:
-        """Up to the next request that says something of the override, or changes it; or to the end."""
+        """Run until the next request that reads or changes the override, or until the end."""
         if not self.is_done:
             self._goes.release()
             assert self._waits.acquire(timeout=60)
@@ -597,7 +597,7 @@ def orders(parts: int, chance: random.Random) -> Iterator[str]:
 
 
 def boots_before_a_request(order: str) -> bool:
-    """Whether the machine boots right between what one has read last and its request."""
+    """True if the machine boots between the last reading of an instance and its request."""
     before = order.partition("B")[0]
     return any(before.count(each) == PARTS[WITHOUT_ETAGS] - 2 for each in "ab")
 

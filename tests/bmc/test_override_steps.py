@@ -1,4 +1,4 @@
-"""What is set at most once: the protocol's cases in one table, and the promise under every interleaving."""
+"""Override steps: a table of cases, and the promise of at most one boot under every interleaving."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def _of_no_disk(state: OverrideState, override: Override = ONCE) -> OverrideReco
     return structs.replace(_record(state, override), writes_disk=False)
 
 
-# The same on a BMC whose marks have never moved: what stands still there may do so for ever (rule 18).
+# The same cases on a BMC whose marks never change, not even at a reset (rule 18).
 UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideRecord, ...], str]] = [
     ("taken away without a reset", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED),), "ConfirmRecord Lost"),
     ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), "ConfirmRecord Lost"),
@@ -448,7 +448,7 @@ def test_a_mark_that_moves_proves_nothing_for_one_that_never_does() -> None:
     assert _word(_step(INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED), moves))) == SET
 
 
-# Whose machine it is
+# Identity
 
 HERE = ReportedIdentity(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="ABC1234")
 ELSEWHERE = ReportedIdentity(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733"), serial="ABC9999")
@@ -560,7 +560,8 @@ def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: Ov
             ALWAYS,
             structs.replace(_seen(NO_OVERRIDE), allowable_enabled=frozenset({"Once", "Disabled"})),
             None,
-            "the plan needs Continuous, and the BMC supports only Disabled, Once: set override: Once in the policy, or None",
+            "the plan needs Continuous, and the BMC supports only Disabled, Once: set override: Once in the policy, "
+            "or None",
         ),
     ],
 )
@@ -796,11 +797,11 @@ def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bm
     )
 
 
-# What gives way to another override for the same reason
+# An override that another one for the same reason replaces
 
 
 def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
-    """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
+    """The PATCH from Continuous to Once was lost. gitboot finds the old override, and sets it again or clears it."""
     first = _step(SET_ANEW, _seen(CONTINUOUS), [_record(CONFIRMED, CONTINUOUS)])
     assert isinstance(first, SetOverride)
     assert (first.record.override, first.record.replaces) == (ONCE, CONTINUOUS)

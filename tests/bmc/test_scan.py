@@ -1,4 +1,4 @@
-"""`gitboot bmc scan`: who answers in a network, whether documents say so, and the documents that it writes."""
+"""`gitboot bmc scan`: the servers that it finds, their comparison with documents, and new documents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.helpers.fleets import mac_of, uuid_of
 from tests.helpers.instance_with_bmcs import Done, Rack, typed
 from tests.helpers.redfish_double.server import Redirect
 
-# Which addresses are meant
+# Addresses
 
 
 @for_each(
@@ -68,7 +68,7 @@ def test_what_is_none_or_too_many(place: str, why: str) -> None:
     assert len(list_addresses(["10.0.0.0/20"], [443])) == MAX_ADDRESSES - 2
 
 
-# What is not as documents say
+# Differences from documents
 
 A, B, C = "https://10.0.0.1", "https://10.0.0.2", "https://10.0.0.3"
 
@@ -149,7 +149,7 @@ def test_what_a_bmc_shows_cannot_write_yaml_of_its_own() -> None:
     nic = FoundNic(name='x"\nlifecycle: Active', mac=MacAddress("52-54-00-00-00-01"))
     text = render_document(structs.replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
     assert [line for line in text.splitlines() if line.lstrip().startswith("lifecycle")] == [
-        "  lifecycle: Parked  # remove this line when you know what the machine is for"
+        "  lifecycle: Parked  # remove this line to let gitboot manage the machine"
     ]
 
 
@@ -157,7 +157,7 @@ def test_what_a_bmc_shows_cannot_write_yaml_of_its_own() -> None:
 
 
 class _Website(BaseHTTPRequestHandler):
-    """What is not Redfish, and must not be sent a password."""
+    """A server without Redfish, which must not get a password."""
 
     def do_GET(self) -> None:
         self.server.authorizations.append(self.headers.get("Authorization"))  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ def website() -> Iterator[ThreadingHTTPServer]:
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
-    """web01 as described, web02 with another card, web03 gone; new01 that nobody has described."""
+    """web01 as documented, web02 with another network card, web03 missing, and new01 without a document."""
     with Rack(tmp_path_factory.mktemp("rack")) as rack:
         for name in ("web01", "web02", "web03"):
             rack.add(name).machine.nics = {"NIC.1": mac_of(name)}
@@ -208,7 +208,7 @@ def test_a_rack_is_found_and_compared(rack: Rack, website: ThreadingHTTPServer, 
     assert (done.code, done.err) == (Exit.CHANGES, "")
     web02, web03 = (rack.blades[name].bmc.url for name in ("web02", "web03"))
     name = new.serial.lower()
-    told = " ".join(done.out.split())  # where lines end depends on how long a port's number is
+    told = " ".join(done.out.split())  # the line breaks depend on the length of the port number
     assert told.endswith(
         f"Interfaces: web02 at {web02}: its BMC does not show {mac_of('web02')}; it shows 52:54:00:99:99:99"
         f" Missing: web03 at {web03}: no BMC answers there"

@@ -326,7 +326,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {corrupt}", 6, "is missing"),
         ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
         ("validate {repository} --rev WORKTREE", 64, "is a bare repository"),
-        ("validate {fleet} --rev HEAD", 64, "is in no Git repository"),
+        ("validate {fleet} --rev HEAD", 64, "is not in a Git repository"),
         ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
         ("validate {fleet} -o text -o json", 64, "json and text would be one text: write json to a file, as json=FILE"),
         ("validate {fleet} -o json -o json", 64, "json and json would be one text: write json to a file"),

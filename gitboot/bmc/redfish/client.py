@@ -158,7 +158,7 @@ class BmcConnection:
         return build_observation(system, None)
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
-        """Add the Manager's clock, in one more request. A BMC without a clock changes nothing."""
+        """Add the Manager's clock, in one more request. Without a clock, return ``observed``."""
         if observed.manager_path is None or observed.marks.bmc_time is not None:
             return observed
         try:
@@ -224,9 +224,9 @@ class BmcConnection:
     ) -> None:
         """Send a PATCH with each form of the ETag in turn, until the BMC accepts one.
 
-        A request with a refused precondition changes nothing, so the next form cannot repeat a change. gitboot reads
-        the BMC again after the first refusal, and right before each request that the BMC would accept after any change.
-        Raises `BmcChanged` if the resource has changed, or if the BMC refuses every form.
+        A request with a refused precondition does not change the BMC, so the next form cannot repeat a change. gitboot
+        reads the BMC again after the first refusal, and right before each request that the BMC would accept after any
+        change. Raises `BmcChanged` if the resource has changed, or if the BMC refuses every form.
         """
         refused_forms: list[str] = []
         answer = ""

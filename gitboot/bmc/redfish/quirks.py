@@ -1,4 +1,4 @@
-"""Differences between BMCs, as data: where Redfish leaves a choice, and where firmware deviates from it.
+"""Differences between BMCs, as data: choices that Redfish leaves open, and deviations of firmware.
 
 gitboot first uses what a BMC advertises: allowable targets, HttpBootUri, @Redfish.Settings. A row is only for facts
 that a BMC does not advertise, or advertises wrongly. docs/bmcs.md lists both.
@@ -25,9 +25,9 @@ HTTP_BOOT_URI = "HttpBootUri"
 class ModePolicy(Enum):
     """When gitboot sends ``BootSourceOverrideMode``."""
 
-    DIFFERENT = "when it differs"
-    ALWAYS = "with every change, if the BMC shows one"
-    NEVER = "never: it is read-only"
+    DIFFERENT = "gitboot sends the mode if it differs"
+    ALWAYS = "gitboot sends the mode with every change, if the BMC shows one"
+    NEVER = "gitboot does not send the mode, because it is read-only"
 
 
 class FirmwareUri(Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
     def differences(self) -> tuple[str, ...]:
         """A phrase for each field that differs from `STANDARD`."""
         phrases = {
-            "mode": f"gitboot sends the mode {self.mode.value}",
+            "mode": self.mode.value,
             "always": f"gitboot sends {' and '.join(sorted(self.always))} with every change",
             "off_target": f"gitboot disables an override with target {self.off_target}",
             "takes_http_boot_uri": "shows HttpBootUri and does not accept it: DHCP names the loader",

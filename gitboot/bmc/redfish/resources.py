@@ -61,7 +61,7 @@ class Resource(Struct, frozen=True, kw_only=True):
 
     @property
     def can_apply_at_reset(self) -> bool:
-        """Whether changes of its Settings resource can wait for the next reset."""
+        """True if changes of its Settings resource can wait for the next reset."""
         return "OnReset" in _as_text_set(_get_nested(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
 
     def link(self, *keys: str) -> str | None:

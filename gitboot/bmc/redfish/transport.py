@@ -80,7 +80,7 @@ class ConnectionPolicy(Struct):
             self.is_ending = False
 
     def resolve_allowed(self, host: str, port: int, limits: RequestLimits) -> list[str]:
-        """Resolve a host to its allowed addresses. Raises `RequestAborted` if none is allowed, and OSError."""
+        """Resolve a host to its allowed addresses. Raises `RequestAborted` if no address is allowed, and OSError."""
         found = resolve_host(host, port, limits)
         allowed = [each for each in found if self.is_address_allowed(ip_address(each))]
         if not allowed:
@@ -129,7 +129,7 @@ class ConnectionPolicy(Struct):
 _READ_METHODS: Final = ("GET", "HEAD")
 _SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: read the response to a write there
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
-# DSP0266 13.3.4.2: no slash at the end, and open to all clients. It shows the sessions, and nothing of the machine.
+# DSP0266 13.3.4.2: no slash at the end, and open to all clients. It shows only the sessions.
 SESSIONS: Final = "/redfish/v1/SessionService/Sessions"
 MAX_REDIRECTS: Final = 3  # within the BMC: a missing slash, a version
 
@@ -158,7 +158,7 @@ class BmcAdapter(HTTPAdapter):
         return host, {"ssl_context": self._tls} if host["scheme"] == "https" else {}
 
     def cert_verify(self, *_: Any) -> None:
-        """Do nothing: the TLS context has the trusted authorities."""
+        """Leave the connection alone, because the TLS context has the trusted authorities."""
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
         """Send a request, and read the whole response before its deadline: the sum of connect and read timeout.
@@ -213,7 +213,7 @@ class BmcAdapter(HTTPAdapter):
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
-    """Raise `RequestGivenUp` for a redirect to another origin, and for one that would turn a write into a GET."""
+    """Raise `RequestAborted` for a redirect to another origin, and for a redirect that turns a write into a GET."""
     if not response.is_redirect:
         return
     try:

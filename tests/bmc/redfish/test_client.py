@@ -75,7 +75,7 @@ def _set(bmc: BmcConnection, wanted: Override) -> BmcObservation:
 
 
 def _sent(machine: Machine, index: int = -1) -> str:
-    """One of a machine's PATCHes: the values of its override, in a fixed order."""
+    """Return the override values of one PATCH, in a fixed order."""
     boot = machine.writes[index]["Boot"]
     names = ("Enabled", "Target", "Mode")
     values = [boot.pop(f"BootSourceOverride{name}", "") for name in names] + [boot.pop("HttpBootUri", "")]
@@ -238,7 +238,7 @@ def test_the_only_system_is_looked_for_once(make_rack: MakeRack) -> None:
 
 def test_one_of_several_systems_must_be_named(make_rack: MakeRack) -> None:
     rack = make_rack(*(Machine(name, system=name) for name in ("a", "b")))
-    with pytest.raises(BmcRejected, match="/redfish/v1/Systems/a, /redfish/v1/Systems/b. Set bmc.system"):
+    with pytest.raises(BmcRejected, match=r"/redfish/v1/Systems/a, /redfish/v1/Systems/b\. Set bmc\.system"):
         rack.connect(system=None).observe()
     path = rack.machines[1].path
     assert rack.connect(system=path).observe().system == path
@@ -409,7 +409,7 @@ def test_each_fault_of_a_write_has_its_error_and_no_second_try(
             bmc.set_override(ONCE, seen)
 
     assert machine.override["BootSourceOverrideEnabled"] == enabled
-    refused = ["GET"] if isinstance(fault, Intrusion) else []  # it is looked whether the ETag is another
+    refused = ["GET"] if isinstance(fault, Intrusion) else []  # gitboot checks for another ETag
     assert [request.method for request in machine.requests] == ["GET", "PATCH", *refused]
     assert bmc.observe().override.enabled == enabled
 
@@ -588,7 +588,7 @@ def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, An
         assert "Boot" in garbage or profile.name == "idrac10"
 
 
-# Who the system is, and by which clock
+# Identity and clock
 
 
 @for_each(

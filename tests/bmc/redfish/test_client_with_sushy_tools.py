@@ -50,7 +50,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replaces: bool = True) -> list[TaskResult]:
-    """What comes of a wanted override at once, and five minutes later; ``replaces``: a person lets it."""
+    """Return the results of an override, immediately and after five minutes. ``replaces``: a person allowed it."""
     wanted = WantedOverride(
         reason=f"provision/{enabled}",
         plan_digest="d" * 64,
@@ -99,7 +99,7 @@ def test_a_continuous_override_is_set_and_seen(emulator: str) -> None:
 
 
 def test_a_bmc_that_makes_once_continuous_is_quoted(emulator: str) -> None:
-    """It takes Once, and keeps Continuous: for ever, if nobody says so."""
+    """The BMC accepts Once and keeps Continuous."""
     first, later = _bring_about(emulator, ONCE, OverrideEnabled.ONCE)
     assert first.outcome is Outcome.WAITING
     assert first.message == "gitboot set Once Pxe a moment ago, and the BMC shows Continuous Pxe"

@@ -47,7 +47,7 @@ def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[Out
 
 
 def asked(rack: Rack) -> list[tuple[str, str]]:
-    """What the BMC was asked since the last time: methods and paths, and how its client was known."""
+    """Return the requests since the last call: method, path and kind of login."""
     found = [(each.method, each.path) for each in rack.server.service.requests]
     rack.server.service.requests.clear()
     return found
@@ -231,7 +231,7 @@ def test_a_logout_that_fails_holds_up_nobody(rack: Rack, fault: Fault) -> None:
 def test_finding_p5_a_bmc_with_basic_authentication_off_is_read_if_no_system_is_named(
     rack: Rack, monkeypatch: pytest.MonkeyPatch, challenge: dict[str, str]
 ) -> None:
-    """It answers the service root without a login, which proves nothing about the password."""
+    """The BMC returns the service root without a login, so that response does not prove that the password is right."""
     rack.server.service.takes_basic = False
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
@@ -292,7 +292,7 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_login_tha
     with rack.fleet() as fleet:
         results = [read(fleet, rack, system=None) for _ in range(2)]
     assert {result.outcome for result in results} == {Outcome.STALLED}
-    for result in results:  # the second job opens no session, and says the same
+    for result in results:  # the second task opens no session, and has the same message
         assert result.message == (
             f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC refuses the user name or password of credentials "
             f'"rack" by basic authentication, and does not open a session: POST {rack.server.url}{SESSIONS}: {status}: '
@@ -530,7 +530,7 @@ def test_a_job_at_a_bmc_without_end_waits_for_the_next_one(rack: Rack, monkeypat
 
 
 def limited_to(rack: Rack, requests: int) -> Callable[[ConnectionPolicy], float]:
-    """Return a `Reach.left_s` for which the time of a job ends after so many requests."""
+    """Return a `remaining_s` with which the time of a task ends after so many requests."""
     left_s = ConnectionPolicy.remaining_s
 
     def left(reach: ConnectionPolicy) -> float:

@@ -252,7 +252,7 @@ def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
     assert f"web03: Power: {told}\n" in done.out
     patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "UefiHttp", "HttpBootUri": '
     patch += f'"{uri}"}}}}'
-    waits = "  then On for provision/1 waits: gitboot does not know whether its override is set\n"
+    waits = "  then On for provision/1 waits: its override is not confirmed\n"
     assert (
         f"web02: Set: wanted for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out
     )
