@@ -168,10 +168,10 @@ class Commits:
             base, revision, (protocol.decode_answer(encode(each)) for each in build_report(difference))
         )
 
-    def keep(self, revision: Revision) -> None:
+    def store_results(self, revision: Revision) -> None:
         """There is no cache."""
 
-    def settle(self, accepted: Revision | None) -> None:
+    def end_unless_accepted(self, accepted: Revision | None) -> None:
         """There is no process."""
 
 
