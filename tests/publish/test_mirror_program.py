@@ -501,12 +501,12 @@ def _signed(publisher: SignedSite, signer: ListSigner) -> None:
 
 
 TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
-    "an edited boot script": (_edited, "is not as the list or its path names it"),
+    "an edited boot script": (_edited, "differ from the list or from the digest in their path"),
     "a list of another publisher": (
         lambda publisher: _signed(publisher, ListSigner()),
-        "no root is signed by the public key",
+        "public key that you named signed no root",
     ),
-    "an unsigned list": (lambda publisher: _signed(publisher, ListSigner.unsigned()), "nothing is signed"),
+    "an unsigned list": (lambda publisher: _signed(publisher, ListSigner.unsigned()), "the list is not signed"),
     "no list": (lambda publisher: shutil.rmtree(publisher.boot / "signed"), "there is no signed list"),
 }
 

@@ -258,7 +258,7 @@ def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_
     name = os.path.relpath(mine, by_daemon.own / "read")
     (by_daemon.folder / UNLISTED).write_text(json.dumps([name]))
     by_daemon.begin()
-    with pytest.raises(PublishError, match=f"{UNLISTED} is not what gitboot wrote"):
+    with pytest.raises(PublishError, match=f"{UNLISTED} is damaged"):
         by_daemon.follow()
     assert mine.read_bytes() == b"mine"
 
@@ -273,7 +273,7 @@ def test_another_ledger_and_another_process_are_noticed(by_daemon: OtherHost, tm
     copy.begin("a copy of this instance")
     copy.follow()
     site.publish(2)
-    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this process is me"):
         site.follow()
     site.assert_holds(1)
 

@@ -175,7 +175,7 @@ def test_a_branch_that_gitboot_did_not_make_is_never_built_upon(site: Site, bare
     theirs = git(bare, "commit-tree", tree, "-m", "theirs")
     git(bare, "update-ref", REF, theirs)
     site.publish(fleet(1))
-    with pytest.raises(PublishError, match="was not made by gitboot"):
+    with pytest.raises(PublishError, match="is not from gitboot"):
         site.follow()
     assert git(bare, "rev-parse", "boot") == theirs
 

@@ -313,7 +313,7 @@ def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, sto
     site.follow()
     site.target = first
     site.publish(fleet(2))
-    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this process is me"):
         site.follow()
     assert_holds(machines_see(store, bucket), fleet(1))
 
@@ -329,7 +329,7 @@ def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bu
     step = plan_next_step(site.tree, glance, holding, partial(first.shard, holding.head), 2)
     assert step is not None
     store.writes.clear()
-    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this process is me"):
         first.apply(step, holding, site.tree)
     assert store.writes == []
 
@@ -346,7 +346,7 @@ def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_
             store.put(bucket, f"site/{HEAD}", render_head(structs.replace(head, writer="other")))
 
     store.fails = other_comes
-    with pytest.raises(LockedByAnother, match="other; this is me"):
+    with pytest.raises(LockedByAnother, match="other; this process is me"):
         site.follow()
     assert parse_head(store.get(bucket, f"site/{HEAD}").content).writer == "other"
 
@@ -448,7 +448,7 @@ def test_what_was_damaged_there_is_named(site: Site, store: Store, bucket: str) 
     shard = store.paths(bucket, "site/ops/shards/")[0]
     store.put(bucket, shard, b"{}")
     site.begin()
-    with pytest.raises(PublishError, match=r"ops/shards/\w+\.json is not what gitboot wrote"):
+    with pytest.raises(PublishError, match=r"ops/shards/\w+\.json is damaged"):
         site.follow()
 
 
@@ -576,7 +576,7 @@ def _error(request: Callable[[], object]) -> GitbootError:
         ),
         ("400 Bad Request", "ExpiredToken", "the store rejects the credentials, or they lack a permission: Expired", PublishError),
         ("404 Not Found", "NoSuchBucket", "the bucket does not exist", PublishError),
-        ("503 Slow Down", "SlowDown", "it answers 503 Service Unavailable SlowDown", HostUnreachable),
+        ("503 Slow Down", "SlowDown", "the store answers 503 Service Unavailable SlowDown", HostUnreachable),
     ],
 )
 def test_finding_m10_the_cause_comes_first_whatever_the_request_of_a_store(
@@ -649,5 +649,5 @@ def test_finding_s8_a_shard_that_gitboot_did_not_write_is_an_error(
     written.create(f"ops/shards/{digest}.json", content)
     head = TargetHead(ledger="ours", commit="c0ffee", gitboot="0", writer="me", shards={"00": digest})
     written.create(HEAD, render_head(head))
-    with pytest.raises(PublishError, match="is not what gitboot wrote"):
+    with pytest.raises(PublishError, match="is damaged"):
         site.target.load()
