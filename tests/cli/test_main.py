@@ -727,7 +727,7 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
     with Heard("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
         said = map(json.loads, process.stderr)
         listening = next(said)
-        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: the instance has not published yet
+        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # not published yet
         (tmp_path / MANIFEST).parent.mkdir(parents=True)
         (tmp_path / MANIFEST).write_text("not a manifest")
         logged = next(event for event in said if event["type"] == "Logged")

@@ -398,7 +398,7 @@ def test_the_page_shows_the_fleet_and_runs_nothing_of_it(chromium: Browser, addr
     assert chromium.run("document.title") == "gitboot"
     shown = chromium.text
     assert "60 of 60 servers" in shown and "web000" in shown
-    assert "boots commit c0ffee00c0ff of main" in shown
+    assert "published commit c0ffee00c0ff of main" in shown
     assert "commit 4f2ab9917c03, by maxReinstalls" in shown and "Gitboot-Ack: 8c1f27ab maxReinstalls" in shown
     assert shown.index("BmcReached: Silent") < shown.index("2 × Bmc: Stalled") < shown.index("web001, web002")
     assert HOSTILE in shown and chromium.run("document.images.length") == 0
@@ -427,7 +427,7 @@ def test_the_table_is_sorted_narrowed_and_found_again_by_its_address(chromium: B
     chromium.open(address)
     assert "4 of 60 servers" in chromium.text and chromium.run(first) == "web039"
     chromium.run("search.value = 'nobody'; search.dispatchEvent(new Event('input'))")
-    assert "No server is like that." in chromium.text
+    assert "No server matches." in chromium.text
     chromium.run("document.querySelector('#none button').click()")
     chromium.until("document.body.innerText.includes('60 of 60 servers')")
     assert chromium.faults == []
@@ -439,7 +439,7 @@ def test_what_is_old_and_what_is_missing_is_said_loudly(chromium: Browser, made:
     next((tmp_path / "page/data/shard").iterdir()).unlink()
     chromium.open(f"file://{tmp_path}/page/index.html")
     shown = chromium.text
-    assert "Stale the instance has said nothing since" in shown
+    assert "Stale the instance last wrote its status" in shown
     assert "Incomplete 1 of " in shown and "of 60 servers are not shown" in shown
     assert shown.index("Incomplete") < shown.index("Held")
 
@@ -448,11 +448,11 @@ def test_what_is_old_and_what_is_missing_is_said_loudly(chromium: Browser, made:
 def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
     expected = {
         "images": ("the pin of web004", "overdue", "GPU driver", "flatcar-3", "58 %"),
-        "timeline": ("flatcar-stable: flatcar-3 at 58 %", "Who is next in flatcar-stable", "ams1-repair", "lon1-firm"),
+        "timeline": ("flatcar-stable: flatcar-3 at 58 %", "Next servers of flatcar-stable", "ams1-repair", "lon1-firm"),
         "changes": ("c0ffee00c0ff", "site=ams1", "12", "reinstalled", "beef00beef00", "Boot flatcar-3", *_APPROVED),
-        "unknown": ("No machine asked",),
+        "unknown": ("No unknown machine has requested a boot",),
         "servers/web001": (
-            *("the policy always boots", "debug", "002.yaml:4", "who and when", "Under the maintenance fra1-repair"),
+            *("the policy always boots", "debug", "002.yaml:4", "blame", "Under the maintenance fra1-repair"),
             *("Changes without another commit", "bmc001.test", "Stalled: none", "gitboot history web001"),
         ),
         "servers/nobody": ("Not known",),
@@ -473,7 +473,7 @@ def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
 @browsers
 def test_lines_lead_to_the_forge_and_nowhere_else(chromium: Browser, made: Site, url: str) -> None:
     chromium.open(f"{url}{PAGE_PATH}#/servers/web001")
-    chromium.until("document.body.innerText.includes('who and when')")
+    chromium.until("document.body.innerText.includes('blame')")
     links = set(chromium.run("[...document.querySelectorAll('#view a')].map((each) => each.href)"))
     outside = {each for each in links if not each.startswith(url)}
     assert "https://git.test/ops/fleet/blob/test/002.yaml#L4" in outside
@@ -593,7 +593,7 @@ def test_an_instance_whose_conditions_are_all_true_is_healthy_unless_its_status_
             said = {**SHOWN, "attempted": {"problems": [], "held": None}, "conditions": true}
             healthy.say({**said, "at": format_instant(written)})
             chromium.open(f"file://{healthy.root}/{FOLDER}index.html")
-            is_stale = "Stale the instance has said nothing since" in chromium.text
+            is_stale = "Stale the instance last wrote its status" in chromium.text
             assert ("Healthy: all conditions are true" in chromium.text) is not is_stale
             assert is_stale is (written < datetime.now(UTC))
 
@@ -613,7 +613,7 @@ def test_without_the_output_the_api_is_read_page_by_page(chromium: Browser) -> N
         chromium.until("document.body.innerText.includes('outputs: [ipxe, grub, pages]')")
         shutil.rmtree(large.root)  # what is read last stays
         chromium.run("location.hash = '#/'; refresh()")
-        assert "what is below may be old" in chromium.text
+        assert "all data below may be old" in chromium.text
 
 
 def test_the_same_fleet_gives_the_same_files(made: Site, tmp_path: Path) -> None:

@@ -325,7 +325,8 @@ def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(
 
 def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, secret: str, tmp_path: Path) -> None:
     make_key(tmp_path / "other")
-    for keys, word in ((None, "without --secret-keys"), (AgeKeys(tmp_path / "other"), "no key in the key file decrypts it")):
+    other = AgeKeys(tmp_path / "other")
+    for keys, word in ((None, "without --secret-keys"), (other, "no key in the key file decrypts it")):
         with here.serve(keys=keys) as url:
             found = get(url + secret)
             assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")

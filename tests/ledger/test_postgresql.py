@@ -831,6 +831,6 @@ def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServ
     before = (tmp_path / "other" / "ledger.sqlite").read_bytes()
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path / "other"), "--to", url])
     assert isinstance(done.exception, UsageError)
-    assert "holds a ledger already" in str(done.exception)
+    assert "already has a ledger" in str(done.exception)
     assert (tmp_path / "other" / "ledger.sqlite").read_bytes() == before
     assert read_address(tmp_path / "other" / "ledger.sqlite") is None

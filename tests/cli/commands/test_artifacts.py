@@ -71,10 +71,8 @@ def test_a_tag_is_refused_with_the_digests_to_write(found: Registry, tmp_path: P
     text = image("linux-1.0", artifacts="kernel").replace("assets:linux-1.0/kernel", f"{name}:1.0")
     fleet = written(tmp_path / "fleet", *SEED, text)
     alone = typed("validate", fleet)
-    assert (alone.code, f"{name}:1.0 has a tag" in alone.out) == (Exit.INVALID, True), (
-        alone
-    )
-    assert f"`gitboot artifacts resolve {name}:1.0` prints the fields to write" in alone.out
+    assert (alone.code, f"{name}:1.0 has a tag" in alone.out) == (Exit.INVALID, True), alone
+    assert f"copy what this prints: `gitboot artifacts resolve {name}:1.0`" in alone.out
 
     asked = typed("validate", fleet, "--registries", found.allowed)
     assert (asked.code, f"x86_64.kernel is {name}@sha256:{digest(KERNEL)}" in asked.out) == (Exit.INVALID, True), asked
