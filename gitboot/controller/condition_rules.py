@@ -364,7 +364,7 @@ def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
             return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
-    return "InstallsCompleted", True, "Completed", "gitboot waits for no installation"
+    return "InstallsCompleted", True, "Completed", "no installation waits for evidence"
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:

@@ -195,7 +195,7 @@ def test_it_is_offered_by_itself_once_it_comes_and_each_turn_is_told_once(bench:
         "ArtifactsMissing",
         "ArtifactFound",
     ]
-    assert bench.condition("ArtifactsPresent") == (True, "Present", "none is missing")
+    assert bench.condition("ArtifactsPresent") == (True, "Present", "no artifact is missing")
     record = bench.record
     assert record is not None and not record.attempts
 

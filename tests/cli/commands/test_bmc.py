@@ -325,7 +325,7 @@ def test_resolve_without_an_instance_is_carried_out_and_set_by_the_next_pass(rac
     rack.leave_in_doubt("web01")
     said = rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "console is empty")
     assert said == (
-        "web01: its override counts as one that was never set, and is set where wanted (console is empty)\n"
+        "web01: recorded the override as not set; gitboot sets it if the plan wants it (console is empty)\n"
     )
     assert rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x") == "web01: there was nothing to resolve\n"
     rack.once(*rack.spooling)
@@ -340,7 +340,7 @@ def test_another_machine_is_accepted_by_the_line_that_get_shows(rack: Rack) -> N
     (shown,) = get(rack, "-o", "json").json["items"]
     assert shown["why"].startswith("AnotherMachine: the BMC shows UUID")
     assert "gitboot bmc resolve web01 --same" in shown["hint"]
-    assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: it is the machine")
+    assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: accepted the machine")
     rack.once(*rack.spooling)
     assert (web.times_set, web.stands) == (1, True)
 

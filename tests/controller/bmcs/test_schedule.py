@@ -302,7 +302,7 @@ def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
     site.apply(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.bench.reconcile()
     lacks = {IDRAC9.name: "takes no HttpBootUri", OPENBMC.name: "has no UefiHttp"}[profile.name]
-    message = f"plans name a URI, and DHCP names the loader all the same: web01, whose BMC {lacks}"
+    message = f"the BMC cannot be given a boot URI, so DHCP has to name the boot loader: web01, whose BMC {lacks}"
     assert site.bench.condition("HttpBoot") == (True, "HttpBootByDhcp", message)
     site.boot()
     site.bench.reconcile()
@@ -933,7 +933,7 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
         assert site.patches == 1, "neither sets it once more, also where nothing shows any more that it was set"
         standing = other.instance.reconciler.state
         (told,) = [each for each in standing.conditions if each.type == "InstallsCompleted"]
-        assert told.reason == "NeedsOperator" and "or another instance has set it" in told.message
+        assert told.reason == "NeedsOperator" and "or was set by another instance" in told.message
         given = {"uuid": site.machine.uuid, "server": "web01", "bmc": None, "reason": "nothing is installed"}
         other.request("resolve", **given, consumed=False, key="provision/1")
         plan = other.plan()
@@ -963,8 +963,8 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
             both()
         assert site.patches == 0, "neither knows more of it than the other, and no BMC would show which came first"
         message = (
-            "the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of web01 "
-            "until it names this one's, "
+            "the Fleet names no ledger, so another instance may set the same BMCs. gitboot does not set the BMCs of web01 "
+            "until the Fleet names the ledger of this instance, "
         )
         for each in (site.bench, other):
             identity = each.ledger.progress[0]
@@ -1118,7 +1118,7 @@ def test_what_only_a_bmc_could_prove_is_not_given_where_nothing_may_be_set_there
         assert plan is not None and plan.phase is Phase.DISK
         status, reason, message = other.condition("EvidenceAvailable") or (None, "", "")
         assert (status, reason) == (False, "NoEvidence")
-        assert "or name a ledger in the Fleet, for BMCs to be set of web01" in message
+        assert "or name a ledger in the Fleet, so that gitboot sets the BMCs of web01" in message
         other.commits.ledger = named
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         for _ in range(2):

@@ -89,7 +89,7 @@ def test_what_a_new_ledger_is_told_decides_what_is_installed(
 ) -> None:
     with Bench(tmp_path, initial=initial) as bench:
         assert shown(bench.decide(*fleet_of(provision)).plan()) == expected
-        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger knows every server")
+        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record of each server")
 
 
 def test_a_server_that_a_continuing_ledger_sees_for_the_first_time_is_installed_if_it_asks(bench: Bench) -> None:

@@ -270,7 +270,7 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
     assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
     assert web01.step == "Provisioned"
-    assert web01.condition("InstallsCompleted") == (True, "Completed", "no boot waits for evidence")
+    assert web01.condition("InstallsCompleted") == (True, "Completed", "no installation waits for evidence")
 
 
 @pytest.mark.parametrize(
