@@ -1,4 +1,4 @@
-"""Strangers that hold what they can of a real endpoint: bodies that never end, and connections."""
+"""Limits of connections and bodies, tested with clients that never finish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML text becomes documents as it was written, or problems at their place; nothing crashes it."""
+"""YAML reader: source text and places of values, problems, and hostile input."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_of_too_many_problems_the_first_are_shown(separator: str) -> None:
 
 
 def test_the_first_problems_of_too_many_are_sorted() -> None:
-    text = "- *a\n" * 99 + "---\n*b\n"  # that a list is no document is noticed at its end
+    text = "- *a\n" * 99 + "---\n*b\n"  # the reader notices only at the end that a list is not a document
     assert faults(text).startswith("ROOT_NOT_MAPPING 1:1, ALIAS 1:3, ALIAS 2:3,")
 
 

@@ -1,4 +1,4 @@
-"""A ledger in a PostgreSQL: what it does when the server, the connection or the address fails; and ledgers moved."""
+"""PostgreSQL ledger: failures of the server, the connection and the address, and moves of ledgers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def path(postgres_server: PostgresServer, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[PostgresServer]:
-    """A server that tests stop and start; it listens at a port, too."""
+    """A PostgreSQL server that tests stop and start. It also listens at a TCP port."""
     with postgresql() as server:
         yield server
 
@@ -118,7 +118,7 @@ def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_k
         assert {each.key for each in lost} == {("MAC", "52-54-00-00-00-01"), ("serial", "CZ1")}
 
 
-# By the version of a ledger that has it first. The first version of a ledger in PostgreSQL was 5.
+# Tables by the ledger version that introduced them. The first version in PostgreSQL was 5.
 NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements", 10: "lost_identities"}
 NEW_COLUMNS = {8: ("records", "unknown_serves"), 9: ("overrides", "clears_from")}
 
@@ -189,7 +189,7 @@ def test_a_schema_that_does_not_exist_or_may_not_be_used_is_said_with_the_line_t
 
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, str, Path]]:
-    """A server that is asked over a network, encrypted and by password; its URL, and the authority that it is of."""
+    """A PostgreSQL server with TLS and passwords. Yield its URL and the file of its certificate authority."""
     folder = tmp_path_factory.mktemp("far")
     authority, port = Authority(folder), free_port()
     issued = authority.issue()
@@ -246,7 +246,7 @@ def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
 
         def lose_connection() -> None:
             server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'gitboot'")
-            with suppress(LedgerError):  # the statement that finds the connection lost
+            with suppress(LedgerError):  # this statement finds out that the connection is lost
                 ledger.rows("SELECT 1")
 
         lose_connection()
@@ -298,7 +298,7 @@ def test_who_is_not_on_this_host_has_to_show_who_it_is(url: str, is_here: bool) 
     assert build_arguments(PostgresAddress.parse(url, None)).get("sslmode") == (None if is_here else "verify-full")
 
 
-# What fails under way
+# Failures during use
 
 
 def _write_while_the_connection_is_lost(tx: Transaction, server: PostgresServer) -> None:
@@ -326,7 +326,7 @@ def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
 def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
     tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
-    """For 100,000 servers that takes seconds, after which the server would have ended the transaction."""
+    """For 100,000 servers this takes longer than the server's limit for idle transactions."""
     address = postgres_server.address()
     write_address(
         path := tmp_path / "ledger.sqlite",
@@ -465,7 +465,7 @@ def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
         assert [each["message"] for each in instance_tables.read_events(ledger)] == ["a\N{REPLACEMENT CHARACTER}b"]
 
 
-# Looked at, copied and moved
+# Summaries, copies and moves
 
 
 def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
@@ -697,7 +697,7 @@ assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGHUP)) == (s
 
 
 class Killed(BaseException):
-    """Where the copy comes to its end."""
+    """The copy ends at this point."""
 
 
 @pytest.mark.parametrize("to", ["file", "database"])
