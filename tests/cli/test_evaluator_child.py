@@ -147,16 +147,16 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
 
 # The child, with a command of its own
 
-PROGRAM = """
+OWN_PROCESS = """
 import os, signal, sys
 import click
-from gitboot.cli.evaluator_child import PROGRAM, evaluator_command, results_cache
+from gitboot.cli.evaluator_child import OWN_PROCESS, evaluator_command, get_results_cache
 from gitboot.evaluator.protocol import ResultKind
 
 @click.command()
 @evaluator_command
 def command():
-    cache = results_cache()
+    cache = get_results_cache()
 """
 RUN = """
 command(obj=PROGRAM, standalone_mode=False)

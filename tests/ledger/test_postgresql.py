@@ -703,7 +703,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("to", ["file", "database"])
 @pytest.mark.parametrize(
     ("at", "is_used", "is_copy_used"),
-    [("note_left", True, False), ("_finish", False, False), ("_named", False, True)],
+    [("note_left", True, False), ("_finish", False, False), ("_switch_address", False, True)],
 )
 def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_same_line(
     postgres_server: PostgresServer,
