@@ -159,14 +159,14 @@ def command():
     cache = get_results_cache()
 """
 RUN = """
-command(obj=PROGRAM, standalone_mode=False)
+command(obj=OWN_PROCESS, standalone_mode=False)
 """
 KIND = ResultKind.HISTORY_PROBLEM
 
 
 def begin(tmp_path: Path, body: str, **more: Any) -> subprocess.Popen[str]:
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    command = [sys.executable, "-c", PROGRAM + lines + RUN]
+    command = [sys.executable, "-c", OWN_PROCESS + lines + RUN]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, **more)
