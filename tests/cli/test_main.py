@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -138,6 +139,33 @@ def test_help_of_a_command_says_what_it_does_and_what_each_option_means(name: st
         elif isinstance(parameter, click.Argument) and not isinstance(parameter.type, click.Choice):
             shown = (parameter.metavar or str(parameter.name).upper()).strip("[]").split("|")
             assert all(words.count(each) >= 2 for each in shown), parameter.name  # in the usage, and in the text
+
+
+def _leaf_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name in group.list_commands(click.Context(group)):
+        each = group.get_command(click.Context(group), name)
+        if isinstance(each, click.Group):
+            yield from _leaf_commands(each, (*path, name))
+        elif each is not None:
+            yield (*path, name), each
+
+
+@pytest.mark.parametrize(("path", "leaf"), [pytest.param(*each, id=" ".join(each[0])) for each in _leaf_commands(cli)])
+def test_help_of_a_command_has_an_example_that_works_and_exit_codes(path: tuple[str, ...], leaf: click.Command) -> None:
+    text = leaf.get_help(click.Context(leaf, info_name=" ".join(path), max_content_width=80, terminal_width=80))
+    example = text.partition("Example:\n")[2].partition("\n\n")[0].replace("\\\n", " ")
+    assert "Exit codes:\n" in text and max(map(len, text.splitlines())) <= 80
+    words = shlex.split(example.partition(" > ")[0].removeprefix('  eval "$(').removesuffix(')"'))
+    assert words[: len(path) + 1] == ["gitboot", *path]
+    leaf.make_context(" ".join(path), words[len(path) + 1 :], resilient_parsing=True)
+    options = {option for each in leaf.params for option in each.opts}
+    assert {word for word in words if word.startswith("-")} <= options
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_has_the_first_line_of_each_help_text(name: str) -> None:
+    first_line = str(command(name).help).partition("\n")[0]
+    assert f"  {name:<18}  {first_line}\n" in captured("--help").stdout and len(first_line) <= 60
 
 
 def test_version_prints_the_versions_of_gitboot_python_and_libgit2() -> None:

@@ -58,7 +58,7 @@ class OldSystem(Struct, frozen=True):
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "matchbox": OldSystem(matchbox.read, "the data directory: groups/, profiles/, ignition/"),
     "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
-    "openchami": OldSystem(openchami.read, "/boot/v1/bootparameters of BSS; Components, EthernetInterfaces of SMD"),
+    "openchami": OldSystem(openchami.read, "bootparameters of BSS; Components and EthernetInterfaces of SMD"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
     "boot-operator": OldSystem(kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig, HTTPBootConfig as YAML"),
