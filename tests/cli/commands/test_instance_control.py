@@ -79,7 +79,7 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
         "web02   1       unknown      -          -     -         -                  -",
         f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "say what is on their disks, provisioned or pending:",
+        "State what is on their disks, provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
         "2 servers: 1 unknown, 1 as wanted",
