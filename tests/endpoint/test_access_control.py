@@ -287,7 +287,7 @@ def test_finding_s4_where_none_can_go_the_newcomer_does() -> None:
 def test_t5_a_machine_is_answered_while_a_client_holds_what_it_can(made: Site) -> None:
     """One address opens connections without a request, some with an incomplete head. Another client sends a request."""
     with ExitStack() as stack:
-        endpoints = stack.enter_context(made.serve(records=False, most_idle=32))
+        endpoints = stack.enter_context(made.serve(records=False, max_idle=32))
         held = []
         for number in range(80):
             client = stack.enter_context(connect(endpoints))

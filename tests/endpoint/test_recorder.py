@@ -302,7 +302,7 @@ def left(taking: Site) -> list[UnknownMachine]:
 
 def send(taking: Site, *contents: object, **headers: str) -> list[httpx.Response]:
     asked = UnknownMachineRecorder(taking.spool)
-    with taking.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
+    with taking.serve(unknown_recorder=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
         answers = [
             client.post(INVENTORY_PATH, content=each if isinstance(each, bytes) else json.dumps(each).encode())
             for each in contents
@@ -356,7 +356,7 @@ def test_what_is_no_inventory_is_refused_and_leaves_nothing(taking: Site, conten
 
 def test_who_says_it_is_larger_than_it_is_leaves_nothing(taking: Site) -> None:
     asked = UnknownMachineRecorder(taking.spool)
-    with taking.serve(asked=asked) as url, connect(url) as client:
+    with taking.serve(unknown_recorder=asked) as url, connect(url) as client:
         client.sendall(b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n" + b'{"interfaces":')
         client.shutdown(1)
         read_all(client)
@@ -390,7 +390,7 @@ def test_who_is_a_monitor_or_cannot_be_kept_is_not_heard(taking: Site) -> None:
 
 def test_it_is_only_sent_and_not_to_the_operators_address(taking: Site) -> None:
     asked = UnknownMachineRecorder(taking.spool)
-    with taking.serve(asked=asked) as url:
+    with taking.serve(unknown_recorder=asked) as url:
         assert http_peers.get(f"{url}{INVENTORY_PATH}").status_code == 404
         assert http_peers.post(f"{url}{INVENTORY_PATH}/", json=SENT).status_code == 405
     listening = open_listening_socket("127.0.0.1:0")
