@@ -117,7 +117,7 @@ def test_an_instance_goes_on_with_it(ledger: Path) -> None:
         (waiting,) = instance_tables.read_requests(bench.ledger)
         assert bench.plan() is None
         assert (bench.condition("AcceptingCommits") or (None,))[:2] == (False, "Suspended")
-        assert bench.outcome(waiting.id).startswith("doubt01: its override counts as one that was never set")
+        assert bench.outcome(waiting.id).startswith("doubt01: recorded the override as not set")
         assert bench.knowledge.overrides[UUIDS["doubt01"]]["provision/1"].state is OverrideState.CLEARED
         bench.request("resume")
         bench.plan()
@@ -129,7 +129,7 @@ def test_an_instance_goes_on_with_it(ledger: Path) -> None:
             "old01": None,
             "web01": (Phase.DISK, Cause.MAINTENANCE_DONE),
         }
-        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger knows every server")
+        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record of each server")
         assert bench.record is not None and bench.record.provision == 1
 
 

@@ -252,7 +252,7 @@ def test_finding_p1_a_rotated_token_of_a_forge_is_sent_in_the_next_request(kind:
         token.write_text(TOKEN)
         forge.write(verdict)
         token.unlink()
-        with pytest.raises(ForgeRefused, match=f"{token}: the token cannot be read"):
+        with pytest.raises(ForgeRefused, match=f"{token}: cannot read the token"):
             forge.write(verdict)
     assert len(host.statuses) == 1
 

@@ -81,7 +81,7 @@ def test_a_tag_is_refused_with_the_digests_to_write(found: Registry, tmp_path: P
     unknown = written(tmp_path / "unknown", *SEED, text.replace(':1.0"', ':2.0"'))
     asked = typed("validate", unknown, "--registries", found.allowed)
     assert asked.code == Exit.INVALID
-    assert "asked now: " in asked.out and "is not in the registry" in asked.out
+    assert "lookup failed: " in asked.out and "does not exist in the registry" in asked.out
 
 
 def test_a_manifests_digest_is_not_taken_for_a_files(tmp_path: Path) -> None:
