@@ -541,7 +541,7 @@ def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known
     with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
         for machine in described:
             put(ledger, server_tables.write_machines, [machine])
-        put(ledger, server_tables.write_machines, [], gone=[WEB02])
+        put(ledger, server_tables.write_machines, [], removed=[WEB02])
         with open_ledger(Path(folder) / "ledger.sqlite") as again:
             last = {machine.uuid: machine for machine in described}
             assert server_tables.read_machines(again) == server_tables.read_machines(ledger) == last
