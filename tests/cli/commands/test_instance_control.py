@@ -473,8 +473,8 @@ def test_what_is_damaged_is_named_by_its_own_path(tmp_path: Path, ended: Rack, c
     if command.startswith(OF_THE_STATUS):
         assert done.code == Exit.USAGE
         assert (
-            done.err
-            == f"gitboot: {state}/status.json is not a valid status file; the next reconcile of `gitboot run` replaces it\n"
+            done.err == f"gitboot: {state}/status.json is not a valid status file; "
+            "the next reconcile of `gitboot run` replaces it\n"
         )
     else:
         assert done.code == Exit.FAULT
