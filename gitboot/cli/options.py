@@ -585,8 +585,8 @@ trust_options = combine_options(  # whose commits and acknowledgements count
     click.option(
         "--allowed-signers",
         type=click.Path(path_type=Path),
-        help="A file with the SSH keys of people, as ssh-keygen reads it: a line PRINCIPAL KEYTYPE KEY for each "
-        "key. gitboot reads the file again when it changes.",
+        help="A file with the SSH keys of people, in the allowed_signers format of OpenSSH. gitboot reads the file "
+        "again when it changes.",
     ),
     click.option(
         "--openpgp-keys",

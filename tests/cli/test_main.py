@@ -326,14 +326,14 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {corrupt}", 6, "is missing"),
         ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
         ("validate {repository} --rev WORKTREE", 64, "is a bare repository"),
-        ("validate {fleet} --rev HEAD", 64, "is in no Git repository"),
+        ("validate {fleet} --rev HEAD", 64, "is not in a Git repository"),
         ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
         ("validate {fleet} -o text -o json", 64, "json and text would be one text: write json to a file, as json=FILE"),
         ("validate {fleet} -o json -o json", 64, "json and json would be one text: write json to a file"),
         ("validate {fleet} -o text=a -o json=a", 64, "a is written twice: give each format a file of its own"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
-        ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),
-        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "leave out the fraction of a second"),
+        ("plan {fleet} --at yesterday", 64, 'expected a time with an offset, found "yesterday"'),
+        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "remove the fraction of a second"),
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
         ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; give fresh, adopt or a file"),
         ("plan {fleet} --records {file}", 64, "not exported records"),
@@ -669,7 +669,7 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
 
 def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description() -> None:
     listed = cells(gitboot("explain", "Server"))
-    assert ["spec.firmware", "UEFI · BIOS", "required: How the machine's firmware boots."] in listed
+    assert ["spec.firmware", "UEFI · BIOS", "required: The firmware mode in which the machine boots."] in listed
     assert [row[0] for row in cells(gitboot("explain", "Server", "bmc.tls"))] == [
         row[0] for row in listed if row[0].startswith("spec.bmc.tls")
     ]
@@ -727,7 +727,7 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
     with Heard("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
         said = map(json.loads, process.stderr)
         listening = next(said)
-        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
+        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # not published yet
         (tmp_path / MANIFEST).parent.mkdir(parents=True)
         (tmp_path / MANIFEST).write_text("not a manifest")
         logged = next(event for event in said if event["type"] == "Logged")
@@ -798,7 +798,7 @@ def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
     followed.name()
     done = followed.run(records="fresh")
     assert done.code == Exit.PARTIAL
-    assert "no directory of credentials is given, and rack is needed (--credentials)" in done.err
+    assert "the credentials rack are needed: name their directory with --credentials" in done.err
     assert "flatcar-1" in followed.published
 
 
@@ -812,7 +812,7 @@ def test_a_tree_of_another_ledger_is_left_alone_unless_it_is_taken_over(followed
     followed.run(records="fresh")
     shutil.rmtree(followed.folder / "state")
     done = followed.run()
-    assert (done.code, "is a tree of the ledger" in done.err) == (Exit.PARTIAL, True)
+    assert (done.code, "belongs to the ledger" in done.err) == (Exit.PARTIAL, True)
     assert followed.run(records="adopt").code == Exit.FINE
 
 

@@ -669,7 +669,7 @@ def test_no_import_takes_a_mac_address_that_many_machines_show(mac: str) -> None
 def test_finding_p2_records_of_a_uuid_that_many_machines_show_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     file.write_bytes(encode_records({SystemUuid(AMI): Record(provision=1)}))
-    with pytest.raises(UsageError, match=f"{file}: a record is of the UUID {AMI}, which identifies no machine"):
+    with pytest.raises(UsageError, match=f"{file}: a record has the UUID {AMI}, which identifies no machine"):
         read_records(file)
 
 

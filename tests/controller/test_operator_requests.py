@@ -115,7 +115,7 @@ def test_while_the_ledger_is_in_doubt_that_is_why_nothing_is_said_of_a_server(si
     installed(site)
     site.restart(doubt="RestoredLedger")
     number = pending(site, seen=Record())
-    assert outcome(site, number).startswith("refused: nothing in this ledger is trusted before it is said")
+    assert outcome(site, number).startswith("refused: the ledger is unverified")
 
 
 def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def unsure(site: Site) -> None:
     site.wait(120)
     site.bench.reconcile()
     condition = site.bench.condition("Bmc/web01")
-    assert condition is not None and condition[2].startswith("NeedsOperator: Once Pxe was to be set for provision/1")
+    assert condition is not None and condition[2].startswith("NeedsOperator: Once Pxe for provision/1 is not set")
     assert (site.patches, site.states) == (1, {"provision/1": OverrideState.RECORDED})
 
 

@@ -1,4 +1,4 @@
-"""Keys of age, what is encrypted to them, and what can be told of it without one."""
+"""age: keys, encryption, and checks of encrypted files without a key."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
         (pyrage.encrypt(b"x", [ONE.to_public()] * 21), "over 20"),
         (pyrage.encrypt(b"x" * MAX_SECRET_BYTES, [ONE.to_public()]), "over 65,536"),
     ],
-    ids=[  # what is encrypted differs each time, and workers compare names
+    ids=[  # encryption is random, and pytest workers compare the ids
         *("empty", "in clear", "armor without an end", "no armor", "not whole"),
         *("a passphrase", "a key of ssh", "nobody", "too many", "too large"),
     ],
@@ -101,7 +101,7 @@ def test_what_no_endpoint_could_open_is_told_without_a_key(data: bytes, why: str
 
 @given(st.data())
 def test_a_damaged_file_is_refused_or_stays_closed(data: st.DataObject) -> None:
-    """Never another exception, whatever stands in a repository."""
+    """No content of a file raises any other exception."""
     at = data.draw(st.integers(0, 200))
     damaged = WHOLE[:at] + data.draw(st.binary(max_size=40)) + WHOLE[at + data.draw(st.integers(0, 40)) :]
     said = ""

@@ -169,10 +169,10 @@ class Commits:
         )
 
     def store_results(self, revision: Revision) -> None:
-        """Do nothing: there is no cache."""
+        """There is no cache."""
 
     def end_unless_accepted(self, accepted: Revision | None) -> None:
-        """Do nothing: there is no process."""
+        """There is no process."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A ledger that 0.1.0 wrote: opened with everything in it, and gone on with."""
+"""Schema upgrade: a ledger that 0.1.0 wrote keeps all its data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ledger(tmp_path: Path) -> Path:
 
 
 def documents() -> tuple[str, ...]:
-    """The fleet as it was then, but for its BMCs."""
+    """The fleet of that version, without its BMCs."""
     return (
         fleet(),
         *(server(name, spec=f"provision: 1{', lifecycle: Parked' if name == 'old01' else ''}") for name in NAMES),
@@ -135,7 +135,7 @@ def test_an_instance_goes_on_with_it(ledger: Path) -> None:
 
 @pytest.mark.parametrize("version", range(1, VERSION))
 def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, version: int) -> None:
-    """Those of versions that nobody released are out there, too, with who follows `main`."""
+    """Ledgers of unreleased versions exist too, because some users follow `main`."""
     path = tmp_path / "ledger.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript("".join(MIGRATIONS[:version]))

@@ -416,7 +416,7 @@ def test_another_site_over_a_state_is_refused_before_anything_is_done(
         pass
     with pytest.raises(UsageError) as refused, in_process(folder, country.repository.bare, site=other):
         pass
-    assert "has acted for --site lon1, and is to act for" in str(refused.value)
+    assert "has acted for --site lon1, but this start is for" in str(refused.value)
     assert "give another --state and --out" in str(refused.value)
     with in_process(folder, country.repository.bare, site="lon1"):
         pass

@@ -222,7 +222,7 @@ def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_targe
     store.put("strange", HEAD, render_head(structs.replace(head, shards=dict.fromkeys(head.shards, digest))))
     with running(repository.bare, tmp_path, *target) as instance:
         found = until_condition(instance, "TargetsCurrent", status=False, reason="PublishError")
-        assert "is not what gitboot wrote" in found["message"]
+        assert "is damaged" in found["message"]
 
 
 # A fault of gitboot that is not known: reading a target raises MemoryError as long as there is a file.

@@ -49,35 +49,31 @@ The systems, and the data to pass as SOURCE:"""
 
 
 class OldSystem(Struct, frozen=True):
-    """A system, and what of it is read."""
+    """A system, with the function that reads its data and a description of that data."""
 
     read: Callable[[Texts], ImportedInventory]
     description: str
 
 
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
-    "matchbox": OldSystem(matchbox.read, "its data directory: groups/, profiles/, ignition/"),
+    "matchbox": OldSystem(matchbox.read, "the data directory: groups/, profiles/, ignition/"),
     "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
-    "openchami": OldSystem(
-        openchami.read, "what BSS answers at /boot/v1/bootparameters, and SMD's Components and EthernetInterfaces"
-    ),
+    "openchami": OldSystem(openchami.read, "/boot/v1/bootparameters of BSS; Components, EthernetInterfaces of SMD"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
-    "boot-operator": OldSystem(
-        kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig and HTTPBootConfig objects as YAML"
-    ),
-    "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
-    "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
-    "xcat": OldSystem(xcat.read_xcat, "`lsdef -t node -z`"),
+    "boot-operator": OldSystem(kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig, HTTPBootConfig as YAML"),
+    "ironic": OldSystem(ironic.read, "openstack baremetal node list --long -f json, and port list"),
+    "netbox": OldSystem(netbox.read, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
+    "xcat": OldSystem(xcat.read_xcat, "the output of lsdef -t node -z"),
     "warewulf": OldSystem(warewulf.read_warewulf, "nodes.conf of Warewulf 4"),
-    "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines: MAC, name, address only"),
-    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf: MAC, name, address only"),
-    "kea": OldSystem(dhcp_servers.read_kea, "reservations: MAC, name, address only"),
+    "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines (only MAC, name and address)"),
+    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf (only MAC, name and address)"),
+    "kea": OldSystem(dhcp_servers.read_kea, "reservations (only MAC, name and address)"),
 }
 
 
 @click.command(
-    help="\n\n".join([_HELP, *(f"{name}: {system.description}." for name, system in SYSTEMS.items())]),
+    help="\n".join([_HELP, "", "\b", *(f"{name:13}  {system.description}" for name, system in SYSTEMS.items())]),
     cls=Command,
     example="gitboot import matchbox /var/lib/matchbox --out fleet",
     exit_codes={

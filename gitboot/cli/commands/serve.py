@@ -209,7 +209,7 @@ def command(
             is_warning=True,
         )
     if (why := check_shared_ledger(shared)) is not None:  # what changes later is told with NotReady
-        _print_event(why[0], f"{why[1]}: no boot that is made once is given", is_warning=True)
+        _print_event(why[0], f"{why[1]}: one-time boots are withheld", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
         clients = build_clients(access, operators)

@@ -134,8 +134,8 @@ def test_who_sets_bmcs_is_looked_at(tmp_path: Path) -> None:
         rack.push()
         rack.once()
         said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
-        assert "wrong    ledger       the Fleet names no ledger, so gitboot does not set the BMCs of 1 server" in said
-        assert f"provisioning: {{ledger: {rack.ledger()}}}  # in the spec of the Fleet" in said
+        assert "failed   ledger       the Fleet names no ledger, so gitboot does not set the BMCs of 1 server" in said
+        assert f"provisioning: {{ledger: {rack.ledger()}}}  # add to spec of the Fleet" in said
         rack.settings += f", provisioning: {{ledger: {uuid_of('another')}}}"
         rack.push()
         assert rack.once("--allow-takeover").code == Exit.PARTIAL

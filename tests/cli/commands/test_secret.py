@@ -45,11 +45,11 @@ def test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked(tmp_
     assert found.exit_code == Exit.INVALID
     items = json.loads(found.stdout)["items"]
     assert [(each["path"], each["closed"]) for each in items] == [
-        ("s/join.age", "none of the keys opens it"),
+        ("s/join.age", "no key in the key file decrypts it"),
         ("s/own.age", None),
     ]
     text = run("check", fleet, "--secret-keys", other)
-    assert text.output == "s/join.age: none of the keys opens it\n2 secrets, 1 closed to these keys\n"
+    assert text.output == "s/join.age: no key in the key file decrypts it\n2 secrets, 1 closed to these keys\n"
     assert "hunter2" not in found.output + text.output
 
 
