@@ -1,4 +1,4 @@
-"""`gitboot bmc`: boot overrides and power, looked at or seen to by hand, and BMCs found in a network."""
+"""`gitboot bmc`: show and set boot overrides and power, answer questions about BMCs, and find BMCs in a network."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def _warn_without_hostname(is_named: bool) -> None:
 def _build_resolution(
     look: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
-    """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
+    """Return the request for one machine, or None if gitboot has not read its BMC yet."""
     machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
     decision = look.commit.decisions.servers[server] if machine is not None else None
     stop = decide_halt(look.knowledge, look.commit, look.knowledge.facts.orders)
@@ -363,8 +363,8 @@ def _inspect(
     credentials: Path | None,
     assets: Path | None = None,
 ) -> list[Inspection]:
-    def sign_url(url: str, base_url: str) -> bool | None:
-        """Whether what is served has a signature; None: it is not here, or no EFI program."""
+    def has_signature(url: str, base_url: str) -> bool | None:
+        """Return if the program at a URL has a signature. None: it is not in ``assets``, or is not an EFI program."""
         from gitboot.artifacts.boot_loaders import HEAD, is_signed
 
         served = f"{base_url}/assets/"
@@ -385,7 +385,7 @@ def _inspect(
         if without := sorted(frozenset(servers) - {subject.server for subject in asked}):
             raise UsageError(f"{', '.join(without)}: has no BMC; add spec.bmc to the Server document")
         with show_progress("BMCs", len(asked)) as advance:
-            return inspect_bmcs(asked, kept, at, on_read=advance, has_signature=sign_url)
+            return inspect_bmcs(asked, kept, at, on_read=advance, has_signature=has_signature)
 
 
 def _format_json(inspections: list[Inspection]) -> str:
@@ -624,7 +624,7 @@ def _change_power(
     yes: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
+    """Read the BMCs, show the changes, ask for confirmation, record the request, read each BMC again, and send."""
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     action = PowerAction(what)
@@ -819,7 +819,7 @@ def _read_places(places: Sequence[str]) -> Iterator[str]:
 def scan_places(
     places: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int
 ) -> list[Probe]:
-    """What answers, in the order of addresses."""
+    """Return the responses of Redfish services, in the order of ``places``."""
     from gitboot.bmc.redfish.client import BmcConnection
 
     if credentials is None:

@@ -1,4 +1,4 @@
-"""`gitboot explain`: why a server boots what it boots, the fields of a kind, or the meaning of a problem's code."""
+"""`gitboot explain`: the reasons for a server's boot, the fields of a kind, or the meaning of a problem code."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _format_json(explanation: Explanation, blame: Blame | None) -> str:
 
 
 def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
-    """Which commit wrote a field; None where it is written nowhere, or the fleet is in no Git repository."""
+    """Return the commit that wrote a field. None if no file has it, or without a Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
 

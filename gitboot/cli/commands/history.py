@@ -1,4 +1,4 @@
-"""`gitboot history`: the commits that changed what is decided for a server."""
+"""`gitboot history`: the commits that changed the decision for a server."""
 
 from __future__ import annotations
 

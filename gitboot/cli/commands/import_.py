@@ -157,7 +157,7 @@ def _read_text(path: Path) -> str:
 
 
 class _ImportTarget:
-    """A directory that is imported into again and again: what people have changed there stays."""
+    """A directory for repeated imports, which keep the changes that people made."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -194,7 +194,7 @@ class _ImportTarget:
         self._write_file(_DIGESTS_FILE, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
 
     def _is_edited(self, name: str) -> bool:
-        """Whether a file is there that no import wrote as it is."""
+        """Return if the file differs from what the last import wrote."""
         found = self._read(name)
         return found is not None and _hash_text(found) != self._before.get(name)
 
@@ -208,9 +208,9 @@ class _ImportTarget:
 
 
 def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
-    """Return the digests that the last import wrote, by path; raise `UsageError` if a path leads out of ``out``.
+    """Return the digests that the last import wrote, by path. Raises `UsageError` if a path leads out of ``out``.
 
-    The last import's files are deleted, and a commit can change what is written here.
+    gitboot deletes files by these paths, and a commit can change them.
     """
     try:
         found = json.loads(data)

@@ -104,7 +104,7 @@ def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
 
 
 def place_ci_file(name: str, subpath: str) -> str:
-    """Where a file of CI lies: beside those of other fleets of the repository, if there may be any."""
+    """Return the path of a CI file. With a subpath, the name is unique in the repository."""
     slug = _find_subpath(subpath)["slug"]
     if name == _GITLAB and subpath:
         return f".gitlab/gitboot{slug}.yml"
@@ -112,7 +112,7 @@ def place_ci_file(name: str, subpath: str) -> str:
 
 
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """A file as it is written, for CI that installs ``gitboot``."""
+    """Return the content of a file in the new fleet. Its CI jobs install the requirement ``gitboot``."""
     place = _find_subpath(subpath)
     text = (SEED / name).read_text()
     if name in CI and subpath:  # an instance of its own
@@ -129,10 +129,10 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
 
 
 def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the file from which CI jobs that hold a token install ``gitboot`` and all that it needs, by hashes.
+    """Return the requirements file, with hashes, of the CI jobs that hold a token.
 
-    A requirement that ends in ``#sha256=DIGEST`` has its hash. For any other one, MISSING stands in place of the hash,
-    and the jobs refuse to run until a person has run the command above that line.
+    A requirement that ends in ``#sha256=DIGEST`` has its hash. Any other requirement gets the hash MISSING, and the
+    jobs fail until someone runs the command in the comment above it.
     """
     path = f"{subpath}/{PACKAGES}" if subpath else PACKAGES
     requirement, _, digest = gitboot.partition("#sha256=")
@@ -189,7 +189,7 @@ _FROM_INDEX: Final = ("pip", "uv")  # who installs from one where nothing else i
 
 
 def requirement() -> str | None:
-    """As the installer noted it (PEP 610); None where that is found nowhere but here."""
+    """Return the requirement from which gitboot was installed (PEP 610), or None if only this host has the source."""
     try:
         found = distribution("gitboot")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`gitboot new`: documents of machines that nobody has described yet."""
+"""`gitboot new`: write documents of new servers."""
 
 from __future__ import annotations
 

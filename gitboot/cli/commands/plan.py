@@ -200,7 +200,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
 
 
 def _format_yaml(json_text: Callable[[], str]) -> str:
-    """Return JSON as YAML; unchanged, as JSON is YAML, if YAML could not be printed as it is."""
+    """Return JSON as YAML. Return the JSON itself, which is also YAML, if the YAML has unprintable characters."""
     import yaml
 
     text = json_text()
@@ -252,7 +252,7 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
-    """Each entry with all paths that it stands at, the first ones first, and how often and to whom it is given."""
+    """Return each boot script with all of its paths, first scripts first, and how an endpoint serves it."""
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
         turn = find_version(turns, at)[0]
@@ -325,7 +325,7 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
 
 
 def _check_output_directory(out: Path, fleet: Path) -> None:
-    """Raise `UsageError` where files of somebody else lie: a fleet's, say, in which nobody finds the tree again."""
+    """Raise `UsageError` if the directory is a fleet or has files that gitboot did not write."""
     if not out.is_dir():
         return
     is_fleet = (out / ".git").exists() or out.samefile(fleet)

@@ -1,4 +1,4 @@
-"""`gitboot read-access-logs`: read from the access logs of mirrors what machines fetched."""
+"""`gitboot read-access-logs`: read fetches of machines from the access logs of mirrors."""
 
 from __future__ import annotations
 

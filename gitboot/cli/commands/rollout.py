@@ -1,4 +1,4 @@
-"""`gitboot rollout`: the next step of a rollout, once its machines have proven the present one."""
+"""`gitboot rollout`: commit the next step of a rollout after the current step succeeded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PERCENT_FIELD: Final = ("spec", "rollout", "percent")
 
 
 class StepsType(click.ParamType[tuple[int, ...]]):
-    """Percentages, each above the one before."""
+    """A list of increasing percentages."""
 
     name = "steps"
 
@@ -56,7 +56,7 @@ class StepsType(click.ParamType[tuple[int, ...]]):
 
 
 class ShareType(click.ParamType[int]):
-    """A percentage, with its sign or without."""
+    """A percentage, with or without a percent sign."""
 
     name = "share"
 

@@ -1,4 +1,4 @@
-"""`gitboot secret`: keys, secrets that are encrypted to them, and whether they open what a fleet has."""
+"""`gitboot secret`: create keys, encrypt secrets, check the keys, and show fetches of secrets."""
 
 from __future__ import annotations
 

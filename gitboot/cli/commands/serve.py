@@ -1,4 +1,4 @@
-"""`gitboot serve`: the endpoint alone, over a published tree."""
+"""`gitboot serve`: an endpoint without an instance, for an output tree."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def format_worker_command(
     access: AccessSettings,
     push_secret: Path | None = None,
 ) -> list[str]:
-    """The command line of a process that serves at a socket which this one hands down."""
+    """Return the command line of a worker process, which inherits the sockets of this process."""
     arguments = ["--out", str(output.absolute()), "--parent", str(os.getpid())]
     paths = [("--spool", spool), ("--assets", assets), ("--status", status), ("--secret-keys", secret_keys)]
     paths.append(("--push-secret", push_secret))

@@ -81,7 +81,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
 
 
 def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
-    """The status that the instance has left in its tree, where that is newer: STATE may take no more writes."""
+    """Return the status in the output tree if it is newer. STATE may be on a full disk."""
     from gitboot.publish.manifest import STATUS
 
     acts = all(each["status"] for each in status["conditions"] if each["type"] == "Active")

@@ -1,4 +1,4 @@
-"""`gitboot verify-mirror`: compare a mirror with the signed list that it carries, or with the published tree."""
+"""`gitboot verify-mirror`: compare a mirror with its signed list or with the output tree, and repair it."""
 
 from __future__ import annotations
 
