@@ -153,7 +153,7 @@ ELSEWHERE: Final = {  # their rows need other systems: the same function with th
 }
 
 
-IMPORTED: Final = r"from gitboot\.cli\.terminal import (\([^)]*|[^\n]*)\btable\b"
+IMPORTED: Final = r"from gitboot\.cli\.terminal import (\([^)]*|[^\n]*)\bformat_table\b"
 
 
 def test_each_module_that_prints_a_table_is_among_them() -> None:
