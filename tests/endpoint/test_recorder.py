@@ -184,7 +184,7 @@ def test_an_intent_that_a_killed_endpoint_left_uses_the_boot_up_after_a_minute(h
     here.now += timedelta(seconds=60)
     with here.serve() as url:
         assert [path for path in LOOKUPS if DISK not in get(url + path).text] == []
-        assert "not given: perhaps served at 2" in get(url + ENTRY).text
+        assert "boot withheld: perhaps served at 2" in get(url + ENTRY).text
 
 
 @pytest.mark.parametrize("ask", ["HEAD", "another machine", "curl", "stopped", "a missing file"])

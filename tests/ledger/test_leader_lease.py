@@ -697,7 +697,7 @@ from pathlib import Path
 from gitboot.ledger.open_ledger import open_ledger
 from tests.ledger.test_leader_lease import PAUSED, written
 with open_ledger(Path(sys.argv[1])) as ledger:
-    ledger.database.hold(PAUSED)
+    ledger.database.take_lease(PAUSED)
     print("writes", flush=True)
     while True:
         written(ledger, 2000)
