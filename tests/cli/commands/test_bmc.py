@@ -118,7 +118,7 @@ def test_what_waits_for_a_name_is_told_with_the_line_for_the_fleet(tmp_path: Pat
             done = rack.typed("bmc", "apply", "web01")
         assert done == (
             0,
-            "1 BMC is asked now\n",
+            "gitboot contacts 1 BMC now\n",
             "nothing new is set there before the Fleet names a ledger: gitboot status\n",
         )
         web.machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
