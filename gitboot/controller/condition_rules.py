@@ -364,7 +364,7 @@ def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
             return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
-    return "InstallsCompleted", True, "Completed", "gitboot waits for no installation"
+    return "InstallsCompleted", True, "Completed", "no installation waits for evidence"
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
@@ -494,8 +494,8 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
 def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if state.is_output_open:
         message = (
-            "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version of "
-            "gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
+            "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version "
+            "of gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
         )
         yield "OutputPrivate", False, "ReadableByAll", message
     found = state.signed_list
@@ -519,9 +519,9 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     lacking = [each for each in state.following if each.withheld]
     if names:
         message = (
-            f"the upgrade removed the one-time boots of {format_count(len(names), 'server')} from OUTPUT, because copies "
-            f"of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Name an endpoint in the Fleet, or let "
-            f"copies serve these boots with spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
+            f"the upgrade removed the one-time boots of {format_count(len(names), 'server')} from OUTPUT, because "
+            f"copies of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Name an endpoint in the "
+            f"Fleet, or let copies serve these boots with spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:

@@ -64,7 +64,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
         for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
             known.add(secret.digest)
             yield _leak_finding(
-                f"what looks like {secret.kind} would be published",
+                f"this looks like {secret.kind}, and gitboot would publish it",
                 (Id(FILE, path), (secret.line,)),
                 secret.severity,
                 secret.allowance,
@@ -75,7 +75,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
     for leak in find_leaks(boot, frozenset(known), own):
         field = "kernelArguments" if leak.is_argument else "userData"
         yield _leak_finding(
-            f"what looks like {leak.kind} would be published: {leak.location}",
+            f"{leak.location} looks like {leak.kind}, and gitboot would publish it",
             (Id("BootProfile", inputs.profile.metadata.name), ("spec", field)),
             leak.severity,
             inputs.allowances.get(field),
@@ -97,7 +97,7 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     if shared.tied:
         yield DecisionFinding(
             Code.POLICY_TIE,
-            f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with one priority",
+            f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with the same priority",
             "raise the priority of one, let one inherit from the other, or narrow a selector",
             (Id("BootPolicy", shared.tied[-1]), ("spec", "select")),
         )
@@ -105,7 +105,7 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         yield DecisionFinding(
             Code.NO_POLICY,
             f"no BootPolicy selects {name}",
-            "select it, name a policy in it, or park it",
+            "let a policy select the server, set its policy, or park it",
             (Id("Server", name), ("metadata", "name")),
             Severity.ERROR if shared.fleet.requires_policy else Severity.WARNING,
             is_shared=False,
@@ -121,9 +121,9 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     own = Id("Server", server.metadata.name)
     for each in list_identities(server):
         if each.is_placeholder:
-            message = f"the {each.kind} {each.value} identifies no machine: many machines show it"
+            message = f"the {each.kind} {each.value} does not identify a machine, because many machines have it"
             is_compared = "reports" in each.path or each.path == ("spec", "replaces")
-            hint = "leave it out" if is_compared else _IDENTITY_HINTS[each.kind]
+            hint = "remove it" if is_compared else _IDENTITY_HINTS[each.kind]
             yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (own, each.path), is_shared=False)
     bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
     if bmc is not None and bmc.tls.ca is not None:
@@ -131,7 +131,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         if bmc.tls.verify and ends is not None:
             yield DecisionFinding(
                 code,
-                f"the authority for BMCs expired at {format_instant(ends)}: gitboot rejects what it signed",
+                f"the CA for BMCs expired at {format_instant(ends)}, so gitboot rejects its certificates",
                 code.hint,
                 (Id(FILE, bmc.tls.ca), (1,)),
                 Severity.WARNING,
@@ -140,15 +140,15 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     loader = inputs.loader
     if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
         is_own = server.spec.loader is not None
-        message = f"DHCP would name {loader} for it, and {_OUTPUT_BY_LOADER[loader]} is not among the outputs"
+        message = f"DHCP would name the loader {loader}, but the Fleet has no output {_OUTPUT_BY_LOADER[loader]}"
         hint = f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or name another loader"
         place = (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware"))
         yield DecisionFinding(Code.COMBINATION, message, hint, place)
     if fleet.has_instances_by_site and len(sites) != 1:
-        found = f"the sites {format_names(sites)} select it" if sites else "no site selects it"
+        found = f"the sites {format_names(sites)} select the server" if sites else "no site selects the server"
         yield DecisionFinding(
             Code.ONE_SITE,
-            f"each site has its own instance, and {found}",
+            f"each site has its own instance, but {found}",
             Code.ONE_SITE.hint,
             (own, ("metadata",)),
             is_shared=False,
@@ -156,9 +156,9 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 
 
 _IDENTITY_HINTS: Final = {
-    "UUID": "set a UUID in the machine's firmware and write that; until then, leave uuid out",
-    "serial": "set a serial number in the machine's firmware and write that, or leave serial out",
-    "MAC address": "copy the address from the interface itself",
+    "UUID": "set a UUID in the machine's firmware and write it here; until then, remove uuid",
+    "serial": "set a serial number in the machine's firmware and write it here, or remove serial",
+    "MAC address": "copy the address from the network interface",
 }
 _OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
 
@@ -175,18 +175,18 @@ def check_policy(
     policy = Id("BootPolicy", pool.name)
     yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
-        message = f"power On switches a machine on for a boot that is made once, and networkBoot is {pool.network_boot}"
+        message = f"power On is only for one-time boots, but networkBoot is {pool.network_boot}"
         yield DecisionFinding(
             Code.COMBINATION,
             message,
-            "leave out power, or write networkBoot Once or OnImageChange",
+            "remove power, or set networkBoot to Once or OnImageChange",
             (policy, ("spec", "power")),
         )
     if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # the boot would wait forever
         yield DecisionFinding(
             Code.COMBINATION,
-            f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it",
-            "give it a bmc, or let another policy select it",
+            f"waitFor PowerOff needs a BMC, but Server/{server.metadata.name} has no bmc",
+            "set bmc, or let another policy select the server",
             (policy, ("spec", "waitFor")),
         )
 
@@ -200,7 +200,7 @@ def check_maintenance(
     if boot is not None and boot.writes_disk and spec.window.end is None:
         yield DecisionFinding(
             Code.ENDLESS,
-            f"{key} boots BootImage/{boot.image}, which writes disks, and its window has no end",
+            f"{key} boots BootImage/{boot.image}, which writes disks, but its window has no end",
             Code.ENDLESS.hint,
             (key, ("spec", "window")),
         )
@@ -219,8 +219,8 @@ def _check_boot(
     if image is not None and skew is not None and skew.mode is not SkewMode.NONE:
         version = image.spec.version
         if version_key(version) < version_key(skew.minimum_version):
-            stream = f"ImageStream/{inputs.profile.spec.stream} wants at least {skew.minimum_version}"
-            message = f"BootImage/{image.metadata.name} is version {version}, and {stream}"
+            stream = f"ImageStream/{inputs.profile.spec.stream} requires at least {skew.minimum_version}"
+            message = f"BootImage/{image.metadata.name} is version {version}, but {stream}"
             severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
             yield DecisionFinding(
                 Code.SKEW, message, Code.SKEW.hint, (inputs.chosen_by or own, inputs.chosen_at), severity
@@ -244,11 +244,11 @@ def _check_boot(
         )
     is_uuid_needed = (boot.writes_disk or boot.asks_by_uuid) and network_boot is not NetworkBoot.NEVER
     if is_uuid_needed and server.spec.uuid is None:
-        what = "writes disks" if boot.writes_disk else "asks for its user data by UUID"
+        what = "writes disks" if boot.writes_disk else "fetches its user data by UUID"
         yield DecisionFinding(
             Code.UUID_NEEDED,
-            f"{resource} boots BootImage/{boot.image}, which {what}, and the UUID of the server is not known",
-            "write its uuid; until it is known lifecycle: Parked, or what writes no disk",
+            f"{resource} boots BootImage/{boot.image}, which {what}, but the server has no uuid",
+            "set uuid; until you have it, set lifecycle: Parked, or boot an image that writes no disk",
             (own, ("spec",)),
         )
 
@@ -262,7 +262,7 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
             when = found or "at all times"
             yield DecisionFinding(
                 Code.MAINTENANCE_TIE,
-                f"Maintenance/{one.name} and Maintenance/{other.name} have one priority, and overlap {when}",
+                f"Maintenance/{one.name} and Maintenance/{other.name} have the same priority and overlap {when}",
                 Code.MAINTENANCE_TIE.hint,
                 (Id("Maintenance", other.name), ("spec", "window")),
                 beside=Id("Maintenance", one.name),
@@ -294,8 +294,8 @@ def select_artifacts(source: BootSource) -> Artifacts:
         raise _machine_error(
             source,
             Code.NO_ARTIFACT,
-            f"BootImage/{image} has nothing for {source.architecture}",
-            "add the architecture to the image, or narrow who boots it",
+            f"BootImage/{image} has no artifacts for {source.architecture}",
+            "add the architecture to the image, or select fewer servers",
         )
     lacking = [need for need in _list_needed_artifacts(source, artifacts) if getattr(artifacts, need) is None]
     if lacking:
@@ -310,7 +310,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
     if not source.mirrors and any(artifact.url.startswith("oci:") for _, artifact in artifacts.files()):
         raise Unbootable(
             Code.NOT_MIRRORED,
-            f"BootImage/{image} has files in a registry, from which no machine fetches",
+            f"BootImage/{image} has files in a registry, and machines cannot fetch from a registry",
             Code.NOT_MIRRORED.hint,
             Id("BootImage", image),
             *("spec", "architectures", str(source.architecture)),
@@ -321,7 +321,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
     """Return an error at the document that chose the profile for this machine. The profile may suit other machines."""
     resource, path = source.chosen_by
-    return Unbootable(code, f"{message}; it is booted by {source.profile_id}", hint, resource, *path)
+    return Unbootable(code, f"{message}; {source.profile_id} boots it", hint, resource, *path)
 
 
 def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
@@ -358,17 +358,17 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
         if boot.method is not Method.VIRTUAL_MEDIA:
             raise Unbootable(
                 Code.NO_WAY_IN,
-                f"BootImage/{boot.image} says configFrom: Medium, and method {boot.method} inserts none",
-                "boot it by method VirtualMedia, or correct the image's configFrom",
+                f"BootImage/{boot.image} has configFrom: Medium, but method {boot.method} inserts no medium",
+                "use method VirtualMedia, or correct the image's configFrom",
                 source.profile_id,
                 *("spec", "method"),
             )
         if user_data_formats.find_volume(user_data.format) is None:
-            why = f"no system looks for {user_data.format} on a medium"
+            why = f"systems do not look for {user_data.format} on a medium"
             raise Unbootable(
                 Code.NO_WAY_IN,
-                f"BootImage/{boot.image} says configFrom: Medium, and {why}",
-                "build it into the image, or boot a kernel, which is told where it is",
+                f"BootImage/{boot.image} has configFrom: Medium, but {why}",
+                "build it into the image, or boot a kernel, whose arguments contain the URL",
                 source.profile_id,
                 *("spec", "userData", "format"),
             )
@@ -377,8 +377,8 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
     elif user_data is not None and boot.config_from is ConfigFrom.NONE:
         raise Unbootable(
             Code.NO_WAY_IN,
-            f"BootImage/{boot.image} says configFrom: None, so user data does not reach it",
-            "leave out userData, or correct the image's configFrom",
+            f"BootImage/{boot.image} has configFrom: None, so user data does not reach it",
+            "remove userData, or correct the image's configFrom",
             source.profile_id,
             "spec",
             "userData",
@@ -449,7 +449,9 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
     if endpoint is None and not copies.one_time_boots and is_once:
-        message = "no copy of the boot files serves a one-time boot or records a fetch, and no endpoint is named"
+        message = (
+            "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet names no endpoint"
+        )
         place = (Id("Fleet", fleet.name), ("spec", "endpoint"))
         code = Code.NO_ENDPOINT
         yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
@@ -465,9 +467,9 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
             continue  # copies do not have the boot
         unable = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, alone)))
         if endpoint is None:
-            why = "no endpoint is named, so a copy of the boot files ends it only with the next copy"
+            why = "the Fleet names no endpoint, so copies of the boot files end it only with the next copy"
         elif unable:
-            why = f"{unable} cannot ask {endpoint} for its end, so copies do not have it for them"
+            why = f"{unable} cannot query {endpoint} for its end, so copies do not contain it for them"
         else:
             continue
         place = (Id("Maintenance", maintenance.name), ("spec", "window"))
@@ -490,7 +492,7 @@ def _find_unable_loaders(
     if any(each is not None and each.direct and each.http_boot is not None for each in (boot, alone)):
         yield "UEFI HTTP boot"
     if boot is not None and alone is not None and boot.asks_by_uuid and alone.asks_by_uuid:
-        yield "a system that asks for its user data by UUID"
+        yield "a system that fetches its user data by UUID"
 
 
 # The labels that kubelet accepts. Sources: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go

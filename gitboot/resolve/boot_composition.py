@@ -154,9 +154,9 @@ class Composer:
     def _render_user_data(self, spec: UserData, context: TemplateContext, source: BootSource) -> UserDataFiles:
         at_most = source.image.spec.user_data
         if not user_data_formats.is_understood(spec.format, at_most):
-            message = f"user data is {spec.format}, and BootImage/{source.image.metadata.name} understands {at_most}"
+            message = f"user data is {spec.format}, but BootImage/{source.image.metadata.name} supports {at_most}"
             hint, at = (
-                "change the format, or the image's userData if it says too little",
+                "change the format, or correct the image's userData",
                 ("spec", "userData", "format"),
             )
             raise Unbootable(Code.USER_DATA_FORMAT, message, hint, source.profile_id, *at)
@@ -307,10 +307,10 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
     if user_data is not None and user_data.secrets and not found:
         why = "unknown machines boot it"
         if source.maintenance is not None:
-            why = f"Maintenance/{source.maintenance.metadata.name} boots it, which is no installation"
+            why = f"Maintenance/{source.maintenance.metadata.name} boots it without an installation"
         elif source.pool is not None:
             why = f"BootPolicy/{source.pool.name} boots it with networkBoot {source.pool.network_boot}"
-        message, at = f"the user data names secrets, and {why}", ("spec", "userData", "secrets")
+        message, at = f"the user data names secrets, but {why}", ("spec", "userData", "secrets")
         raise Unbootable(Code.SECRET_KEPT_OPEN, message, Code.SECRET_KEPT_OPEN.hint, source.profile_id, *at)
     return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in found.items()}
 

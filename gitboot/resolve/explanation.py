@@ -120,7 +120,7 @@ class _Explainer:
             self.lost.append(LosingCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
             policy = f"BootPolicy/{decision.policy.policy}"
-            self.lost.append(LosingCandidate(policy, "R2", "an active maintenance beats every policy"))
+            self.lost.append(LosingCandidate(policy, "R2", "an active maintenance replaces the policy"))
         if (made := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
             yield self._reason("run", made[0], "R5", made[1])
         if plan.maintenance is not None:
@@ -143,7 +143,9 @@ class _Explainer:
     def explain_site(self) -> Iterator[Reason]:
         lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
         if lifecycle is not Lifecycle.ACTIVE:
-            yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
+            yield self._reason(
+                "lifecycle", lifecycle, "R1", "only Active servers have a plan", self._id, "spec", "lifecycle"
+            )
             return
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
         if name is not None:
@@ -152,26 +154,34 @@ class _Explainer:
                 "site", name, "-", "the first site that selects the server", fleet, "spec", "sites", number
             )
         else:
-            yield self._reason("baseURL", self._decision.base_url, "-", "no site selects it", fleet, "spec", "baseURL")
+            yield self._reason(
+                "baseURL", self._decision.base_url, "-", "no site selects the server", fleet, "spec", "baseURL"
+            )
 
     # R2
 
     def explain_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
-        yield self._reason("maintenance", key.name, "R2", "it is active and selects the server", key, "spec", "select")
+        yield self._reason(
+            "maintenance", key.name, "R2", "the maintenance is active and selects the server", key, "spec", "select"
+        )
         spec = maintenance.spec
         for edge, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
             if value is not None:
-                yield self._reason(edge, value.isoformat(), "R2", "half-open", key, "spec", *edge.split("."))
-        yield self._reason("networkBoot", spec.network_boot, "R5", "the maintenance's", key, "spec", "networkBoot")
+                yield self._reason(
+                    edge, value.isoformat(), "R2", "the window is [start, end)", key, "spec", *edge.split(".")
+                )
+        yield self._reason(
+            "networkBoot", spec.network_boot, "R5", "the maintenance sets it", key, "spec", "networkBoot"
+        )
         profile = self._repository.profiles[spec.profile]
-        yield self._reason("profile", spec.profile, "R2", "the maintenance's", key, "spec", "profile")
+        yield self._reason("profile", spec.profile, "R2", "the maintenance sets it", key, "spec", "profile")
         if profile.spec.method is Method.DISK:
             return
         image = choose_maintenance_image(profile, self._repository.streams)
         if profile.spec.stream is not None:
             said_by, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
-            why = "under a maintenance a stream's current image"
+            why = "a maintenance boots the stream's current image"
         else:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
@@ -197,14 +207,16 @@ class _Explainer:
         specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
         for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)  # the last one that sets it
-            whose = "the policy's" if owner == pool.name else "inherited"
+            whose = "the policy sets it" if owner == pool.name else "the policy inherits it"
             value = getattr(pool, name)
             yield self._reason(spelling, value, "R3", whose, Id("BootPolicy", owner), "spec", spelling)
-        yield self._reason("provision", server.spec.provision, "R5", "the number wanted", self._id, "spec", "provision")
+        yield self._reason(
+            "provision", server.spec.provision, "R5", "the server sets it", self._id, "spec", "provision"
+        )
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:
             method = Id("BootProfile", pool.profile)
-            yield self._reason("method", Method.DISK, "R5", "the profile's", method, "spec", "method")
+            yield self._reason("method", Method.DISK, "R5", "the profile sets it", method, "spec", "method")
             return
         image = choose_image(server, profile, self._repository.streams)
         self.lost += image.losing
@@ -217,10 +229,10 @@ class _Explainer:
 
     def _explain_boot(self, source: BootSource) -> Iterator[Reason]:
         profile, decision = source.profile_id, self._decision
-        yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
+        yield self._reason("method", source.profile.spec.method, "R6", "the profile sets it", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
             yield self._reason(
-                "httpBoot", source.profile.spec.http_boot, "R6", "the profile's", profile, "spec", "httpBoot"
+                "httpBoot", source.profile.spec.http_boot, "R6", "the profile sets it", profile, "spec", "httpBoot"
             )
         boot = decision.policy.boot if decision.policy else None
         if source.maintenance is not None:
@@ -235,9 +247,9 @@ class _Explainer:
             if argument in places:
                 resource, index = places[argument]
                 place = (resource, "spec", "kernelArguments", index)
-                yield self._reason(field, argument, "R7", "the last that says so", *place)
+                yield self._reason(field, argument, "R7", "the last document that sets it", *place)
             else:
-                yield self._reason(field, argument, "R7", "gitboot leads the first boot to its user data by it")
+                yield self._reason(field, argument, "R7", "gitboot adds it for the user data")
         if boot.user_data is not None:
             template = source.profile.spec.user_data
             value = template.template if template else ""
@@ -253,7 +265,7 @@ class _Explainer:
             setters |= dict.fromkeys(given, resource)
         for variable, setting in sorted(merge_vars(source).items()):
             written_at = (setters[variable], "spec", "vars", variable)
-            yield self._reason(f"vars.{variable}", setting, "R7", "the last that sets it", *written_at)
+            yield self._reason(f"vars.{variable}", setting, "R7", "the last document that sets it", *written_at)
 
 
 Step = str | int
@@ -371,7 +383,6 @@ class Explanations:
 
     def find_changed_servers(self, before: Explanations, decided_servers: Collection[str]) -> Collection[str]:
         """Return the servers whose explanation may differ from an earlier commit, and new servers.
-        has.
 
         ``decided_servers`` are the servers whose decisions may differ.
         """

@@ -304,11 +304,11 @@ def decide_unknown_machines(
     profile, image = inputs.profile, inputs.image
     place = (Id("Fleet", fleet.metadata.name), ("spec", "unknownServers", "profile"))
     if image is None or profile.spec.method is not Method.PXE:
-        wanted = "an unknown machine is found by its loader, so its profile needs method Pxe"
-        message, hint = f"{wanted}, found {profile.spec.method}", "name a profile with method Pxe, or write LocalDisk"
+        wanted = "boot loaders identify unknown machines, so the profile needs method Pxe"
+        message, hint = f"{wanted}, found {profile.spec.method}", "name a profile with method Pxe, or set LocalDisk"
         return None, [("", DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False))]
     if image.spec.writes_disk:
-        message = f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks"
+        message = f"unknown machines would boot BootImage/{image.metadata.name}, which writes disks"
         code = Code.UNKNOWN_WRITES_DISK
         return None, [("", DecisionFinding(code, message, code.hint, place, is_shared=False))]
     boots: dict[Architecture, Boot] = {}
@@ -340,10 +340,10 @@ def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             yield repository.build_problem(
                 Code.NOT_YET,
-                "this version of gitboot does not carry out entries of one's own for unknown machines",
+                "this version of gitboot does not support boot scripts from templates for unknown machines",
                 Id("Fleet", fleet.metadata.name),
                 *("spec", "unknownServers", "profile"),
-                hint="leave it out until a version has it",
+                hint="name a profile without templates.ipxe and templates.grub",
             )
 
 
@@ -360,7 +360,8 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     if asked := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
         yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
-            f"machines ask {asked}, and no network of IPv6 is among the clients: they would boot their disks",
+            f"machines fetch from {asked}, but the clients have no IPv6 network, so the machines would boot their "
+            f"disks",
             Id("Fleet", repository.fleet.metadata.name),
             *("spec", "provisioning", "clients"),
             severity=Severity.WARNING,

@@ -221,7 +221,7 @@ def describe_run_evidence(decision: Decision, name: str | None, record: Record |
         return made.run, f"started: {made.started}"
     return (
         made.run,
-        f"{'attempted' if find_unstarted_run(decision, name, record) is not None else 'made'}: {made.given}",
+        f"{'served' if find_unstarted_run(decision, name, record) is not None else 'consumed'}: {made.given}",
     )
 
 
@@ -321,29 +321,27 @@ def classify_unrecorded_server(
     if (replaced := decision.replaces) is not None:
         before = records.get(replaced)
         if before is None:
-            return UnrecordedServer(
-                state=UnrecordedState.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded"
-            )
+            return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"it replaces {replaced}, which has no record")
         numbers = [each for each in (before.provision, highest_served_provision(before)) if each is not None]
         if not numbers:
             why = f"it replaces {replaced}, which was not provisioned yet"
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
         number = max(numbers)
-        done = "provisioned" if before.provision == number else "given its boot"
-        why = f"it replaces {replaced}, which was {done} with {number}"
+        done = "provisioned" if before.provision == number else "served its boot"
+        why = f"it replaces {replaced}, which was {done} with provision {number}"
         if decision.provision > number:
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
-        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}: provision is not above that")
+        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and provision is not higher")
     if shared_mark is not None:
-        unknown = f"it has {shared_mark}: for a new motherboard, name the UUID of the old one in replaces"
+        unknown = f"it has {shared_mark}; if it is a new motherboard, set replaces to the UUID of the old one"
     elif decision.uuid in seen_machines:
-        unknown = "the ledger saw this machine before, and nothing is recorded of it"
+        unknown = "the ledger saw this machine before, but has no record of it"
     elif first_provision is None:
-        unknown = "it stood in the accepted commit, and nothing is recorded of it"
+        unknown = "the accepted commit has the server, but the ledger has no record of it"
     elif first_provision > HIGHEST_NEW_PROVISION:
-        unknown = f"it came with provision {first_provision}, so it may have been installed elsewhere"
+        unknown = f"it is new with provision {first_provision}, so it may have been installed elsewhere"
     else:
-        return UnrecordedServer(state=UnrecordedState.NEW, why=f"it came with provision {first_provision}")
+        return UnrecordedServer(state=UnrecordedState.NEW, why=f"it is new with provision {first_provision}")
     return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=unknown)
 
 

@@ -77,7 +77,7 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
         while (parent := repository.policies[chain[-1]].spec.inherits) is not None and parent not in chain:
             chain.append(parent)
         if parent is not None:
-            message, hint = f"BootPolicy/{name} is its own ancestor", "remove one of the inherits"
+            message, hint = f"BootPolicy/{name} inherits from itself", "remove inherits from one of the policies"
             problems.append(repository.build_problem(Code.CYCLE, message, policy, "spec", "inherits", hint=hint))
             continue
         chain.reverse()
@@ -102,7 +102,7 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
             )
         elif not any(_find_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
             what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
-            message, hint = f"BootPolicy/{name} neither has nor inherits {what}", f"add {what}, or inherits"
+            message, hint = f"BootPolicy/{name} does not set or inherit {what}", f"set {what}, or inherits"
             problems.append(repository.build_problem(Code.NOT_INHERITED, message, policy, "spec", hint=hint))
     return found, problems
 
@@ -183,7 +183,9 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
             rolled_out = NamedImage(rollout.image, key, ("spec", "rollout", "image"))
             if not selects(rollout.selector, name, server.metadata.labels):
                 missed.append(
-                    LosingCandidate(f"BootImage/{rollout.image}", "R4", "the rollout's selector leaves the server out")
+                    LosingCandidate(
+                        f"BootImage/{rollout.image}", "R4", "the rollout's selector does not select the server"
+                    )
                 )
             elif not is_in_rollout(key.name, server.uuid, rollout.percent):
                 why = f"the rollout has not reached the server at {rollout.percent} %"
@@ -249,7 +251,7 @@ def find_overdue_opt_outs(repository: FleetRepository, at: datetime) -> Iterator
         if opt_out.until is not None and opt_out.until <= at:
             yield repository.build_problem(
                 Code.OVERDUE,
-                f"{opt_out.what} to BootImage/{opt_out.image} was to end at {format_instant(opt_out.until)} "
+                f"the deadline of {opt_out.what} to BootImage/{opt_out.image} was {format_instant(opt_out.until)} "
                 f"({opt_out.reason})",
                 opt_out.resource,
                 *(*opt_out.path, "until"),

@@ -83,9 +83,11 @@ def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
         return {}
     found = {}
     if policy.boot is not None and record.image not in (None, policy.boot.image):
-        found["ImageDrift"] = f"provisioned with BootImage/{record.image}, planned is BootImage/{policy.boot.image}"
+        found["ImageDrift"] = (
+            f"provisioned with BootImage/{record.image}, but the plan is BootImage/{policy.boot.image}"
+        )
     if record.pool not in (None, policy.policy):
-        found["PoolDrift"] = f"provisioned in BootPolicy/{record.pool}, planned is BootPolicy/{policy.policy}"
+        found["PoolDrift"] = f"provisioned in BootPolicy/{record.pool}, but the plan is BootPolicy/{policy.policy}"
     return found
 
 
@@ -109,7 +111,7 @@ def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
         return {parse_uuid(item["uuid"]): parse_record(item) for item in json.loads(data)["items"]}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path}: not exported records ({reason}); take ops/records of a published tree") from None
+        raise UsageError(f"{path}: not exported records ({reason}); use ops/records of an output tree") from None
 
 
 def record_facts(record: Record) -> dict[str, Any]:
@@ -288,7 +290,9 @@ class Failure(NamedTuple):
 
     def __str__(self) -> str:
         last = self.log.splitlines()[-1:]
-        return " ".join([f"{self.client} said so at {format_instant(self.at)}", *(f'("{line}")' for line in last)])
+        return " ".join(
+            [f"{self.client} reported a failure at {format_instant(self.at)}", *(f'("{line}")' for line in last)]
+        )
 
 
 class InstallAttempt(Struct, frozen=True, kw_only=True):

@@ -38,7 +38,7 @@ from gitboot.text import find_similar
 def _reject_secret(_: str) -> NoReturn:
     raise TemplateFault(
         Code.SECRET,
-        "secret() would be published with the rest; name its file in userData.secrets, and let the machine fetch "
+        "gitboot would publish the result of secret(); name the file in userData.secrets, and let the machine fetch "
         "urls.secrets.NAME",
     )
 
@@ -132,7 +132,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         except LookupError:
             pass
         if not isinstance(argument, str | int):
-            raise make_failure(f"{describe_kind(argument)} is no key of {describe_kind(obj)}")
+            raise make_failure(f"{describe_kind(argument)} cannot be a key of {describe_kind(obj)}")
         name: Any = argument
         return self.undefined(obj=obj, name=name)
 
@@ -158,7 +158,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "+" and (_are_both(str, left, right) or _are_both(list, left, right)):
             return left + right
         if operator == "**" or not _are_both(int | float, left, right):
-            raise make_failure(f"{operator} does not take {describe_kind(left)} and {describe_kind(right)}")
+            raise make_failure(f"{operator} does not accept {describe_kind(left)} and {describe_kind(right)}")
         result = self.binop_table[operator](left, right)
         if abs(result) > MAX_INTEGER:
             raise make_limit_fault("a number is too large")
@@ -224,7 +224,7 @@ def _add_budget_check(node: nodes.Node) -> nodes.Node:
             raise make_failure(describe_unknown("test", name, TESTS), node.lineno)
         case nodes.Stmt() if not isinstance(node, _STATEMENTS):
             tag = _TAGS.get(type(node), type(node).__name__.lower())
-            raise make_failure(f"{tag} is not available: a template stands alone", node.lineno)
+            raise make_failure(f"{tag} is not supported, because a template cannot use other templates", node.lineno)
     return node
 
 
@@ -305,7 +305,7 @@ class Budget:
     def spend(self, work: int) -> None:
         self.work -= work
         if self.work < 0:
-            raise make_limit_fault("it does more than any boot file can need")
+            raise make_limit_fault("it does more work than the limit allows")
 
     def step(self, work: int) -> None:
         self.steps -= 1
@@ -347,7 +347,7 @@ def as_text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float | Undefined):
         return str(value)
-    raise make_failure(f"{describe_kind(value)} cannot stand in a text; join, tojson or default make one of it")
+    raise make_failure(f"{describe_kind(value)} cannot be part of a text; use join, tojson or default")
 
 
 def get_elements(value: object) -> Sequence[object]:
@@ -668,7 +668,7 @@ def to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
         case Unquotable():
             return TemplateFault(Code.UNQUOTABLE, failure.message)
         case UnicodeEncodeError():
-            return make_failure("half of a surrogate pair is no character")
+            return make_failure("half of a surrogate pair is not a character")
         case _:
             too_large = isinstance(failure, RecursionError | MemoryError | OverflowError)
             return make_limit_fault("a value is too large") if too_large else make_failure(str(failure))

@@ -113,13 +113,13 @@ def check(format: str, text: str) -> None:
 def check_beside(format: str, name: str, text: str) -> None:
     """Raise `Malformed` if NoCloud does not accept a file of this name and content beside the user data."""
     if _FILE_NAME[parse_family(format)] != "user-data":
-        raise Malformed(Code.BESIDE_USER_DATA, f"{name} is NoCloud's, and {format} has none", "leave it out")
+        raise Malformed(Code.BESIDE_USER_DATA, f"{name} is a file of NoCloud, which {format} does not use", "remove it")
     if name == "network-config":
         if not _NETWORK_CONFIG.search(text):
             raise Malformed(
                 Code.BESIDE_USER_DATA,
-                "the rendered network-config says no version, which cloud-init cannot read",
-                "begin it with `version: 2`, of netplan's form, or with `version: 1`",
+                "the rendered network-config has no version, so cloud-init cannot read it",
+                "begin it with `version: 2` (netplan) or `version: 1`",
             )
     elif text.strip() and not text.startswith(_CLOUD_INIT_STARTS):
         raise Malformed(
@@ -149,17 +149,17 @@ def _check_ignition(format: str, text: str) -> None:
     version = section.get("version") if isinstance(section, dict) else None
     if not isinstance(version, str):
         raise _make_error(
-            "the rendered Ignition document names no ignition.version",
+            "the rendered Ignition document has no ignition.version",
             f'begin it with {{"ignition": {{"version": "3.{_parse_minor(format)}.0"}}',
         )
     if version.startswith(("1", "2")):
         raise _make_error(
-            f"the rendered Ignition document is of specification {quote_value(version)}, which images of Ignition 3 refuse",
+            f"the rendered Ignition document is of specification {quote_value(version)}, which Ignition 3 rejects",
             "convert it once with ign-converter and commit the result",
         )
     if not re.fullmatch(rf"3\.{_parse_minor(format)}\.0", version):
         raise _make_error(
-            f"the rendered Ignition document is of version {quote_value(version)}, the profile says {format}",
+            f"the rendered Ignition document is of version {quote_value(version)}, but the profile has {format}",
             f"write ignition.version 3.{_parse_minor(format)}.0, or correct the profile's userData.format",
         )
 
@@ -184,8 +184,8 @@ def _check_cloud_init(format: str, text: str) -> None:
 def _check_autoinstall(format: str, text: str) -> None:
     if not text.startswith("#cloud-config") or not re.search(r"^autoinstall:", text, re.MULTILINE):
         raise _make_error(
-            "the rendered user data is no autoinstall configuration",
-            "begin it with #cloud-config and hold everything below one key, autoinstall:",
+            "the rendered user data is not an autoinstall configuration",
+            "begin it with #cloud-config, and put everything below the key autoinstall:",
         )
 
 
@@ -200,7 +200,7 @@ def _check_kickstart(format: str, text: str) -> None:
             section = stripped != "%end" and not stripped.startswith(("%include", "%ksappend"))
         elif not section and not _KICKSTART_COMMAND.match(stripped):
             raise _make_error(
-                f"line {number} of the rendered kickstart is no command: {quote_value(stripped)}",
+                f"line {number} of the rendered kickstart is not a command: {quote_value(stripped)}",
                 "correct the template",
             )
     if section:
@@ -211,7 +211,7 @@ def _check_preseed(format: str, text: str) -> None:
     for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#") and len(line.split()) < 3:
             raise _make_error(
-                f"line {number} of the rendered preseed is no answer: {quote_value(line.strip())}",
+                f"line {number} of the rendered preseed is not an answer: {quote_value(line.strip())}",
                 "write OWNER QUESTION TYPE VALUE: d-i clock-setup/utc boolean true",
             )
 
@@ -225,13 +225,13 @@ _TALOS_TYPE: Final = re.compile(r"^\s+type:\s*[\"']?(?:controlplane|worker|init)
 def _check_talos(format: str, text: str) -> None:
     if text.startswith(_CLOUD_INIT_STARTS) or not _TALOS_DOCUMENT.search(text):
         raise _make_error(
-            "the rendered text is no configuration of Talos: it has no `version: v1alpha1`",
+            "the rendered text is not a Talos configuration, because it has no `version: v1alpha1`",
             "commit what `talosctl gen config` or `talosctl machineconfig patch` writes",
             Code.TALOS_DOCUMENT,
         )
     if _TALOS_MACHINE.search(text) and not _TALOS_TYPE.search(text):
         raise _make_error(
-            "the rendered Talos configuration says no machine.type",
+            "the rendered Talos configuration has no machine.type",
             "write type: controlplane or type: worker below machine:",
             Code.TALOS_DOCUMENT,
         )
@@ -265,7 +265,7 @@ def _check_autoyast(format: str, text: str) -> None:
 def _reject_entity(name: str, *_: object) -> None:
     raise _make_error(
         f"the rendered AutoYaST profile declares an entity, {quote_value(name)}",
-        "write its text",
+        "write the text in place of the entity",
         Code.AUTOYAST_DOCUMENT,
     )
 
@@ -274,7 +274,7 @@ def _check_combustion(format: str, text: str) -> None:
     if not text.startswith("#!"):
         raise _make_error(
             f"the rendered Combustion script begins with {quote_value(text.partition(chr(10))[0])}, which is not run",
-            "begin it with #!/bin/bash, and with `# combustion: network` where it needs the network",
+            "begin it with #!/bin/bash, and with `# combustion: network` if it needs the network",
             Code.COMBUSTION_SCRIPT,
         )
 

@@ -142,11 +142,11 @@ def judge(
         (Guard.ALLOW_REWIND, "commits taken back", int(rewound and not limits.allow_rewind), 0),
         (
             Guard.ALLOW_TAKEOVER,
-            "instances that may act no more",
+            "instances that may no longer act",
             int((extent.takeover if takeover is None else takeover) and not limits.allow_takeover),
             0,
         ),
-        (Guard.MAX_BMC_CHANGES, "BMCs that were never sent these credentials", bmcs, limits.max_bmc_changes),
+        (Guard.MAX_BMC_CHANGES, "BMCs that never received these credentials", bmcs, limits.max_bmc_changes),
         (Guard.MAX_INSTALLS, "first boots", extent.installs if pending is None else pending, limits.max_installs),
         (Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets),
         (
@@ -185,7 +185,7 @@ def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, s
     return (
         (
             Guard.MAX_UNKNOWN_CHANGES,
-            "changes of what unknown servers boot",
+            "changes of the boot of unknown machines",
             int(extent.unknown),
             limits.max_unknown_changes,
         ),
@@ -252,10 +252,10 @@ def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[
 class AckLine(Struct, frozen=True, kw_only=True):
     """A well-formed acknowledgement line of a commit message."""
 
-    STALE: ClassVar[str] = "it acknowledges other changes than these: something was changed since, look again"
+    STALE: ClassVar[str] = "it acknowledges other changes. The commits changed since then, so review them again"
     USED: ClassVar[str] = (
         "a signed acknowledgement counts once, and a commit with the same signed content was accepted before "
-        "(--reinstalls-need signed): sign a new commit"
+        "(--reinstalls-need signed). Sign a new commit"
     )
 
     commit: str
@@ -307,15 +307,15 @@ def _find_line_fault(line: str, message: Message, need: ReinstallsNeed | None) -
     if guard not in list(Guard):
         return f"there is no guard {guard}; {did_you_mean(guard, Guard, 'copy the whole line')}"
     if guard == Guard.MAX_BMC_CHANGES:
-        return f"{guard} is acknowledged with gitboot approve alone, not by who wrote the message"
+        return f"only gitboot approve acknowledges {guard}, not a line in a message"
     if guard != Guard.MAX_REINSTALLS or need is None:
         return None
     if need is ReinstallsNeed.APPROVE:
-        return "reinstallations are acknowledged by gitboot approve alone (--reinstalls-need approve)"
+        return "only gitboot approve acknowledges reinstallations (--reinstalls-need approve)"
     if message.signer is None:
-        return "its commit is not signed by a listed key, which reinstallations need (--reinstalls-need signed)"
+        return "reinstallations need a commit that is signed with a listed key (--reinstalls-need signed)"
     if message.signer.is_forge:
-        return "its commit is signed by a forge, for whoever has merged (--reinstalls-need signed)"
+        return "a forge signed its commit, but a person must sign it (--reinstalls-need signed)"
     return None
 
 

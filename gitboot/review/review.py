@@ -109,7 +109,7 @@ class Review(Struct, frozen=True, kw_only=True):
                 assert self.verdict is not None  # noqa: S101 - a held review has a verdict
                 return f"held by {', '.join(self.verdict.holding)}"
             case ReviewOutcome.UNCHANGED:
-                return "unchanged: no decision is another"
+                return "unchanged: no decision changes"
         acknowledged = dict.fromkeys(trip.guard for trip in self.verdict.trips) if self.verdict else ()
         return f"fine, {', '.join(acknowledged)} acknowledged" if acknowledged else "fine: no guard holds it"
 
@@ -123,7 +123,7 @@ class Review(Struct, frozen=True, kw_only=True):
             return None
         if any(reason.why in RAISED_NUMBERS for each in changes for reason in each.reinstalls):
             return None
-        return "The instance lets maxReinstalls pass if its records show that nothing is installed again."
+        return "The instance ignores maxReinstalls if its records show that no server is installed again."
 
     @property
     def note_on_identities(self) -> str | None:
@@ -133,8 +133,8 @@ class Review(Struct, frozen=True, kw_only=True):
         ):
             return None
         return (
-            "Two commits do not show which machine had a new identity (MAC address, serial number, UUID, address, name)"
-            " before BASE. The instance counts a server for maxReinstalls if an installed machine had it."
+            "Two commits cannot show which machine had a new identity (MAC address, serial number, UUID, address, name)"
+            " before BASE. The instance counts a server for maxReinstalls if an installed machine had the identity."
         )
 
     @property
@@ -156,7 +156,7 @@ class Review(Struct, frozen=True, kw_only=True):
         """The boot of unknown machines in HEAD, in words."""
         decisions = self.head.decisions
         if decisions is None or decisions.unknown is None:
-            return "no entry at all (404)" if decisions is not None and decisions.unknown_not_found else "their disk"
+            return "no boot script (404)" if decisions is not None and decisions.unknown_not_found else "the local disk"
         return ", ".join(sorted({f"BootImage/{boot.image}" for boot in decisions.unknown.values()}))
 
     def find_dangers(self) -> Iterator[Danger]:
@@ -184,7 +184,7 @@ class Review(Struct, frozen=True, kw_only=True):
                 )
             elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is ChangeKind.REMOVED for each in found):
                 reasons = (
-                    f"a machine without a document boots what unknown machines boot: {self._describe_unknown_boot}",
+                    f"a machine without a document gets the boot of unknown machines: {self._describe_unknown_boot}",
                 )
             elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
                 names = ("every unknown machine",)
@@ -245,14 +245,14 @@ def review_commits(
     unknown = shared = None
     if old is not None and changes.unknown is not None:
         unknown = CommonChange(
-            title="what unknown machines boot",
+            title="the boot of unknown machines",
             causes=describe_causes(causes.find_unknown_causes((old[0].unknown, new[0].unknown)), changes, new[1]),
             fields=(),
             rendered=diff_unknown(old[0], new[0]),
         )
     if old is not None and changes.shared is not None:
         shared = CommonChange(
-            title="what is published for all machines",
+            title="the files for all machines",
             causes=describe_causes(causes.find_shared_causes(changes.shared), changes, new[1]),
             fields=tuple(compare_fields(changes.shared.old or {}, changes.shared.new)),
             rendered=diff_shared(old[0], new[0]),

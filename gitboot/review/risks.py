@@ -30,14 +30,14 @@ class Risk(StrEnum):
     IMAGE = "image"
     USER_DATA = "user data"
     POOL_MOVE = "pool move"  # another policy, node label or taint
-    BOOT = "way of booting"  # method, profile, networkBoot, power, URLs, boot scripts from templates
+    BOOT = "boot settings"  # method, profile, networkBoot, power, URLs, boot scripts from templates
     MAINTENANCE = "maintenance"  # maintenances, windows, priorities, runs
     IDENTITY = "identity"  # name, UUID, MAC addresses, serial number, architecture, firmware
     OUTPUTS = "outputs"  # the kinds of files that gitboot publishes for all servers
     ADDED = "added"  # a new server
     BMC = "BMC"  # the BMC that gets overrides; no file changes
     OVERRIDE_ONLY = "override only"  # only the boot override changes
-    HARMLESS = "less"  # no new boot is offered, so guards ignore the change
+    HARMLESS = "harmless"  # no new boot is offered, so guards ignore the change
 
 
 DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])

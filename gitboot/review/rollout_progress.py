@@ -329,29 +329,29 @@ def _judge_rollout(
     accept_fetched: bool,
 ) -> tuple[StepOutcome, str]:
     if rollout != applied_rollout:
-        told = f"the instance has applied {proof.commit[:12]}, in which the rollout is another one"
-        return StepOutcome.WAITS, f"{told} ({_format_rollout(applied_rollout)}, here {_format_rollout(rollout)})"
+        applied = f"the instance applied {proof.commit[:12]}, which has another rollout"
+        return StepOutcome.WAITS, f"{applied} ({_format_rollout(applied_rollout)}, here {_format_rollout(rollout)})"
     if proof.at is None or not -MAX_REPORT_AGE <= at - proof.at <= MAX_REPORT_AGE:
-        said = f"at {format_instant(proof.at)}" if proof.at is not None else "at no time that it names"
-        return StepOutcome.WAITS, f"the instance said last how it fares {said}: that is not now"
+        time = f"is from {format_instant(proof.at)}" if proof.at is not None else "has no time"
+        return StepOutcome.WAITS, f"the last status of the instance {time}, so it is not current"
     if proof.wait_reason is not None:
         return StepOutcome.WAITS, proof.wait_reason
     if failed := servers_by_state["failed"]:
-        return StepOutcome.STOPPED, f"installing has failed on {format_names(failed)}"
+        return StepOutcome.STOPPED, f"the installation failed on {format_names(failed)}"
     if unknown := servers_by_state["unknown"]:
-        return StepOutcome.WAITS, f"it is not known what is on the disks of {format_names(unknown)}"
+        return StepOutcome.WAITS, f"gitboot cannot tell what is on the disks of {format_names(unknown)}"
     begun, number = servers_by_state["begun"], sum(map(len, servers_by_state.values()))
     counted = len(servers_by_state["proven"]) + (len(begun) if accept_fetched else 0)
     has = "has" if number == 1 else "have"
     share = f"{counted} of {format_count(number, 'server')} {has} {rollout.image} at {rollout.percent} %"
     if begun and accept_fetched:
-        share += f" (no completion was reported by {format_names(begun)})"
+        share += f" ({format_names(begun)} reported no completion)"
     if not number and following is None:
-        return StepOutcome.WAITS, f"{share}: it reaches nobody, and no step follows that does"
+        return StepOutcome.WAITS, f"{share}; the rollout reaches no server, and there is no higher step"
     if counted * 100 < after * number:
         unproven = f"; not yet {format_names(servers_by_state['unproven'])}" if servers_by_state["unproven"] else ""
         if begun and not accept_fetched:
-            unproven += f"; {format_names(begun)} fetched the boot, and no completion was reported"
+            unproven += f"; {format_names(begun)} fetched the boot and reported no completion"
         return StepOutcome.WAITS, f"{share}, fewer than {after} %{unproven}"
     return StepOutcome.NEXT, share
 

@@ -357,7 +357,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {corrupt}", 6, "is missing"),
         ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
         ("validate {repository} --rev WORKTREE", 64, "is a bare repository"),
-        ("validate {fleet} --rev HEAD", 64, "is in no Git repository"),
+        ("validate {fleet} --rev HEAD", 64, "is not in a Git repository"),
         ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
         ("validate {fleet} -o text -o json", 64, "json and text would be one text: write json to a file, as json=FILE"),
         ("validate {fleet} -o json -o json", 64, "json and json would be one text: write json to a file"),
@@ -394,9 +394,9 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain Server interface", 64, "Server has no field 'interface'; it has uuid, "),
         ("render {fleet}", 64, "Missing option '--out'"),
         ("render {fleet} --out {file}", 8, "Not a directory"),
-        ("status --state {missing}", 64, "no gitboot has run with the state directory"),
+        ("status --state {missing}", 64, "no instance has run with the state directory"),
         ("status --state {file}", 64, "is a file"),
-        ("events --state {empty}", 64, "no gitboot has run with the state directory"),
+        ("events --state {empty}", 64, "no instance has run with the state directory"),
         ("reconcile --state {empty}", 64, "no gitboot runs with the state directory"),
         ("serve --out {missing}", 64, "is not a directory"),
         ("serve --out {empty} --listen nonsense", 64, "expected HOST:PORT"),
@@ -703,7 +703,7 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
 
 def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description() -> None:
     listed = cells(gitboot("explain", "Server"))
-    assert ["spec.firmware", "UEFI · BIOS", "required: How the machine's firmware boots."] in listed
+    assert ["spec.firmware", "UEFI · BIOS", "required: The firmware mode in which the machine boots."] in listed
     assert [row[0] for row in cells(gitboot("explain", "Server", "bmc.tls"))] == [
         row[0] for row in listed if row[0].startswith("spec.bmc.tls")
     ]
@@ -761,7 +761,7 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
     with Heard("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
         said = map(json.loads, process.stderr)
         listening = next(said)
-        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
+        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # not published yet
         (tmp_path / MANIFEST).parent.mkdir(parents=True)
         (tmp_path / MANIFEST).write_text("not a manifest")
         logged = next(event for event in said if event["type"] == "Logged")
@@ -832,7 +832,7 @@ def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
     followed.name()
     done = followed.run(records="fresh")
     assert done.code == Exit.PARTIAL
-    assert "no directory of credentials is given, and rack is needed (--credentials)" in done.err
+    assert "the credentials rack are needed: name their directory with --credentials" in done.err
     assert "flatcar-1" in followed.published
 
 
@@ -846,7 +846,7 @@ def test_a_tree_of_another_ledger_is_left_alone_unless_it_is_taken_over(followed
     followed.run(records="fresh")
     shutil.rmtree(followed.folder / "state")
     done = followed.run()
-    assert (done.code, "is a tree of the ledger" in done.err) == (Exit.PARTIAL, True)
+    assert (done.code, "belongs to the ledger" in done.err) == (Exit.PARTIAL, True)
     assert followed.run(records="adopt").code == Exit.FINE
 
 

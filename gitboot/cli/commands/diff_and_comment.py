@@ -399,9 +399,9 @@ def _escape_field(value: Any, *names: str) -> Any:
     return value
 
 
-_MAX_GROUPS: Final = 50  # that are shown
-_MAX_DIFF_LINES: Final = 400  # lines of one rendered diff that are shown
-_MAX_LIMITS: Final = 20  # that are shown; more are of ever more sites
+_MAX_GROUPS: Final = 50  # shown groups
+_MAX_DIFF_LINES: Final = 400  # shown lines of a rendered diff
+_MAX_LIMITS: Final = 20  # shown limits
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
     ReviewOutcome.INVALID: "red",
@@ -412,9 +412,7 @@ _SIGN_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def format_review_text(review: Review, prefix: str) -> str:
-    """Return the review as text, the most important section first. ``prefix`` turns paths of the fleet into local
-    paths.
-    """
+    """Return the review as text, the most important parts first. ``prefix`` is the path of the fleet's folder."""
     sections = (
         _format_verdict(review),
         _format_blast_radius(review),
@@ -448,7 +446,7 @@ def _format_verdict(review: Review) -> Iterator[str]:
         yield phrases.format_counts(review.changes)
         yield from (_wrap_lines(f"{commit[:12]} is signed by {signer}", "") for commit, signer in review.signers)
         if review.base.decisions is None:
-            yield "The base is no valid fleet, so everything is new here."
+            yield "The base is not a valid fleet, so this review shows everything as new."
 
 
 def _format_blast_radius(review: Review) -> Iterator[str]:
@@ -476,7 +474,7 @@ def _format_guards(review: Review) -> Iterator[str]:
     if note_on_identities is not None:
         yield _wrap_lines(note_on_identities)
     for each in review.ignored_lines:
-        yield _wrap_lines(f"not heeded: {each.line!r} in {each.commit[:12]}: {each.why}")
+        yield _wrap_lines(f"ignored: {each.line!r} in {each.commit[:12]}: {each.why}")
 
 
 def _format_dangers(review: Review) -> Iterator[str]:
@@ -504,7 +502,7 @@ def _format_groups(review: Review) -> Iterator[str]:
     for block in blocks[:_MAX_GROUPS]:
         yield from block
     if left := format_rest(len(blocks) - _MAX_GROUPS, "group"):
-        yield f"{left}: -o json has them all"
+        yield f"{left}: use -o json to see all"
 
 
 def _format_group(group: Group) -> list[str]:
@@ -517,10 +515,10 @@ def _format_group(group: Group) -> list[str]:
     lines += (_wrap_lines(f"{what}: {why}") for what, why in phrases.list_reasons(group))
     lines += (_wrap_lines(phrases.format_change(field)) for field in group.fields)
     if (outlier := group.outlier) is not None:
-        lines.append(_wrap_lines(f"rendered otherwise than {outlier.than}, which changes by the same causes:"))
+        lines.append(_wrap_lines(f"the diff differs from that of {outlier.than}, which has the same causes:"))
         lines += (f"    {printable(line.expandtabs(4))}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:
-        lines.append("  not rendered: there are too many lines")
+        lines.append("  no diff: too many lines")
     elif group.rendered:
         lines.append(_wrap_lines(f"{phrases.describe_rendered(group)}:"))
         lines += _format_rendered_diffs(group.rendered)
@@ -535,11 +533,11 @@ def _format_cause(cause: ChangeCause) -> str:
 def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
     for each in diffs:
         yield f"    {each.boot}, {each.file}"
-        lines = each.lines[2:]  # the names of the files stand above
+        lines = each.lines[2:]  # without the file names
         for line in lines[:_MAX_DIFF_LINES]:
             yield style(f"    {printable(line.expandtabs(4))}", fg=_SIGN_COLOURS.get(line[:1]))
         if left := format_rest(len(lines) - _MAX_DIFF_LINES, "line"):
-            yield f"    {left}: -o json has them all"
+            yield f"    {left}: use -o json to see all"
 
 
 def _format_times(review: Review) -> Iterator[str]:
@@ -552,7 +550,7 @@ def _format_times(review: Review) -> Iterator[str]:
 def _format_documents(review: Review) -> Iterator[str]:
     found = review.documents_only
     if found:
-        yield _format_heading(f"Presentation only: {format_count(len(found), 'document')}, no decision follows")
+        yield _format_heading(f"Presentation only: {format_count(len(found), 'document')}, no decision changes")
         for each in found[:20]:
             fields = format_names([field.dotted_path for field in each.fields], 3)
             yield _wrap_lines(f"{each.id} {each.fate}{f': {fields}' if fields else ''}")
@@ -560,9 +558,9 @@ def _format_documents(review: Review) -> Iterator[str]:
             yield f"  {left}"
     if review.changes is not None and not review.changes.first:
         if bmcs := review.changes.moved_bmcs:
-            yield _wrap_lines(f"BMC: overrides go to another BMC, or trust it otherwise: {format_names(bmcs)}", "")
+            yield _wrap_lines(f"BMC: the address or the trust of the BMC changes: {format_names(bmcs)}", "")
         if moved := phrases.list_credentials(review.changes.bmcs):
-            yield "Credentials go where they did not go before; an instance sends them only where it is told:"
+            yield "Credentials go to new places. An instance sends them only to BMCs that its operator allows:"
             yield from (_wrap_lines(line) for line in moved[:_MAX_LIMITS])
             if left := format_rest(len(moved) - _MAX_LIMITS, "BMC"):
                 yield f"  {left}"
@@ -576,13 +574,13 @@ def _format_problems(review: Review, prefix: str) -> Iterator[str]:
 
 def _format_next_steps(review: Review) -> Iterator[str]:
     yield _format_heading("Next steps")
-    yield f"  see it again: {review.command}"
+    yield f"  to see this review again, run: {review.command}"
     acknowledging = list(review.list_ack_lines())
     if acknowledging:
-        yield "  to accept it anyway, put into the last commit's message:"
+        yield "  to accept the commit after you have checked it, add to the message of the last commit:"
         yield from (f"    {line}" for _, line in acknowledging)
         if review.steps:
-            yield "  or each commit by itself, in any commit's message behind it:"
+            yield "  or acknowledge each commit in the message of a later commit:"
             yield from (f"    {line}  # {step.commit[:12]}" for step in review.steps for line in step.lines)
-        yield "  or, where the instance runs:"
+        yield "  or run on the host of the instance:"
         yield f"    {review.approval}"

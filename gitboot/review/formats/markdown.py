@@ -45,7 +45,7 @@ def render_failed_review(folder: str, commit: str, log: str) -> str:
             format_commit_marker(commit),
             f"## gitboot diff{f' of {format_code(folder)}' if folder else ''}: the review failed",
             "",
-            f"There is no review of {format_code(commit[:12])}, so it is unknown what this change does. Read the log: {log}",
+            f"gitboot could not review {format_code(commit[:12])}, so the effect of this change is unknown. Log: {log}",
             "",
         )
     )
@@ -65,7 +65,8 @@ def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> 
     room = LIMIT - len(begin.encode()) - len(end.encode()) - len(review.command.encode()) - 400
     lines, left = _render_groups(review, room)
     if left:
-        notice = f"\n**{format_count(left, 'group')} of changes not shown here**: read them with {format_code(review.command)}"
+        number = format_count(left, "group")
+        notice = f"\n**{number} of changes not shown.** To see all, run {format_code(review.command)}"
         begin = "\n".join((*head, notice, *_render_areas(review), *_render_guards(review), *_render_dangers(review)))
     return "\n".join(part for part in (begin, "\n".join(lines), end) if part) + "\n"
 
@@ -89,7 +90,7 @@ def _render_verdict(review: Review, folder: str) -> Iterator[str]:
         yield f"{format_code(commit[:12])} is signed by {format_code(str(signer))}"
     if review.base.decisions is None and review.changes is not None:
         yield ""
-        yield "**The base is no valid fleet, so everything is new here.**"
+        yield "**The base is not a valid fleet, so this review shows everything as new.**"
 
 
 def _render_areas(review: Review) -> Iterator[str]:
@@ -127,7 +128,7 @@ def _render_guards(review: Review) -> Iterator[str]:
         yield f"- {note_on_identities}"
     yield from _limit_lines(
         [
-            f"- not heeded: {format_code(each.line)} in {format_code(each.commit[:12])}: {format_code(each.why)}"
+            f"- ignored: {format_code(each.line)} in {format_code(each.commit[:12])}: {format_code(each.why)}"
             for each in review.ignored_lines
         ],
         "acknowledgement",
@@ -191,10 +192,10 @@ def _render_group(group: Group) -> tuple[str, str]:
     lines += (f"- {what}: {format_code(why)}" for what, why in phrases.list_reasons(group))
     lines += (f"- {format_code(phrases.format_change(field))}" for field in group.fields[:20])
     if (outlier := group.outlier) is not None:
-        lines.append(f"- **rendered otherwise than {format_code(outlier.than)}**, which changes by the same causes:")
+        lines.append(f"- **the diff differs from that of {format_code(outlier.than)}**, which has the same causes:")
         lines += (f"  - {format_code(line)}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:
-        lines.append("- not rendered: there are too many lines")
+        lines.append("- no diff: too many lines")
     elif group.rendered:
         lines.append(f"\n{format_code(phrases.describe_rendered(group))}:\n\n{_render_diffs(group.rendered)}")
     risks = ", ".join(group.risks)
@@ -233,14 +234,14 @@ def _render_effects(review: Review) -> Iterator[str]:
     if found:
         yield "\n### When\n"
         yield from _limit_lines(
-            [f"- {format_code(when)}: {format_count(number, 'server')}" for when, number in found], "instant"
+            [f"- {format_code(when)}: {format_count(number, 'server')}" for when, number in found], "time"
         )
 
 
 def _render_documents(review: Review) -> Iterator[str]:
     found = review.documents_only
     if found:
-        yield f"\n### Presentation only: {format_count(len(found), 'document')}, no decision follows\n"
+        yield f"\n### Presentation only: {format_count(len(found), 'document')}, no decision changes\n"
         lines = [
             f"- {format_code(str(each.id))} {each.fate}"
             + (f": {format_code(format_names([field.dotted_path for field in each.fields], 3))}" if each.fields else "")
@@ -251,9 +252,9 @@ def _render_documents(review: Review) -> Iterator[str]:
         if bmcs := review.changes.moved_bmcs:
             shown = format_names(list(map(format_code, bmcs)), 10)
             number = format_count(len(bmcs), "server")
-            yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {number}: {shown}"
+            yield f"\n**BMC**: the address or the trust of the BMC changes for {number}: {shown}"
         if moved := phrases.list_credentials(review.changes.bmcs):
-            yield "\n**Credentials** go where they did not go before; an instance sends them only where it is told:\n"
+            yield "\n**Credentials** go to new places. An instance sends them only to BMCs that its operator allows:\n"
             yield from _limit_lines([f"- {format_code(line)}" for line in moved], "BMC")
 
 
@@ -263,7 +264,8 @@ def _render_problems(review: Review) -> Iterator[str]:
         numbers = f"{format_count(errors, 'error')}, {format_count(len(problems) - errors, 'warning')}"
         yield f"\n### {heading}: {numbers}\n"
         lines = [
-            f"- {format_code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: {format_code(each.message)}"
+            f"- {format_code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: "
+            + format_code(each.message)
             + (f"<br>{format_code(each.hint)}" if each.hint else "")
             for each in problems
         ]
@@ -271,18 +273,18 @@ def _render_problems(review: Review) -> Iterator[str]:
 
 
 def _render_next_steps(review: Review) -> Iterator[str]:
-    yield f"\n### Next steps\n\nSee it yourself: {format_code(review.command)}"
+    yield f"\n### Next steps\n\nTo see this review again, run {format_code(review.command)}"
     acknowledging = list(review.list_ack_lines())
     if not acknowledging:
         return
-    yield "\nTo accept it anyway, once you have looked: put into the last commit's message\n"
+    yield "\nTo accept the commit after you have checked it, add these lines to the message of the last commit:\n"
     yield _format_code_block([line for _, line in acknowledging])
     if review.steps:
-        yield "\nor each commit by itself, in any commit's message behind it:\n"
+        yield "\nOr acknowledge each commit in the message of a later commit:\n"
         for step in review.steps:
             yield f"{format_code(step.commit[:12])}\n"
             yield _format_code_block(list(step.lines))
-    yield "\nor, where the instance runs:\n"
+    yield "\nOr run this on the host of the instance:\n"
     yield _format_code_block([str(review.approval)])
 
 
@@ -356,7 +358,7 @@ def _trip_problems(review: Review) -> Iterator[Problem]:
         if trip.acknowledged:
             yield _make_annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
         else:
-            hint = f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}"
+            hint = f"check the change, then acknowledge it: {lines.get(trip.guard, review.approval)}"
             yield structs.replace(_make_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
 
 

@@ -48,24 +48,24 @@ def format_change(field: FieldChange) -> str:
     if isinstance(field.old, list) and isinstance(field.new, list):
         signs = [f"-{format_value(each)}" for each in field.old if each not in field.new]
         signs += [f"+{format_value(each)}" for each in field.new if each not in field.old]
-        return f"{field.dotted_path}: {' '.join(signs) or 'in another order'}"
+        return f"{field.dotted_path}: {' '.join(signs) or 'in a different order'}"
     if field.old == field.new:
-        return f"{field.dotted_path}: another"
+        return f"{field.dotted_path}: changed"
     return f"{field.dotted_path}: {format_value(field.old)} {ARROW} {format_value(field.new)}"
 
 
 def describe_rendered(group: Group) -> str:
     """Name the server of the rendered diff, and the values that differ for the other servers of the group."""
     if len(group.servers) == 1:
-        return f"as for {group.names[0]}"
-    own = f", with its own {' and '.join(group.own)}" if group.own else ""
-    return f"as for each of them{own}; here for {group.names[0]}"
+        return f"diff for {group.names[0]}"
+    own = f"same diff with their own {' and '.join(group.own)}" if group.own else "same diff"
+    return f"diff for {group.names[0]}; the other servers have the {own}"
 
 
 def format_outlier(outlier: Outlier) -> list[str]:
     """List the lines that differ from a larger group with the same causes."""
-    signed = [*(f"only here: {line}" for line in outlier.lines), *(f"not here: {line}" for line in outlier.missing)]
-    shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines in other places"]
+    signed = [*(f"only here: {line}" for line in outlier.lines), *(f"missing here: {line}" for line in outlier.missing)]
+    shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines at other positions"]
     return [*shown, *filter(None, [format_rest(len(signed) - _MAX_OUTLIER_LINES, "line")])]
 
 
@@ -75,7 +75,7 @@ _MAX_OUTLIER_LINES: Final = 20  # lines
 def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
     """Yield the consequences of a group's change, each with its first reasons and the number of the others."""
     reinstalls, becomes_unknown = map(format_reinstall, group.reinstalls), map(format_unknown_reason, group.unknown)
-    for what, found in (("may be reinstalled", [*reinstalls]), ("becomes unknown", [*becomes_unknown])):
+    for what, found in (("may be reinstalled", [*reinstalls]), ("state becomes unknown", [*becomes_unknown])):
         yield from ((what, each) for each in found[:_MAX_REASONS])
         if left := format_rest(len(found) - _MAX_REASONS, "reason"):
             yield what, left
@@ -89,9 +89,9 @@ def format_access(bmc: BmcAccess | None) -> str | None:
     if bmc is None:
         return None
     encrypted = bmc.address.lower().startswith("https:")
-    how = ", unverified" if not bmc.verify else ", by an authority of the repository" if bmc.ca is not None else ""
-    one = f", with the certificate {bmc.fingerprint}" if bmc.fingerprint is not None else ""
-    return f"{bmc.credentials} at {bmc.address}{how + one if encrypted else ', unencrypted'}"
+    trust = ", unverified" if not bmc.verify else ", verified by a CA of the repository" if bmc.ca is not None else ""
+    pinned = f", with the certificate {bmc.fingerprint}" if bmc.fingerprint is not None else ""
+    return f"{bmc.credentials} at {bmc.address}{trust + pinned if encrypted else ', unencrypted'}"
 
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
@@ -106,14 +106,14 @@ def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
 
 def format_reinstall(reinstall: Reinstall) -> str:
     """Return the reason why a server can newly get an install boot."""
-    where = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
+    maintenance = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
     if reinstall.why is ReinstallReason.MAINTENANCE and reinstall.old is None:
-        return f"{where} is new: {reinstall.new}"
+        return f"{maintenance} is new: {reinstall.new}"
     if reinstall.why is ReinstallReason.WRITES_DISK:
         return f"{reinstall.new} writes disks, {reinstall.old or 'the local disk'} did not"
     words = {
-        "where": where or "its policy",
-        "boots": f"{where} boots" if where else "it boots",
+        "source": maintenance or "its policy",
+        "boots": f"{maintenance} boots" if maintenance else "it boots",
         "why": reinstall.why,
         "old": reinstall.old or "(none)",
         "new": reinstall.new or "(none)",
@@ -123,16 +123,18 @@ def format_reinstall(reinstall: Reinstall) -> str:
 
 _IDENTITY: Final = "{new} was the {why} of Server/{old}"
 _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
-    ReinstallReason.MAINTENANCE: f"{{where}}: {{old}} {ARROW} {{new}}",
-    ReinstallReason.UNCOVERED: "{where} is no longer behind Maintenance/{old}",
+    ReinstallReason.MAINTENANCE: f"{{source}}: {{old}} {ARROW} {{new}}",
+    ReinstallReason.UNCOVERED: "Maintenance/{old} no longer replaces {source}",
     ReinstallReason.MAC: "{new} was a MAC address of Server/{old}",
     ReinstallReason.SERIAL: "{new} was the serial number of Server/{old}",
     ReinstallReason.ADDRESS: "{new} was an address of Server/{old}",
     **dict.fromkeys((ReinstallReason.UUID, ReinstallReason.NAME, ReinstallReason.NID), _IDENTITY),
     ReinstallReason.CLAIM: "{boots} BootImage/{new}, which claims for the first time to write no disk",
-    ReinstallReason.CLAIM_OF_BOOT: "{boots} BootImage/{new}, which claims to write no disk, with arguments, scripts, templates or "
-    "a base URL that no server was offered with it",
-    ReinstallReason.STOPPED: "{where} is stopped no longer",
+    ReinstallReason.CLAIM_OF_BOOT: (
+        "{boots} BootImage/{new}, which claims to write no disk, with arguments, scripts, templates or a base URL that "
+        "are new for this image"
+    ),
+    ReinstallReason.STOPPED: "the Fleet no longer stops {source}",
 }
 
 
@@ -153,15 +155,21 @@ def format_unknown_reason(reason: UnknownReason) -> str:
 
 
 _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
-    UnknownCause.CAME: "it comes with provision {0}, so it may be installed already: come with 1 to be installed, or say what "
-    "it is: gitboot records set",
-    UnknownCause.REPLACES: "it replaces {0}, which no server is: it is installed only if the instance has a record of that "
-    "with a lower number",
-    UnknownCause.BOARD: "its UUID was {0}: say replaces: {0}, and raise provision to install it",
-    UnknownCause.NOT_RAISED: "it replaces another board at provision {0}: raise it to install the machine",
-    UnknownCause.MOVED: "it comes to the site {0}, whose instance knows nothing of it: gitboot records hand-over and "
-    "take-over, or say what it is: gitboot records set",
-    UnknownCause.OVERWRITTEN: "Maintenance/{0} writes its disks: raise provision to install it again afterwards",
+    UnknownCause.CAME: (
+        "it is new with provision {0}, so it may be installed already. Set provision to 1 to install it, or record its "
+        "state with gitboot records set"
+    ),
+    UnknownCause.REPLACES: (
+        "it replaces {0}, which no Server document has. gitboot installs it only if the instance has a record of {0} "
+        "with a lower provision number"
+    ),
+    UnknownCause.BOARD: "its UUID was {0}. Set replaces: {0}, and raise provision to install it",
+    UnknownCause.NOT_RAISED: "it replaces another board at provision {0}. Raise provision to install it",
+    UnknownCause.MOVED: (
+        "it moves to the site {0}, whose instance has no record of it. Run gitboot records hand-over and take-over, or "
+        "record its state with gitboot records set"
+    ),
+    UnknownCause.OVERWRITTEN: "Maintenance/{0} writes its disks. Raise provision to install it again afterwards",
 }
 
 
@@ -170,7 +178,7 @@ def format_effect(effect: Effect) -> str:
     if effect.when is not EffectTime.WINDOW:
         return effect.when
     if effect.start is None and effect.end is None:
-        return f"as long as Maintenance/{effect.maintenance} stands in Git"
+        return f"while Git contains Maintenance/{effect.maintenance}"
     start, end = (format_instant(each) if each else "-" for each in (effect.start, effect.end))
     return f"in Maintenance/{effect.maintenance}, [{start}, {end})"
 
@@ -181,14 +189,14 @@ def format_trip(trip: Trip) -> str:
         return words.format(limit=trip.limit)
     number = format_share(trip.number, trip.of) if trip.percent and trip.of else f"{trip.number:,}"
     of = f" of {trip.of:,}" if trip.of is not None else ""
-    where = "" if trip.area == "all" else f" in {trip.area}"
-    return f"{trip.what}{where}: {number}{of}; the limit is {trip.limit}{' %' if trip.percent else ''}"
+    area = "" if trip.area == "all" else f" in {trip.area}"
+    return f"{trip.what}{area}: {number}{of}; the limit is {trip.limit}{' %' if trip.percent else ''}"
 
 
 _TRIP_TEXTS: Final[Mapping[Guard, str]] = {
     Guard.ALLOW_EMPTY: "no server is left",
     Guard.ALLOW_REWIND: "the commit does not descend from the accepted one",
-    Guard.MAX_UNKNOWN_CHANGES: "what unknown machines boot changes; the limit is {limit}",
+    Guard.MAX_UNKNOWN_CHANGES: "the boot of unknown machines changes; the limit is {limit}",
 }
 
 
@@ -206,9 +214,9 @@ def format_counts(changes: Changes) -> str:
         if number := sum(image.fate is fate for image in changes.images):
             parts.append(f"{format_count(number, 'image')} {fate}")
     if overrides := len(changes.with_risk(Risk.OVERRIDE_ONLY)):
-        parts.append(f"{format_count(overrides, 'override')} alone")
+        parts.append(f"override only: {format_count(overrides, 'server')}")
     if changes.access:
-        parts.insert(0, "who may fetch changes for every machine")
+        parts.insert(0, "access changes for every machine")
     return " · ".join(parts)
 
 
@@ -225,12 +233,12 @@ def format_access_change(change: AccessChange) -> str:
     effect = "more clients can fetch" if change.widens else "fewer clients can fetch"
     if change.widens and change.field == ONE_TIME_BOOTS:
         effect += _RISK_OF_COPIES
-    return f"{change.field}: {clients(change.old)} {ARROW} {clients(change.new)}: {effect}"
+    return f"{change.field}: {clients(change.old)} {ARROW} {clients(change.new)} ({effect})"
 
 
 # What a log proves: `gitboot.fetchlog.log_entries`.
 _RISK_OF_COPIES: Final = (
-    ", again and again: a copy serves an install boot until gitboot has read the copy's log, and a loader that sends "
+    " repeatedly; a copy serves an install boot until gitboot has read the log of the copy, and a loader that sends "
     "neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
 )
 
@@ -238,8 +246,8 @@ _RISK_OF_COPIES: Final = (
 def format_claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
     """Return the place and the author of the claim that an image writes no disk. No writer: not committed."""
     path, line, _ = place
-    written = f"written by {writer}" if writer is not None else "not committed yet"
-    return f"BootImage/{image} claims for the first time to write no disk: {path}:{line}, {written}"
+    author = f"written by {writer}" if writer is not None else "not committed yet"
+    return f"BootImage/{image} claims for the first time to write no disk ({path}:{line}, {author})"
 
 
 # Groups
