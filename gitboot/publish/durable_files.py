@@ -157,7 +157,7 @@ class Disk:
             return False
 
     def size(self, path: str) -> int | None:
-        """Return the size of the file at ``path``; None if there is none. This fast check follows symlinks to folders."""
+        """Return the size of the file at ``path``, quickly; None if there is none. Symlinks to folders are followed."""
         try:
             found = os.lstat(path, dir_fd=self.folders.root)
         except OSError:
