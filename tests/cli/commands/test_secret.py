@@ -60,7 +60,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> No
     public = run("keygen", tmp_path / "key").output.strip()
     assert "encrypted to somebody" in fails("encrypt", tmp_path / "none", "--file", out)
     assert "begins with age1" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--file", out)
-    assert "over 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--file", out)
+    assert "the limit is 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--file", out)
     no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--file", out)
     assert "line 1 is no key of age" in no_key and "hunter2" not in no_key
     assert "exists already" in fails("keygen", tmp_path / "key")
