@@ -118,7 +118,10 @@ def test_nobody_who_listens_and_no_name_is_unknown() -> None:
 
 def test_another_size_is_wrong_without_being_read(server: ArtifactServer) -> None:
     seen = check_artifact(WebFetcher(), replace(server.put("/a", KERNEL), size=7), read=False)
-    assert (seen.presence, seen.message) == (Presence.WRONG, f"the file has {len(KERNEL)} bytes, and the image states 7")
+    assert (seen.presence, seen.message) == (
+        Presence.WRONG,
+        f"the file has {len(KERNEL)} bytes, and the image states 7",
+    )
 
 
 def test_a_body_that_goes_on_is_not_read_to_its_end(server: ArtifactServer) -> None:

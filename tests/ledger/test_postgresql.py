@@ -790,7 +790,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
         postgres_server.sql(f"DROP SCHEMA {schema} CASCADE")
     else:
         path.unlink()
-    assert "say --yes" in str(reclaim(tmp_path).exception), "nothing is done before somebody says so"
+    assert "add --yes" in str(reclaim(tmp_path).exception), "nothing is done before somebody says so"
     told = reclaim(tmp_path, "--yes")
     assert (told.exit_code, f"{place.partition('?')[0]} " in told.output) == (0, True), told
     assert (read_address(path) is None) == from_file

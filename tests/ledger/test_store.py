@@ -889,7 +889,8 @@ from gitboot.bmc.reboot_detection import Marks
 from gitboot.resolve.provisioning_record import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))
-set = OverrideRecord(reason="r", plan_digest="d", override=NO_OVERRIDE, marks=Marks(), state=OverrideState.RECORDED, at=at)
+state = OverrideState.RECORDED
+set = OverrideRecord(reason="r", plan_digest="d", override=NO_OVERRIDE, marks=Marks(), state=state, at=at)
 for write in (
     lambda tx: instance_tables.write_facts(tx, accepted="c0ffee"),
     lambda tx: server_tables.write_records(tx, [(sys.argv[2], "web01", Record(provision=1))]),

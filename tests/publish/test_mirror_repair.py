@@ -341,7 +341,10 @@ def test_a_repair_writes_nothing_by_a_list_of_an_earlier_publication(output: Pat
     copy = shutil.copytree(output / "boot", tmp_path / "boot")
     edit(copy / ENTRY[1:])
     Site(tree).publish(FLEET, commit="decaf")
-    with closing(WatchedStore(copy)) as store, pytest.raises(PublishError, match="the list belongs to another publication"):
+    with (
+        closing(WatchedStore(copy)) as store,
+        pytest.raises(PublishError, match="the list belongs to another publication"),
+    ):
         repair(store, tree, [ALL], _now, parallel=1, on_start=_ignore, on_progress=_ignore, retry_s=0)
     assert store.written == {}
 

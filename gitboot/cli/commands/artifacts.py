@@ -204,7 +204,7 @@ def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:
-            hint = "the Fleet names those that there are"
+            hint = "the Fleet names the sites"
             raise UsageError(f"there is no site {site!r}; {did_you_mean(site, decisions.sites, hint)}")
     named = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
@@ -545,4 +545,4 @@ def _format_text(artifacts: Collection[NeededArtifact], sightings: Mapping[BootF
         counts = Counter(str(sighting.presence).lower() for sighting in here)
         numbers = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
         lines.append(f"{site or 'the fleet'}: {format_count(len(here), 'artifact')}: {numbers}")
-    return "\n".join(lines if artifacts else ["the fleet names no artifacts"])
+    return "\n".join(lines if artifacts else ["the fleet has no artifacts"])

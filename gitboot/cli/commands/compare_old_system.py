@@ -197,7 +197,9 @@ def _compare_server(
     try:
         answer = _fetch_old_boot(client, old, shape, asker, timeout_s)
         if answer is None:
-            return BootComparison(server=asker.name, verdict=Verdict.MISSING, message="the old system answers 404")
+            return BootComparison(
+                server=asker.name, verdict=Verdict.MISSING, message="the old system responds with 404"
+            )
         if boot is None:
             if answer.kernel is None:
                 return BootComparison(server=asker.name, verdict=Verdict.EQUAL, message="both boot its disk")

@@ -164,10 +164,10 @@ _NO_HASH_OF_GIT: Final = """\
 # with `pip wheel --no-deps`, put it on a web server, and write here: gitboot @ URL --hash=sha256:DIGEST
 """
 _NEXT: Final = """\
-{directory} is a fleet of one server now. Next:
+Wrote a fleet with one server to {directory}. Next steps:
 
   cd {quoted}
-  gitboot validate                 # every problem, with its place and its hint
+  gitboot validate                 # print each problem with a hint
   gitboot plan --records fresh     # what web01 boots
   $EDITOR fleet.yaml servers/*     # your URL, your machines
 
@@ -176,14 +176,14 @@ Then commit, and see README.md. GITBOOT in .github/ and .gitlab-ci.yml is what p
 _HASH_MISSING: Final = f"""
 The CI jobs that write comments refuse to run yet: run the command in {PACKAGES}, which adds gitboot's hash.\
 """
-_LEFT: Final = "{name} is there already, and left as it is{hint}"
+_LEFT: Final = "{name} exists already, and was not changed{hint}"
 _HINTS: Final = {
-    _GITLAB: ": let it have `include: [{{local: .gitlab/gitboot{slug}.yml}}]`",
-    ".pre-commit-config.yaml": ": let it have a hook that runs `gitboot validate {subpath}`",
+    _GITLAB: ": add `include: [{{local: .gitlab/gitboot{slug}.yml}}]` to it",
+    ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to it",
 }
 _UNKNOWN: Final = f"""
-Warning: nothing says from where pip can install this gitboot on another machine: CI is to install {THIS_VERSION}.
-Where your index does not have it, say what it is to install: GITBOOT in these files, or `gitboot init --gitboot`.\
+Warning: gitboot does not know from where CI can install it. The CI files install {THIS_VERSION}. If your package index
+does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
 _FROM_INDEX: Final = ("pip", "uv")  # who installs from one where nothing else is noted
 

@@ -94,7 +94,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     state = resolve_active_state(state)
     process = find_running_process(state)
     if process is None:
-        raise UsageError(f"no gitboot runs with the state directory {state}: begin with `gitboot run`")
+        raise UsageError(f"no gitboot runs with the state directory {state}: start `gitboot run` first")
     with suppress(LedgerError):  # a database that is down keeps no commit away
         check_acts(state)
     triggered, until = datetime.now(UTC), time.monotonic() + timeout_s

@@ -97,9 +97,9 @@ def command(
     PATH is the fleet. Without --records, gitboot does not know what is installed, and shows no installations.
     """
     if timeline is not None and (names or selector is not None):
-        raise UsageError("--timeline shows one server: leave out --server and --selector")
+        raise UsageError("--timeline shows one server: remove --server and --selector")
     if timeline is None and until is not None:
-        raise UsageError("--until is the end of a timeline: add --timeline SERVER, or leave out --until")
+        raise UsageError("--until is the end of a timeline: add --timeline SERVER, or remove --until")
     fleet = plan_fleet(path, rev, at or current_second(), records)
     if timeline is None:
         _write_plans(fleet, names, selector, outputs)
@@ -239,12 +239,12 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
     state = read_state(tree, name)
     if state is None and not (tree / MANIFEST).is_file():
         raise UsageError(
-            f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
+            f"{tree} is not an output tree; pass the directory that `gitboot run` or `gitboot render` wrote with --out"
         )
     if state is None:
         servers = tree / "ops" / "servers"
         known = sorted(each.stem for each in servers.glob("*.json"))
-        hint = did_you_mean(name, known, f"{servers} has those that there are")
+        hint = did_you_mean(name, known, f"{servers} lists the servers")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _list_boot_scripts(state, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)

@@ -132,7 +132,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
             )
         facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
         if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
-            hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
+            hint = "; pass fresh, adopt, as-recorded, or a file of exported records"
             facts["how"] = Beginning.RECORDS
             facts["items"] = [
                 {"uuid": uuid, **record_facts(record)}
@@ -152,7 +152,7 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
         f"{format_count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}"
     )
     if unknown:
-        click.echo(f"{format_count(unknown, 'server')} would stay unknown: nothing is installed there")
+        click.echo(f"{format_count(unknown, 'server')} would stay unknown: gitboot does not install them")
     machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
     if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
         click.echo(
@@ -371,7 +371,7 @@ def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | Non
     if unsaid and not doubt:
         named = quote_words(*unsaid[:_MAX_NAMES])
         below = [
-            "say what is on their disks, provisioned or pending:",
+            "State what is on their disks, provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
     counts = Counter(map(_describe_state, items))

@@ -181,7 +181,7 @@ def advance_stream(
 
         here = _find_rollout(stream, decided.repository, accept_fetched=accept_fetched)
         if here is None:
-            found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
+            found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
         else:
             proof = read_proof(informant, find_applied_commit)
             found = advance(
@@ -214,7 +214,7 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
     Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
     """
     if stream not in repository.streams:
-        hint = did_you_mean(stream, repository.streams, "gitboot images lists those that there are")
+        hint = did_you_mean(stream, repository.streams, "`gitboot images` lists the streams")
         raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
     found, fleet = repository.streams[stream].spec.rollout, repository.fleet
     if found is not None and fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:

@@ -518,7 +518,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
                     raise
                 standby.fail(error)
         else:
-            print_event(Event(at=_clock(), type="Stopped", message="it stood by, and acted for nobody"))
+            print_event(Event(at=_clock(), type="Stopped", message="the standby stopped; it was never active"))
     return Exit.FINE
 
 
@@ -543,10 +543,10 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
         if bell.is_stopped:
             lease = instance.store.database.lease
             why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
-            message = f"{why}: nothing is set, offered or written any more"
+            message = f"{why}: this instance sets, offers and writes nothing any more"
             print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
-            print_event(Event(at=_clock(), type="Stopped", message="what was published stays"))
+            print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files stay"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more
     return bell.is_stopped
 

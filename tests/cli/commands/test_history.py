@@ -112,7 +112,9 @@ def test_history_shows_commits_and_what_each_changed(gitboot: Typed, work: Work,
         f"{head} {day}: Plan a repair",
         "    maintenances.repair  none  -> memtest-7, from 2026-11-20T22:00:00Z to 2026-11-21T04:00:00Z",
     ]
-    assert lines[2].startswith(f"(2 commits, {broken} to {more}, are invalid and decided nothing: bad.yaml:1:7: GB1021")
+    assert lines[2].startswith(
+        f"(2 commits, {broken} to {more}, are invalid and changed no decision: bad.yaml:1:7: GB1021"
+    )
     assert lines[3:] == [
         f"{quiet} {day}: Be quiet",
         "    policy.boot.kernelArguments              +quiet",

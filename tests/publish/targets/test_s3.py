@@ -435,7 +435,7 @@ def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, stor
                 store.put(bucket, path, b"theirs")
 
     store.seen = other_overwrites
-    with pytest.raises(HostUnreachable, match="the content of .* changed after gitboot wrote it"):
+    with pytest.raises(HostUnreachable, match=r"the content of .* changed after gitboot wrote it"):
         site.follow()
     assert parse_head(store.get(bucket, f"site/{HEAD}").content).commit != "2"
     store.seen = lambda: None
@@ -574,7 +574,12 @@ def _error(request: Callable[[], object]) -> GitbootError:
             "the store rejects the credentials, or they lack a permission: AccessDenied",
             PublishError,
         ),
-        ("400 Bad Request", "ExpiredToken", "the store rejects the credentials, or they lack a permission: Expired", PublishError),
+        (
+            "400 Bad Request",
+            "ExpiredToken",
+            "the store rejects the credentials, or they lack a permission: Expired",
+            PublishError,
+        ),
         ("404 Not Found", "NoSuchBucket", "the bucket does not exist", PublishError),
         ("503 Slow Down", "SlowDown", "the store answers 503 Service Unavailable SlowDown", HostUnreachable),
     ],
@@ -598,7 +603,10 @@ def test_finding_m10_a_certificate_that_this_clock_rejects_is_named_with_both_ti
         pytest.raises(HostUnreachable, match=f"^s3://boots/site: the certificate of the store {words} ") as raised,
     ):
         strange_bucket(server.url, ca_bundle=certificate).get(HEAD)
-    assert re.search(r"clock of this host shows \d{4}-\d\d-\d\dT[\d:]+Z \(renew the certificate, or correct the clock\)", str(raised.value))
+    assert re.search(
+        r"clock of this host shows \d{4}-\d\d-\d\dT[\d:]+Z \(renew the certificate, or correct the clock\)",
+        str(raised.value),
+    )
 
 
 def _tls(certificate: Path, begins: datetime, ends: datetime) -> ssl.SSLContext:
