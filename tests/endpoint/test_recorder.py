@@ -503,7 +503,7 @@ def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: H
         assert "boot withheld: the fetch could not be recorded" in text
         ready = http_peers.get(other.url + "/readyz")
         assert ready.status_code == 503
-        assert "does not take it" in ready.text
+        assert "cannot be used" in ready.text
 
 
 def test_a_ledger_that_hangs_costs_a_deadline_and_nothing_more(hosts: Hosts) -> None:
