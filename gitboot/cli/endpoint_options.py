@@ -35,7 +35,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class AccessSettings(Struct, frozen=True, kw_only=True):
-    """Who may ask an endpoint for what."""
+    """Settings that decide which clients may read what from an endpoint."""
 
     operators: tuple[str, ...]  # networks; none: this machine
     operators_hosts: tuple[str, ...]
@@ -52,7 +52,8 @@ access_options = combine_options(
         "--operators",
         multiple=True,
         metavar="CIDR",
-        help="Networks from which /api and /metrics are answered. Default: this machine alone.",
+        help="A network whose clients may read /api and /metrics. Repeat the option for several networks. Default: "
+        "only this machine.",
     ),
     click.option(
         "--operators-host",
@@ -61,21 +62,22 @@ access_options = combine_options(
         envvar="GITBOOT_OPERATORS_HOST",
         multiple=True,
         metavar="NAME",
-        help="Names in the URLs that operators use for /api and /metrics. gitboot always accepts addresses and "
-        "localhost, and rejects other names. Default: none.",
+        help="A name that operators use in URLs of /api and /metrics. gitboot always accepts IP addresses and "
+        "localhost, and rejects all other names. Default: none.",
     ),
     click.option(
         "--operators-tokens",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="A file with a token on each line; who shows one (Authorization: Bearer) is answered from anywhere.",
+        help="A file with a token on each line. A client with one of these tokens (Authorization: Bearer) may read "
+        "/api and /metrics from any address. Default: none.",
     ),
     click.option(
         "--operators-tls",
         nargs=2,
         metavar="CERT KEY",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Encrypt the separate socket for operators. CERT is a file with the certificate and its chain, KEY is "
-        "a file with the private key, both PEM and the key without a passphrase. gitboot reads the files again when "
+        help="Encrypt the socket of --operators-listen. CERT is a file with the certificate and its chain. KEY is "
+        "a file with the private key, without a passphrase. Both are PEM files. gitboot reads them again when "
         "they change. Default: no encryption.",
     ),
     click.option(
@@ -83,13 +85,13 @@ access_options = combine_options(
         cls=Setting,
         multiple=True,
         metavar="CIDR",
-        help="Networks of proxies. gitboot takes the client's address from their X-Forwarded-For header, and ignores "
-        "this header from every other address, also from this machine. Default: none.",
+        help="A network of proxies. gitboot takes the client's address from the X-Forwarded-For header of these "
+        "proxies, and ignores the header from any other address, also from this machine. Default: none.",
     ),
     click.option(
         "--operators-listen",
         metavar="HOST:PORT",
-        help="Answer /api and /metrics here, and no longer where machines ask. Default: there.",
+        help="Serve /api and /metrics only at this address, and not at --listen. Default: at --listen.",
     ),
     click.option(
         "--idle-connections",
@@ -97,19 +99,19 @@ access_options = combine_options(
         type=click.IntRange(min=1),
         default=32,
         show_default=True,
-        help="The largest number of connections without a request that one address may keep. If an address opens one "
-        "more, the endpoint closes the oldest. The limit does not apply to trusted proxies.",
+        help="The number of connections without a request that one client address may keep open. If it opens one "
+        "more, the endpoint closes the oldest one. The limit does not apply to trusted proxies.",
     ),
 )
 
 
 def take_access_settings(options: dict[str, Any]) -> AccessSettings:
-    """What was given for these options, taken out of the others."""
+    """Remove the access options from ``options`` and return them."""
     return AccessSettings(**{name: options.pop(name) for name in AccessSettings.__struct_fields__})
 
 
 def check_access_settings(access: AccessSettings) -> None:
-    """Raise `UsageError` where it cannot be meant, or a file cannot be used: at the start, as it may be later."""
+    """Check that the settings fit together and that their files are usable. Raises `UsageError`."""
     if access.operators_tls is not None and access.operators_listen is None:
         raise UsageError("--operators-tls needs --operators-listen: gitboot does not encrypt what machines fetch")
     clients = build_clients(access, None)
@@ -120,7 +122,9 @@ def check_access_settings(access: AccessSettings) -> None:
 
 
 def build_clients(access: AccessSettings, operators: socket.socket | None) -> ClientRules:
-    """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
+    """Return the access settings in the form that an endpoint takes. ``operators`` is the socket for operators, if
+    there is one.
+    """
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
     from gitboot.endpoint.app import ClientRules
 
@@ -150,7 +154,7 @@ def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: 
 
 
 def build_certificate(access: AccessSettings) -> Certificate | None:
-    """What operators are shown; None: what they ask is not encrypted."""
+    """Return the certificate of the socket for operators, or None if that socket is not encrypted."""
     from gitboot.endpoint.tls import Certificate
 
     return Certificate(*access.operators_tls) if access.operators_tls is not None else None
@@ -165,7 +169,7 @@ def _parse_networks(option: str, values: tuple[str, ...]) -> Iterator[Any]:
 
 
 def format_access_arguments(access: AccessSettings) -> list[str]:
-    """The same as arguments of a worker, but for where to listen: it gets the socket."""
+    """Return the settings as arguments for a worker process. The worker inherits the sockets."""
     settings = {name: getattr(access, name) for name in ("idle_connections", "operators_hosts", "trusted_proxies")}
     arguments = ["--settings", json.dumps(settings)]
     for network in access.operators:
@@ -178,7 +182,9 @@ def format_access_arguments(access: AccessSettings) -> list[str]:
 
 
 def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys | None:
-    """The keys of a file that is given; raises UsageError where it has none, unless that was looked at before."""
+    """Return the age keys in a file, or None without a file. Raises `UsageError` if the file has none, unless
+    ``skip_check``.
+    """
     if file is None:
         return None
     from gitboot.endpoint.age_encryption import AgeKeys  # few give one
@@ -190,7 +196,7 @@ def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys 
 
 
 def open_operators_socket(access: AccessSettings) -> socket.socket | None:
-    """What listens for operators alone, where that is wanted."""
+    """Listen for operators at a separate address, if the settings have one."""
     from gitboot.endpoint.server import build_url, open_listening_socket
 
     if access.operators_listen is None:
@@ -202,7 +208,7 @@ def open_operators_socket(access: AccessSettings) -> socket.socket | None:
 
 
 def create_spool(spool: Path) -> None:
-    """Make a spool where it is missing."""
+    """Create the directory of the fetch log if it does not exist."""
     with convert_os_errors(spool, "made"):
         spool.mkdir(mode=0o750, parents=True, exist_ok=True)
 
@@ -215,19 +221,23 @@ shared_ledger_options = combine_options(
     click.option(
         "--ledger",
         metavar="URL",
-        help="The PostgreSQL database of the instance's ledger, as in its own --ledger. Fetches that --spool records "
-        "go there, and a one-time boot is recorded there before it is served. Default: --spool is the instance's own.",
+        help="The PostgreSQL database with the ledger of the instance, as in `gitboot run --ledger`. The endpoint "
+        "sends the fetches in --spool to this database, and records each one-time boot there before it serves "
+        "the boot. Default: an instance on this host reads --spool.",
     ),
     click.option(
         "--ledger-password",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="The file with the password of that database. Default: libpq's own ways, such as a client certificate.",
+        help="The file with the password of the database. Default: libpq uses its own methods, for example a "
+        "client certificate.",
     ),
 )
 
 
 def parse_shared_ledger(ledger: str | None, password: Path | None, spool: Path | None) -> PostgresAddress | None:
-    """Return the database of these options; None if there is no --ledger. Raises `UsageError` if they do not fit."""
+    """Return the database in these options, or None without --ledger. Raises `UsageError` if the options do not fit
+    together.
+    """
     if ledger is None:
         if password is not None:
             raise UsageError("--ledger-password needs --ledger, whose password it is")
@@ -238,7 +248,7 @@ def parse_shared_ledger(ledger: str | None, password: Path | None, spool: Path |
 
 
 def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
-    """Return the same options for the command line of a worker."""
+    """Return the database as arguments for a worker process."""
     if shared is None:
         return []
     password = ["--ledger-password", str(shared.password)] if shared.password is not None else []
@@ -249,7 +259,7 @@ def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
 def open_recording(
     spool: Path | None, shared: PostgresAddress | None
 ) -> Iterator[SpoolRecorder | SharedRecorder | None]:
-    """Open what records fetches until the block ends; None if there is no spool."""
+    """Open the recorder of fetches until the block ends. Yields None without a spool."""
     from gitboot.endpoint.app import DEADLINE_S
     from gitboot.endpoint.recorder import SharedRecorder, SpoolRecorder
     from gitboot.fetchlog.spool import Spool
@@ -269,7 +279,7 @@ def open_recording(
 
 @contextmanager
 def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterator[SharedFetchLog | None]:
-    """Send the fetches in a spool to the shared ledger until the block ends, whoever records them."""
+    """Send the fetches in the spool to the shared ledger until the block ends. Yields None without a shared ledger."""
     if spool is None or shared is None:
         yield None
         return
@@ -281,7 +291,7 @@ def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterato
 
 
 def check_shared_ledger(shared: PostgresAddress | None) -> tuple[str, str] | None:
-    """Return why the shared ledger takes no fetches, as an event's type and message; None: no reason is known."""
+    """Return an event type and a message if the shared ledger cannot take fetches now, otherwise None."""
     if shared is None:
         return None
     from gitboot.ledger.leader_lease import Holder

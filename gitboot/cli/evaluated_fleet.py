@@ -1,4 +1,4 @@
-"""The fleet of a command: a revision or a range of commits, evaluated within limits."""
+"""Evaluated fleets: one revision, or both sides of a range of commits, within limits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MIN_FILES_FOR_CACHE: Final = 500  # files of a fleet: gitboot evaluates fewer so
 
 
 def load_fleet(path: Path, rev: str | None) -> FleetRepository:
-    """Load the fleet at a path without its decisions. Raises `InvalidRepository`."""
+    """Return the fleet at a path, without its decisions. Raises `InvalidRepository`."""
     with limit_evaluation() as set_limits:
         snapshot = open_snapshot(path, rev)
         set_limits(len(snapshot.blobs))
@@ -62,13 +62,13 @@ def load_fleet(path: Path, rev: str | None) -> FleetRepository:
 
 
 def evaluate_fleet(path: Path, rev: str | None, now: datetime) -> Evaluation:
-    """Evaluate the fleet at a path for an instant. Raises `InvalidRepository`."""
+    """Evaluate the fleet at a path at a time. Raises `InvalidRepository`."""
     with limit_evaluation() as set_limits:
         return FleetEvaluator(now).evaluate(open_snapshot(path, rev), set_limits).head
 
 
 class FleetEvaluator:
-    """Evaluates snapshots of one fleet for an instant. What two snapshots have in common is evaluated once."""
+    """An evaluator for snapshots of one fleet at one time. Equal parts of two snapshots are evaluated once."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now
@@ -77,10 +77,10 @@ class FleetEvaluator:
         self._evaluator = Evaluator(self._snapshot, workers=count_evaluation_workers())
 
     def evaluate(self, snapshot: Snapshot, set_limits: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
-        """Evaluate a snapshot beside the last valid one. Raises `InvalidRepository`.
+        """Evaluate a snapshot, and compare it with the previous valid one. Raises `InvalidRepository`.
 
-        ``begun`` is called with the number of its files. ``is_base``: an earlier version of gitboot may have accepted
-        the snapshot.
+        ``set_limits`` gets the number of files. With ``is_base``, the checks for new commits are skipped, because an
+        earlier version of gitboot may have accepted the snapshot.
         """
         set_limits(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
@@ -101,7 +101,7 @@ class FleetEvaluator:
 
 
 class HistoryEvaluator:
-    """Evaluates commits of a history beside each other."""
+    """An evaluator for commits of a history."""
 
     def __init__(self, history: History, set_limits: Callable[[int], None]) -> None:
         self._cache = get_results_cache()
@@ -110,7 +110,7 @@ class HistoryEvaluator:
         )
 
     def __call__(self, revision: Revision, base: Revision | None) -> CommitPair:
-        """Evaluate a commit beside ``base``. Raises `InvalidRepository`."""
+        """Evaluate a commit, and compare it with ``base``. Raises `InvalidRepository`."""
         pair = self._evaluator.evaluate(revision, base)
         if base is None and len(pair.head.loaded.snapshot.blobs) >= MIN_FILES_FOR_CACHE:
             _store_results(self._evaluator, self._cache)  # the next command most likely reads this commit, too
@@ -124,7 +124,7 @@ def _store_results(evaluator: Evaluator, cache: Cache | None) -> None:
 
 
 class PlannedFleet(Struct, frozen=True, kw_only=True):
-    """A fleet at an instant."""
+    """A fleet at one time, with the provisioning records of its servers."""
 
     repository: FleetRepository
     decisions: Decisions
@@ -132,9 +132,9 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     records: Mapping[SystemUuid, Record]
 
     def find_decision(self, server: str) -> Decision:
-        """The decision for a server; raises `UsageError` with a near name where there is none."""
+        """Return the decision for a server. Raises `UsageError` with a similar name if there is no such server."""
         if (found := self.decisions.servers.get(server)) is None:
-            hint = did_you_mean(server, self.decisions.servers, "gitboot plan lists those that there are")
+            hint = did_you_mean(server, self.decisions.servers, "`gitboot plan` lists the servers")
             raise UsageError(f"there is no server {server!r}; {hint}")
         return found
 
@@ -143,7 +143,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         return decision, make_plan(decision, self.at, self.records.get(decision.uuid))
 
     def render_states(self) -> dict[str, RenderedState]:
-        """Each server as it is published, its next transitions included."""
+        """Return each server as it is published, including its next transitions."""
         about = describe_servers(self.repository, self.decisions)
         return {
             name: build_server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
@@ -151,7 +151,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         }
 
     def render_pages(self, states: Mapping[str, RenderedState]) -> FileUpdates:
-        """The page of all of them; nothing of one, where none is asked for."""
+        """Return the files of the page, or no files if the outputs of the Fleet do not include pages."""
         if Output.PAGES not in self.decisions.outputs:
             return FileUpdates(is_whole=True)
         shown = encode_canonical(fleet_facts(self.repository, list_opt_outs(self.repository)))
@@ -159,7 +159,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
 
 def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[str, ServerDetails]:
-    """What a repository says of each server that decides nothing."""
+    """Return the facts about each server that the page and exports show, but that no decision depends on."""
     descriptions = {}
     machines_by_name = {machine.name: machine for machine in list_machines(repository).values()}
     has_page = Output.PAGES in repository.fleet.spec.outputs
@@ -179,7 +179,7 @@ def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[
 
 
 def plan_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> PlannedFleet:
-    """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
+    """Return the fleet at a path, with the records of ``--records``. Raises `InvalidRepository`."""
     evaluated = evaluate_fleet(path, rev, at).decided
     known_records: dict[SystemUuid, Record] = {}
     if records in ("fresh", "adopt"):
@@ -189,31 +189,33 @@ def plan_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -
         try:
             known_records = read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
         except OSError as error:
-            raise UsageError(f"--records {records}: {error.strerror}; give fresh, adopt or a file") from None
+            raise UsageError(f"--records {records}: {error.strerror}; pass fresh, adopt or a file") from None
     return PlannedFleet(repository=evaluated.repository, decisions=evaluated.decisions, at=at, records=known_records)
 
 
 def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) -> None:
-    """Say of each maintenance that it asks for nothing more, and what makes it ask again; by server, when."""
+    """Print which one-time maintenances are complete, and how to repeat them. ``finished_runs`` has times by server and
+    maintenance.
+    """
     servers: dict[tuple[str, str], list[str]] = {}
     for server, runs in finished_runs.items():
         for name, at in runs.items():
             servers.setdefault((name, at), []).append(server)
     for (name, at), names in sorted(servers.items()):
         click.echo(
-            f"Maintenance/{name}: already made on {at} ({format_names(names, 3)}). Raise its run, or let its window "
-            "start after the one in which it was made, and it is made again.",
+            f"Maintenance/{name}: the one-time boot was consumed at {at} ({format_names(names, 3)}). To repeat it, "
+            "raise run, or write a window that starts later.",
             err=True,
         )
 
 
 def print_unknown_servers(plans: Iterable[BootPlan | None]) -> None:
-    """Print how many servers boot their disk only because nothing is known of them."""
+    """Print how many servers boot their local disk only because gitboot does not know if they are installed."""
     if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
-        pronoun = "it" if number == 1 else "them"
+        pronoun = "it is" if number == 1 else "they are"
         text = (
-            f"{format_count(number, 'server')} would perhaps be provisioned: nothing is known of {pronoun} here, and "
-            "unknown never installs. Say what is known: --records fresh, adopt or FILE."
+            f"{format_count(number, 'server')} may need an installation: gitboot does not know if {pronoun} installed. "
+            "Use --records fresh, adopt or FILE to state what is installed."
         )
         click.echo(wrap_text(text), err=True)
 
@@ -221,14 +223,17 @@ def print_unknown_servers(plans: Iterable[BootPlan | None]) -> None:
 records_option = click.option(
     "--records",
     metavar="fresh|adopt|FILE",
-    help="What is known of provisioning: fresh (servers with provision 1 or more are not installed yet), adopt "
-    "(all are), or exported records (ops/records of a published tree); servers that they lack are unknown. Default: "
-    "nothing, and unknown never installs.",
+    help="What is installed. fresh: servers with provision 1 or more are not installed yet. adopt: all servers "
+    "are installed. FILE: exported records, such as ops/records of an output tree. gitboot never installs "
+    "a server that FILE does not have. Default: every server is unknown, and gitboot never installs an "
+    "unknown server.",
 )
 
 
 def parse_selector(text: str | None) -> Selector | None:
-    """``-l key=value,key!=value,key,!key``, as kubectl selects."""
+    """Return the selector in ``-l key=value,key!=value,key,!key``, which has the syntax of kubectl. Raises
+    `UsageError`.
+    """
     if text is None:
         return None
     expressions: list[dict[str, object]] = []
@@ -253,7 +258,7 @@ NO_TRUST: Final = TrustSettings()
 
 
 class ComparedRange(Struct, frozen=True, kw_only=True):
-    """Both sides of a range, and what the commits between them say."""
+    """Both sides of a range of commits, and the messages of the commits between them."""
 
     base: Side
     head: Side
@@ -274,10 +279,10 @@ def compare_range(
     accepted: str | None = None,
     trust: TrustSettings = NO_TRUST,
 ) -> ComparedRange:
-    """Both sides of ``range``; one that is invalid has its problems instead of decisions.
+    """Evaluate both sides of a range at a time. An invalid side has problems instead of decisions.
 
-    HEAD is judged at an instant. Where a commit is ``accepted``, BASE is that. Commits that have to be signed and are
-    not are a problem of HEAD; what a merge would make is signed by nobody yet.
+    With ``accepted``, that commit is BASE. A commit without a required signature is a problem of HEAD. The result of a
+    merge has no signature yet, and needs none.
     """
     evaluator = FleetEvaluator(at)
     base, dots, head = range.partition("..")
@@ -332,9 +337,9 @@ def compare_range(
 
 
 def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: int) -> str | None:
-    """Return the commit and the author of a line, 1-based, of a file of HEAD; None for a line that is not committed.
+    """Return the commit and the author of a line of HEAD, or None if the line is not committed. ``number`` is 1-based.
 
-    A merge that is tried out has no commit. Its line is looked up in the branch, if the merge leaves the file alone.
+    The result of a merge is not a commit. Its lines are looked up in the branch, if the merge does not change the file.
     """
     revision = opened_range.head.revision.partition(" ")[0]
     if revision != opened_range.head.revision:
@@ -349,7 +354,7 @@ def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: 
 def evaluate_side(
     name: str, snapshot: Snapshot, evaluator: FleetEvaluator, *, is_base: bool = False
 ) -> tuple[Side, CommitPair | None]:
-    """A revision, loaded and decided, and where it holds together what is known of it beside the one before."""
+    """Evaluate one side of a range. The pair is None if the side is invalid."""
     try:
         with limit_evaluation() as begun:
             found = evaluator.evaluate(snapshot, begun, is_base=is_base)

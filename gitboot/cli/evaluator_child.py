@@ -1,4 +1,4 @@
-"""The process in which a command evaluates commits: a child with limits, whose parent has the cache open."""
+"""Evaluation of commits by a command: in a child process with limits, whose parent has the cache open."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ _settings = _EvaluationSettings()
 
 
 def evaluator_command(command: Command) -> Command:
-    """Let a command evaluate commits: in a child of this process, within limits, by a cache that the child cannot open.
+    """Let a command evaluate commits in a child process with limits.
 
-    Adds the limits and --no-cache as options.
+    The parent process has the cache open, because a commit must not be able to damage it. Adds the options for the
+    limits, and --no-cache.
     """
 
     @wraps(command)
@@ -90,12 +91,12 @@ def evaluator_command(command: Command) -> Command:
 
 
 def get_results_cache() -> Cache | None:
-    """Return the cache of results for the command that runs; None with --no-cache."""
+    """Return the cache of results for the current command, or None with --no-cache."""
     return _settings.cache
 
 
 def count_evaluation_workers() -> Workers:
-    """Return the processes among which the command that runs divides a commit."""
+    """Return how many processes evaluate a commit for the current command."""
     from gitboot.evaluator.evaluation import Workers, count_processors
 
     return Workers(number=_settings.workers or count_processors())
@@ -103,10 +104,10 @@ def count_evaluation_workers() -> Workers:
 
 @contextmanager
 def limit_evaluation() -> Iterator[SetLimits]:
-    """Hold this process to its limits while it reads and evaluates a commit.
+    """Limit the resources of this process while it reads and evaluates a commit.
 
-    Yields a function to call with the number of files of a commit, with which the limits grow. Raises
-    `InvalidRepository` if the memory is not enough. If the time is not enough, this process ends.
+    Yields a function that sets the limits for a number of files. Raises `InvalidRepository` if the memory is not
+    enough. If the CPU time is not enough, the kernel ends this process.
     """
     from gitboot.child_processes import lift_memory_limit, pause_garbage_collection
 
@@ -138,10 +139,10 @@ def _limit(allowance: EvaluationLimits, files: int) -> None:
 
 
 def open_cache(state: Path | None) -> DiskCache:
-    """Return the cache of the instance with this state directory, for reading, or else the cache of this user.
+    """Return the cache of the instance with this state directory, for reading, or the cache of the user.
 
-    Without a home, the cache of the user stays empty. It also stays empty on a network file system, because the time
-    that the locks of SQLite take there depends on the server.
+    The cache of the user stays empty without a home directory. It also stays empty on a network file system, because
+    there SQLite locks take a time that depends on the server.
     """
     from gitboot.disk_cache import DiskCache
 
@@ -158,7 +159,7 @@ def open_cache(state: Path | None) -> DiskCache:
 
 
 def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
-    """Go on as a child of this process, which has the cache open, waits, and ends as the child does."""
+    """Continue as a child of this process. The parent serves the cache, waits, and exits as the child does."""
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
     from gitboot.child_processes import end_with_parent
     from gitboot.evaluator.cache import RemoteCache
@@ -180,7 +181,7 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
 
 
 def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache] | None) -> int:
-    """Answer the lookups of a child until it ends, and return its exit code, or end by the signal that ended it."""
+    """Serve the cache to a child until it ends. Return its exit code, or end by the signal that ended the child."""
     serving = Thread(target=_serve_cache, args=(channel, opens), name="cache") if opens is not None else None
     try:
         if serving is not None:
@@ -208,7 +209,7 @@ def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache
 
 
 def _wait_for_child(child: int) -> int:
-    """Wait for the end of a child, and send it the signals that only this process got; return how it ended."""
+    """Wait for the end of a child, and forward the signals that only this process got. Return the child's exit code."""
     while True:
         received = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
         if received.si_signo != signal.SIGCHLD:

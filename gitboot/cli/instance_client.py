@@ -67,28 +67,28 @@ _SERVER_REASON: Final = (
 
 
 class InstanceReader(Protocol):
-    """An instance, as far as it can be asked."""
+    """A source for the status and the records of an instance."""
 
     def status(self) -> Mapping[str, Any]:
-        """How it fares."""
+        """Return the status document of the instance."""
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        """What it knows of these machines; of those that it does not know nothing."""
+        """Return the records of these machines. A machine without a record is missing in the result."""
 
 
 def read_proof(
     informant: InstanceReader, find_applied_commit: Callable[[Revision], AppliedRollout]
 ) -> tuple[AppliedRollout, InstanceReport]:
-    """A rollout in the commit that an instance has applied, and what it knows of the machines that this reaches.
+    """Return a rollout in the commit that an instance has applied, and the evidence for the machines that it reaches.
 
-    Raises `HostUnreachable` where it goes on to another commit meanwhile, and what asking it raises.
+    Raises `HostUnreachable` if the instance applies another commit meanwhile, and the errors of ``reader``.
     """
 
     def commit_in(status: Mapping[str, Any]) -> Revision:
         applied = status.get("applied")
         commit = applied.get("commit") if isinstance(applied, Mapping) else None
         if not isinstance(commit, str):
-            raise UsageError("the instance has applied no commit yet: there is nothing that it could prove")
+            raise UsageError("the instance has not applied a commit yet: try again later")
         return Revision(commit)
 
     status = informant.status()
@@ -108,7 +108,7 @@ def read_proof(
 
 
 class TreeReader(Struct, frozen=True):
-    """The tree that an instance publishes, or its records with its status beside them."""
+    """The output tree of an instance, or its records with the status next to them."""
 
     folder: Path
 
@@ -161,7 +161,7 @@ def open_instance(
     allow_token_over_http: bool = False,
     deadline_s: float = 30,
 ) -> InstanceReader:
-    """The instance behind a URL of its API, or a directory that it publishes, by its ``ops/records`` as well."""
+    """Return a reader for the URL of an API, for an output tree, or for the ``ops/records`` of an output tree."""
     if "://" not in place:
         path = Path(place)
         is_records = path.parts[-2:] == Path(RECORDS).parts
@@ -184,7 +184,7 @@ _REQUEST_TIMEOUT_S: Final = 30
 
 @contextmanager
 def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
-    """The instance on ``state`` as it is; what its commit takes to be read is limited."""
+    """Open the state of the instance with this state directory, with limits for reading its commit."""
     with ExitStack() as stack:
         with limit_evaluation() as begun:
             look = stack.enter_context(assembly.open_offline(state, at, on_begin=begun, results=get_results_cache()))
@@ -192,20 +192,20 @@ def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
 
 
 def find_decision(look: OfflineInstance, server: str) -> Decision:
-    """The decision for a server; raises `UsageError` where the accepted commit has no such server."""
+    """Return the decision for a server. Raises `UsageError` if the accepted commit has no such server."""
     servers = look.commit.decisions.servers
     if (found := servers.get(server)) is None:
         raise UsageError(
             f"the accepted commit has no server {server!r}; "
-            + did_you_mean(server, servers, "gitboot plan lists those that there are")
+            + did_you_mean(server, servers, "`gitboot plan` lists the servers")
         )
     return found
 
 
 def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
-    """The machine of a server, and those of this name that left the fleet while an override of theirs stood.
+    """Return the machine of a server, and machines with this name that left the fleet while they had an override.
 
-    Raises `UsageError` where there is none.
+    Raises `UsageError` if there is none.
     """
     knowledge, described = look.knowledge, look.commit.machines
     departed = tuple(
@@ -220,9 +220,10 @@ def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
 
 
 def select_names(names: Collection[str], look: OfflineInstance, selector: str | None = None) -> frozenset[str] | None:
-    """The servers that were named, each of which is there, or was; None where none was named: all.
+    """Return the names of servers that are in the fleet or have a record, or None for all servers if ``names`` is
+    empty.
 
-    With a ``selector`` those that have its labels, too; raises `UsageError` where none has.
+    With a selector, return the servers that also have these labels. Raises `UsageError` if no server has them.
     """
     if selector is not None:
         return frozenset(select_servers(look, tuple(names), selector))
@@ -233,10 +234,11 @@ def select_names(names: Collection[str], look: OfflineInstance, selector: str | 
 
 
 def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
-    """Leave a request for the instance on ``state``, or carry it out in its place; return what came of it.
+    """Leave a request for the instance with this state directory, and return the outcome. Carry it out if no instance
+    runs.
 
-    ``commit`` is the accepted one, for what needs it. Raises `UsageError` where it was refused, `NotYetDone` where the
-    instance has not taken it up, `HeldByAnother` where another host acts.
+    ``commit`` is the accepted commit, for requests that need it. Raises `UsageError` if the request is rejected,
+    `NotYetDone` if the instance has not processed it in time, `HeldByAnother` if another host is active.
     """
     if not has_ledger(state):
         raise no_instance_error(state)
@@ -255,14 +257,14 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
             try:
                 os.kill(process, signal.SIGUSR1)
             except OSError as error:
-                raise UsageError(f"process {process} cannot be woken: {error.strerror}") from None
+                raise UsageError(f"cannot signal process {process}: {error.strerror}") from None
         until = time.monotonic() + _REQUEST_TIMEOUT_S
         while (outcome := instance_tables.read_outcome(ledger, number)) is None and time.monotonic() < until:
             time.sleep(0.05)
     if outcome is None:
         raise NotYetDone(
-            f"{state}: left for process {process}, which has not taken it up within {_REQUEST_TIMEOUT_S} s "
-            f"(gitboot status --state {quote_words(state)} says what it waits for)"
+            f"{state}: process {process} has not processed the request within {_REQUEST_TIMEOUT_S} s, and does so "
+            f"later; run gitboot status --state {quote_words(state)}"
         )
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
@@ -270,7 +272,7 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
 
 
 def read_held_change(state: Path) -> Held | None:
-    """Return what the instance held when it wrote its status last; None if it held nothing, or none has run."""
+    """Return the change that the instance held when it last wrote its status. None if it held none, or never ran."""
     with suppress(UsageError):
         attempted = read_status(state)["attempted"]
         if (held := attempted.get("held")) is not None:
@@ -279,12 +281,16 @@ def read_held_change(state: Path) -> Held | None:
 
 
 yes_option = click.option(
-    "--yes", is_flag=True, help="Do not ask; needed for several servers where there is no terminal."
+    "--yes",
+    is_flag=True,
+    help="Do not ask for confirmation. A command without a terminal needs this option to change several servers.",
 )
 
 
 def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
-    """The servers that are named, and have these labels; never all of them by saying nothing."""
+    """Return the servers with these names and labels. Raises `UsageError` if both are missing, so that no command
+    changes all servers by mistake.
+    """
     from gitboot.cli.evaluated_fleet import parse_selector
 
     if not servers and selector is None:
@@ -303,22 +309,22 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
 
 
 def confirm_or_abort(*, yes: bool) -> None:
-    """Go on if somebody says so."""
+    """Ask for confirmation unless ``yes``. Raises `click.Abort` if the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here: say --yes if this is meant")
-    click.confirm("Go on?", abort=True)
+        raise UsageError("cannot ask for confirmation without a terminal: add --yes to confirm")
+    click.confirm("Continue?", abort=True)
 
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
-    """The commit that the instance behind ``where`` has accepted last: a URL, or a directory.
+    """Return the commit that an instance has accepted last. ``place`` is a URL or a directory.
 
-    An endpoint has a status. Of a mirror, the published tree names the commit. Raises `HostUnreachable` where nothing
-    answers, `UsageError` where there is no such commit.
+    An endpoint has a status. A mirror has only the output tree, whose manifest names the commit. Raises
+    `HostUnreachable` if the host does not respond, `UsageError` if there is no such commit.
     """
     for document in _fetch_documents(place.rstrip("/"), deadline_s) if "://" in place else _read_documents(Path(place)):
         if isinstance(document, dict):
@@ -327,8 +333,8 @@ def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
                 if isinstance(commit, str) and _COMMIT.fullmatch(commit):
                     return commit
     raise UsageError(
-        f"--accepted: {place} names no commit that was accepted; give the URL of an endpoint, or the OUTPUT of "
-        "`gitboot run`, and see `gitboot status` there"
+        f"--accepted: {place} has no accepted commit; pass the URL of an endpoint, or the OUTPUT of `gitboot run`, "
+        "and run `gitboot status` there"
     )
 
 
@@ -354,9 +360,9 @@ def _read_documents(directory: Path) -> Iterator[Any]:
 
 
 def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
-    """Where endpoints of the instance on ``state`` look: beside its tree and in its spool, as far as they are there.
+    """Return the existing directories from which endpoints of an instance read stops: next to its tree, and its spools.
 
-    Where its ledger cannot be read, only the spool that an instance has by itself is known.
+    If the ledger is not readable, only the default spool is known.
     """
     output, spool = _read_places(state)
     candidates = {state / SPOOL, *(stop_folders(output, spool) if output is not None else ())}
@@ -364,7 +370,7 @@ def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
 
 
 def find_output(state: Path) -> Path | None:
-    """Where the instance on ``state`` publishes, as far as its ledger can be read."""
+    """Return the output tree of the instance with this state directory, if its ledger is readable."""
     return _read_places(state)[0]
 
 
@@ -375,15 +381,15 @@ def _read_places(state: Path) -> tuple[Path | None, Path | None]:
 
 
 def resolve_active_state(state: Path) -> Path:
-    """The STATE of the instance that is told: that of who acts, where this one stands by on the same host."""
+    """Return the state directory of the active instance on this host, if the one with ``state`` is a standby of it."""
     if (active := find_acting_directory(state)) != state:
-        told = f"{state}: this instance stands by; the one that acts is told, with --state {active}"
-        click.echo(f"gitboot: {told}", err=True)
+        notice = f"{state}: this instance is a standby; the command goes to the active one, --state {active}"
+        click.echo(f"gitboot: {notice}", err=True)
     return active
 
 
 def apply_to_folders(paths: tuple[Path, ...], action: Callable[[Path], None]) -> Iterator[str]:
-    """Do something in each folder; why it could not be done, of those where it could not."""
+    """Call a function with each folder. Yield a message for each folder that is not writable."""
     for folder in paths:
         try:
             action(folder)

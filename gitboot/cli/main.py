@@ -12,6 +12,7 @@ import click
 
 from gitboot import __version__
 from gitboot.child_processes import pause_garbage_collection
+from gitboot.cli.help_pages import Command
 from gitboot.errors import (
     AssetError,
     ForgeRefused,
@@ -35,22 +36,19 @@ from gitboot.text import did_you_mean
 # By heading of `gitboot --help`. ADR 0065 has the user and the occasion of each. The module of a command has the
 # command's name, with underscores for dashes, if `_HOMES` has no other; it is imported when the command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {
-    "Write a fleet": {
-        "init": "Write a small fleet to start from.",
+    "Author a fleet": {
         "new": "Write the document of a new server.",
-        "import": "Write a fleet from the data of another system.",
-        "compare-old-system": "Compare what another system boots with the fleet.",
-        "secret": "Create keys, encrypt secrets, and check the keys.",
         "validate": "Check a fleet and print each problem with a hint.",
-    },
-    "Plan and review": {
         "plan": "Show what each server boots, now or later.",
         "explain": "Explain a server's boot, a kind or a problem code.",
-        "history": "Show the commits that changed a server's boot.",
-        "images": "Show each image, and the servers that boot it.",
-        "render": "Write all boot files into a directory.",
+        "images": "Show each image and the servers that boot it.",
+        "render": "Write the boot files of a fleet into a directory.",
+        "secret": "Create age keys, encrypt secrets, and check the keys.",
+    },
+    "Review a change": {
         "diff": "Show what commits change, and the guards' verdict.",
         "comment": "Post a review as a comment on its pull request.",
+        "history": "Show the commits that changed a server's boot.",
         "rollout": "Raise a rollout's percentage after its step succeeded.",
     },
     "Run": {
@@ -59,9 +57,8 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "artifacts": "Place boot loaders; download and verify images.",
         "verify-mirror": "Compare a mirror with its signed list or the tree.",
         "read-access-logs": "Read what machines fetched from a mirror.",
-        "doctor": "Check this host: clock, disks, credentials, loaders.",
     },
-    "Operate a running instance": {
+    "Operate": {
         "status": "Show conditions, commits and counts.",
         "events": "Print what the instance did.",
         "boot-script": "Print a server's boot script; no boot is used up.",
@@ -73,10 +70,16 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "stop-installs": "Withhold all boots that write a disk, at once.",
         "allow-installs": "End stop-installs.",
         "records": "Show and correct what is recorded as installed.",
-        "bmc": "Find, read and set BMCs; switch machines on or off.",
         "ledger": "Show, copy or reclaim the instance's ledger.",
     },
-    "Shell": {
+    "BMCs": {
+        "bmc": "Find, read and set BMCs; switch machines on or off.",
+    },
+    "Set up": {
+        "init": "Write a small fleet to start from.",
+        "import": "Write a fleet from the data of another system.",
+        "compare-old-system": "Compare what another system boots with the fleet.",
+        "doctor": "Check this host: clock, disks, credentials, loaders.",
         "completion": "Print the shell's completion script.",
     },
 }
@@ -185,13 +188,13 @@ def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -
 def cli() -> None:
     """Decide in Git what bare-metal servers boot.
 
-    A fleet is a Git repository of YAML documents: servers, images, profiles, policies and maintenances. Start with
-    `gitboot init`, check the fleet with `gitboot validate` and `gitboot plan`, and serve it with `gitboot run`.
+    A fleet is a Git repository of YAML documents: servers, images, profiles, policies and maintenances. Write a fleet
+    with `gitboot init`, check it with `gitboot validate` and `gitboot plan`, and serve it with `gitboot run`.
     """
 
 
 def program() -> NoReturn:
-    """The process that a user starts: what it reads of a commit is read by a child, within limits."""
+    """Run the command line as a process of its own. A child process with limits reads commits."""
     from gitboot.cli.evaluator_child import OWN_PROCESS
 
     guard_output()
@@ -207,7 +210,7 @@ def program() -> NoReturn:
 
 
 def _suggest_replacement(error: click.UsageError) -> click.UsageError:
-    """Return the error, which for an option of an earlier version names what replaces the option."""
+    """Return the error, with the replacement if it is about an option of an earlier version."""
     if not isinstance(error, click.NoSuchOption) or error.option_name not in _REPLACED_OPTIONS or error.ctx is None:
         return error
     known = {option for parameter in error.ctx.command.params for option in parameter.opts}
@@ -218,7 +221,7 @@ def _suggest_replacement(error: click.UsageError) -> click.UsageError:
 
 
 def main(context: object = None) -> NoReturn:
-    """Run the command line and exit; errors raised on purpose become one message and a code."""
+    """Run the command line and exit. A known error becomes one message and an exit code."""
     try:
         code = cli.main(prog_name="gitboot", standalone_mode=False, obj=context)
         sys.exit(code if isinstance(code, int) else Exit.FINE)
@@ -243,7 +246,7 @@ def main(context: object = None) -> NoReturn:
 
 
 class Exit(IntEnum):
-    """What a command ends with; ``meaning`` says it in words, and who is to act."""
+    """Exit codes of commands, with their meaning for the reference page."""
 
     meaning: str
 
@@ -252,32 +255,25 @@ class Exit(IntEnum):
         made._value_, made.meaning = code, meaning
         return made
 
-    FINE = 0, "all that was asked for is done, or shown"
-    FAULT = 1, "a ledger that cannot be read; or a fault of gitboot's own: please report it, with the traceback"
-    CHANGES = 2, "something differs, where that was asked for (`--detailed-exitcode`, `compare-old-system`)"
+    FINE = 0, "success"
+    FAULT = 1, "gitboot cannot read the ledger, or gitboot has a bug: report it with the traceback"
+    CHANGES = 2, "success, and there are differences (`--detailed-exitcode`, `compare-old-system`)"
     INVALID = (
         3,
-        "the repository has errors: correct them at the places that are named; or no trusted key signed the commit "
-        "(`--verify`); or the evaluation of the commit did not end",
+        "the fleet has errors, no trusted key signed the commit (`--verify`), or its evaluation exceeded a limit",
     )
-    HELD = (
-        4,
-        "a guard holds a commit until it is acknowledged; a rollout is stopped by a machine on which installing failed",
-    )
-    STALE = 5, "the digest that was given is not that of the commit that is held: look at it again"
-    SOURCE = 6, "a repository, a registry, a forge or another host did not answer, or refused; or a signature is wrong"
-    SUSPENDED = 7, "the instance is suspended: no commit is accepted"
+    HELD = 4, "a guard holds a commit, or a rollout stopped because an installation failed"
+    STALE = 5, "the digest is not the digest of the held commit: review the commit again"
+    SOURCE = 6, "a repository, a registry, a forge or another host did not respond, or rejected the request"
+    SUSPENDED = 7, "the instance is suspended and accepts no commits"
     PARTIAL = (
         8,
-        "only in part: some BMC, file, artifact or copy is not as it is to be, and the output says which; or the "
-        "instance has not taken up yet what it was asked for",
+        "success only in part: the output lists each BMC, file, artifact or copy that is wrong; or the instance has "
+        "not processed the request yet",
     )
-    WAITS = 9, "a rollout's next step waits for machines"
-    USAGE = (
-        64,
-        "what was typed: an option, a name or labels that nothing has, a path, settings, a directory in use",
-    )
-    INTERRUPTED = 130, "somebody has ended it with Ctrl-C, or said no"
+    WAITS = 9, "the next step of a rollout waits for machines"
+    USAGE = 64, "an option, an argument, a setting or a path is wrong, or another process uses the directory"
+    INTERRUPTED = 130, "you pressed Ctrl-C, or answered no"
 
 
 _EXIT_BY_ERROR: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
@@ -299,17 +295,20 @@ _EXIT_BY_ERROR: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
 
 
 def find_exit_code(error: GitbootError) -> Exit:
-    """The code that an error ends the command with."""
+    """Return the exit code for an error."""
     return next((code for kind, code in _EXIT_BY_ERROR if isinstance(error, kind)), Exit.FAULT)
 
 
-@click.command()
+@click.command(
+    cls=Command, example='eval "$(gitboot completion bash)"', exit_codes={Exit.FINE: "gitboot printed the script"}
+)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print what lets SHELL complete commands and options; the Debian package has it already.
+    """Print the shell's completion script.
 
-    For bash, in ~/.bashrc: eval "$(gitboot completion bash)"; for zsh the same in ~/.zshrc, after compinit; for fish:
-    gitboot completion fish > ~/.config/fish/completions/gitboot.fish
+    For bash, add this line to ~/.bashrc: eval "$(gitboot completion bash)". For zsh, add the same line with zsh to
+    ~/.zshrc, after compinit. For fish, write the output to ~/.config/fish/completions/gitboot.fish. The Debian package
+    installs these files.
     """
     from click.shell_completion import get_completion_class
 

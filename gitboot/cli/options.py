@@ -1,4 +1,4 @@
-"""Options that several commands share: configuration file, fleet, revision, time, formats, guards, trust."""
+"""Shared options: configuration file, fleet, revision, time, formats, registries, guards and signatures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def list_variables(parameter: click.Parameter) -> list[str]:
 
 
 def list_keys(command: click.Command) -> dict[str, click.Parameter]:
-    """Return the keys that a command's configuration file may have, with their parameters."""
+    """Return the keys that the configuration file of a command may have, with their parameters."""
     keys: dict[str, click.Parameter] = {}
     for parameter in command.params:
         is_internal = isinstance(parameter, click.Option) and parameter.hidden and not isinstance(parameter, Setting)
@@ -82,7 +82,9 @@ def list_keys(command: click.Command) -> dict[str, click.Parameter]:
 
 
 def build_config_option(command_name: str | None) -> Callable[[Command], Command]:
-    """Add --config to a command that needs some keys of the configuration file of the command ``other``."""
+    """Return an option --config that reads the file of the command ``command_name``, or of the command that has the
+    option.
+    """
 
     def read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
@@ -115,7 +117,7 @@ def build_config_option(command_name: str | None) -> Callable[[Command], Command
         callback=read,
         is_eager=True,
         expose_value=False,
-        help=f"A TOML file with options and settings as keys ({REFERENCE}). Default: none.",
+        help=f"A TOML file whose keys are options and settings ({REFERENCE}). Default: none.",
     )
 
 
@@ -124,7 +126,7 @@ config_option = build_config_option(None)
 
 
 def _describe_expected_type(key: str, parameter: click.Parameter, value: Any) -> str | None:
-    """Return what to write if the TOML type of a value cannot be that of the parameter; click checks the value."""
+    """Return the type to write if a TOML value has another type than the parameter. click checks the value itself."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
         return None if isinstance(value, bool) else f"{key} = true or {key} = false"
     if parameter.multiple or parameter.nargs != 1:
@@ -148,12 +150,12 @@ inherited_settings_option = click.option(
     callback=_load_inherited_settings,
     is_eager=True,
     expose_value=False,
-    help="The settings of the process that started this one, as JSON by parameter name.",
+    help="The settings of the parent process, as JSON by parameter name.",
 )
 
 
 def name_value_source(error: click.UsageError) -> None:
-    """Make the error for a wrong value name the key of the configuration file, or the variable, that has the value."""
+    """Add the key of the configuration file, or the variable, to the error for a wrong value."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or not error.param.name:
         return
     match error.ctx.get_parameter_source(error.param.name):
@@ -166,8 +168,8 @@ def name_value_source(error: click.UsageError) -> None:
 rev_option = click.option(
     "--rev",
     metavar="REVISION",
-    help="A Git revision, or WORKTREE for what lies there uncommitted. Default: WORKTREE in a work tree, HEAD in a "
-    "bare repository.",
+    help="The Git revision to read, or WORKTREE for the files in the work tree, committed or not. Default: "
+    "WORKTREE in a work tree, HEAD in a bare repository.",
 )
 _PATH: Final = "gitboot.path"  # in a context: the fleet, as the command's argument names it
 _SUBPATH: Final = "gitboot.subpath"  # and its folder below that
@@ -187,7 +189,7 @@ def _remember_subpath(context: click.Context, _: click.Parameter, text: str | No
 def _resolve_fleet_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     argument: Path | None = context.meta.get(_PATH)
     if argument is not None and context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
-        raise UsageError(f"the fleet is named twice, {argument} and --path {path}: leave one out")
+        raise UsageError(f"the fleet is named twice, {argument} and --path {path}: remove one of them")
     subpath: str = context.meta.get(_SUBPATH, "")
     if subpath:
         from gitboot.git.repository import check_subpath
@@ -214,7 +216,7 @@ path_option = combine_options(
         default=".",
         type=click.Path(path_type=Path),
         callback=_resolve_fleet_path,
-        help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
+        help="The fleet: a directory, a Git work tree or a bare repository. Default: the current directory.",
     ),
     click.option(
         "--subpath",
@@ -223,7 +225,7 @@ path_option = combine_options(
         is_eager=True,  # before the path, which it goes into
         expose_value=False,
         callback=_remember_subpath,
-        help="The fleet's folder below that, as infra/boot; of a bare repository, too. Default: the top.",
+        help="The folder of the fleet in the repository, for example infra/boot. Default: the top folder.",
     ),
 )
 fleet_options = combine_options(path_option, rev_option)  # the fleet that a command reads
@@ -252,30 +254,32 @@ state_option = click.option(
 def _check_credentials_directory(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
         raise UsageError(
-            f"--credentials: there is no directory {path}; make it, with NAME/username and NAME/password for each name "
-            "under bmc.credentials, or leave the option out"
+            f"--credentials: the directory {path} does not exist; create it with NAME/username and NAME/password for "
+            "each name in bmc.credentials, or remove the option"
         )
     return path
 
 
 def check_reason(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
     if text is not None and not text.strip():
-        raise click.BadParameter("say why: who finds it later has nothing else to go by", param=parameter)
+        raise click.BadParameter("the reason is empty: write why you do this", param=parameter)
     return text
 
 
-reason_option = click.option("--reason", required=True, callback=check_reason, help="Why, for those who find it later.")
+reason_option = click.option(
+    "--reason", required=True, callback=check_reason, help="Why you do this. gitboot records the reason with your name."
+)
 credentials_option = click.option(
     "--credentials",
     type=click.Path(path_type=Path),
     callback=_check_credentials_directory,
-    help="A directory with NAME/username and NAME/password for the BMCs. Default: none.",
+    help="The directory with NAME/username and NAME/password for BMCs. Default: none.",
 )
 secret_keys_option = click.option(
     "--secret-keys",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with the keys of age that open the fleet's secrets, from `gitboot secret keygen`. Default: none, "
-    "and no secret is given.",
+    help="The file with the age keys that decrypt the secrets of the fleet. `gitboot secret keygen` writes the "
+    "file. Default: none, and gitboot serves no secrets.",
 )
 accept_filesystem_option = click.option(
     "--accept-filesystem",
@@ -283,7 +287,8 @@ accept_filesystem_option = click.option(
     envvar="GITBOOT_ACCEPT_FILESYSTEM",
     multiple=True,
     metavar="NAME",
-    help="A type of file system on which state may lie although it may be lost there: tmpfs, overlay, nfs4.",
+    help="Keep state on this type of file system although it may lose data, for example tmpfs, overlay or "
+    "nfs4. Repeat the option for several types.",
 )
 MAX_SECONDS: Final = 10_000_000  # a hundred days
 MAX_MEMORY_MIB: Final = 1_000_000_000
@@ -303,14 +308,14 @@ _REPLACED_VARIABLES: Final = {
 
 
 def reject_old_variables() -> None:
-    """Raise `UsageError` for a variable of an earlier version, which would be ignored."""
+    """Raise `UsageError` for an environment variable of an earlier version, which gitboot would ignore."""
     for name, successor in _REPLACED_VARIABLES.items():
         if name in os.environ:
-            raise UsageError(f"the environment variable {name} is not read any more; use {successor}")
+            raise UsageError(f"the environment variable {name} is not supported any more; use {successor}")
 
 
 class FiniteRange(click.FloatRange):
-    """A number that there is an end to: ``nan`` lies in every range of click's."""
+    """A range of finite numbers. click's own range accepts NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
         found: float = super().convert(value, param, context)
@@ -320,7 +325,7 @@ class FiniteRange(click.FloatRange):
 
 
 class InstantType(click.ParamType[datetime]):
-    """An RFC 3339 instant with its offset."""
+    """An RFC 3339 time with a UTC offset."""
 
     name = "instant"
 
@@ -333,16 +338,22 @@ class InstantType(click.ParamType[datetime]):
             self.fail(f"{error.message}; {error.hint}", param, context)
 
 
-at_option = click.option("--at", type=InstantType(), metavar="INSTANT", help="An instant with offset. Default: now.")
+at_option = click.option(
+    "--at",
+    type=InstantType(),
+    metavar="TIME",
+    help="The time to use instead of the current time, with a UTC offset. Example: 2026-01-31T08:00:00+01:00. "
+    "Default: now.",
+)
 
 
 def current_time() -> datetime:
-    """The clock, read once a command: exact, since what an instance noted a moment ago is not later than this."""
+    """Return the current time. Exact, because events of an instance must not have a later time."""
     return datetime.now(UTC)
 
 
 def current_second() -> datetime:
-    """The same for what is read in a repository, and shown with its instant."""
+    """Return the current time in whole seconds, for output with a time."""
     return current_time().replace(microsecond=0)
 
 
@@ -357,20 +368,22 @@ def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Com
             "--commit-seconds",
             "SECONDS",
             MAX_SECONDS,
-            "Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
+            "CPU seconds that the evaluation of one commit may use, as a whole number. Default: 60, and 6 more "
+            "for each 1,000 files.",
         ),
         limit(
             "--commit-memory",
             "MIB",
             MAX_MEMORY_MIB,
-            "MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
+            "MiB of memory that the evaluation of one commit may use. Default: 1,024, and 64 more for each 1,000 "
+            "files.",
         ),
         limit(
             "--commit-workers",
             "NUMBER",
             64,
-            "Processes that evaluate a commit if all of its files must be read and there are at least 500. Default: "
-            "one for each processor, at most 8.",
+            "Processes that evaluate a commit together if gitboot must read all of its files, and it has at least "
+            "500. Default: one for each CPU, at most 8.",
         ),
     )
 
@@ -378,13 +391,15 @@ def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Com
 allowance_options = _build_allowance_options(click.Option)
 allowance_settings = _build_allowance_options(Setting)
 evaluation_options = combine_options(
-    click.option("--no-cache", is_flag=True, help="Neither read nor write a cache: compute everything anew."),
+    click.option("--no-cache", is_flag=True, help="Do not read or write the cache. Compute everything again."),
     allowance_options,
 )
 
 
 def find_cache_path(name: str) -> Path | None:
-    """Where a command keeps what it has found, by the XDG Base Directory Specification; None: a user without a home."""
+    """Return a file in the cache directory of the user (XDG Base Directory Specification). None without a home
+    directory.
+    """
     variable = os.environ.get("XDG_CACHE_HOME", "")
     folder = variable if os.path.isabs(variable) else os.path.expanduser("~/.cache")
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
@@ -397,13 +412,13 @@ class OutputOption(Struct, frozen=True):
     file: Path | None
 
     def write(self, text: str) -> None:
-        """Write a document to the file, which may end up empty, or to standard output."""
+        """Write a document to the file, which may be empty afterwards, or to standard output."""
         self.write_lines([text.removesuffix("\n")] if text else [])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write lines as they come. All but commands for a CI system are escaped, and a file has no colours.
+        """Write lines as they arrive. Escape all of them except commands for a CI system. A file gets no colours.
 
-        A file is replaced when the last line is there. Raises `UsageError`.
+        A file is replaced after the last line. Raises `UsageError`.
         """
         if self.format in _COMMAND_FORMATS:
             lines = list(lines)
@@ -421,13 +436,13 @@ class OutputOption(Struct, frozen=True):
 
 
 def write_outputs(outputs: Iterable[OutputOption], **formats: Callable[[], str]) -> None:
-    """Write each output as the function for its format says it."""
+    """Write each output with the function for its format."""
     for output in outputs:
         output.write(formats[output.format]())
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:
-    """-o FORMAT[=FILE], several times; the first of ``formats`` is the default."""
+    """Return the option -o FORMAT[=FILE], which is repeatable. The first of ``formats`` is the default."""
 
     def parse_outputs(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[OutputOption, ...]:
         outputs = []
@@ -446,7 +461,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             )
         files = [each.file for each in outputs if each.file is not None]
         if twice := next((each for each in files if files.count(each) > 1), None):
-            raise click.BadParameter(f"{twice} is written twice: give each format a file of its own")
+            raise click.BadParameter(f"two formats write {twice}: use a different file for each format")
         return tuple(outputs)
 
     return click.option(
@@ -456,7 +471,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         multiple=True,
         callback=parse_outputs,
         metavar="FORMAT[=FILE]",
-        help=f"One of {', '.join(formats)}; may be given several times. Default: {formats[0]}.",
+        help=f"The output format: {', '.join(formats)}. Repeat the option for several formats. Default: {formats[0]}.",
     )
 
 
@@ -467,8 +482,8 @@ token_over_http_option = click.option(
     "--allow-token-over-http",
     is_flag=True,
     envvar="GITBOOT_ALLOW_TOKEN_OVER_HTTP",
-    help="Send tokens and passwords to http:// URLs of other machines too, where anyone on the way can read them. "
-    "Default: only to https:// URLs and to this machine.",
+    help="Send tokens and passwords to http:// URLs of other machines too. Anyone on the network path can read "
+    "them. Default: only to https:// URLs and to this machine.",
 )
 registry_options = combine_options(
     click.option(
@@ -476,20 +491,20 @@ registry_options = combine_options(
         multiple=True,
         metavar="HOST[/NAME]",
         envvar="GITBOOT_REGISTRIES",
-        help="An OCI registry that may be asked, or a part of one: * and ? stand for any characters. http:// before it "
-        "asks it unencrypted. May be given often. Default: none may be asked.",
+        help="An OCI registry that gitboot may read, or a part of it. * and ? are wildcards. Write http:// in "
+        "front of a registry without TLS. Repeat the option for several registries. Default: none.",
     ),
     click.option(
         "--registry-credentials",
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="GITBOOT_REGISTRY_CREDENTIALS",
-        help="A file as `podman login --authfile` writes it, with credentials for registries. Default: none.",
+        help="A file with credentials for registries, as `podman login --authfile` writes it. Default: none.",
     ),
     click.option(
         "--ca-bundle",
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="GITBOOT_CA_BUNDLE",
-        help="Certificates of authorities that are trusted besides the machine's own, as PEM. Default: none.",
+        help="A PEM file with certificate authorities to trust in addition to those of this machine. Default: none.",
     ),
     token_over_http_option,
 )
@@ -502,7 +517,7 @@ def open_registries(
     *,
     allow_token_over_http: bool,
 ) -> Registries:
-    """What those options say; raises `UsageError`."""
+    """Return the registries of the registry options. Raises `UsageError`."""
     from gitboot.artifacts.oci import AllowedRegistry, Registries, RegistryCredentials
     from gitboot.http_client import HttpClient
 
@@ -515,24 +530,25 @@ def open_registries(
 
 
 def format_path_prefix(path: Path) -> str:
-    """What stands before a problem's path so that it leads from here to the file."""
+    """Return the prefix that turns a path in the fleet into a path from the current directory."""
     return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"
 
 
 selector_option = click.option(
-    "-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1."
+    "-l", "--selector", metavar="SELECTOR", help="Only servers with these labels, for example role=web,site!=fra1."
 )
 LIMIT_HELP: Final = {
-    "max_update_percent": "Percentage of servers that a commit may change, of the fleet and of each site and role. "
-    "Default: 30.",
-    "max_delete_percent": "Percentage of servers that a commit may remove, of the fleet and of each site and role. "
-    "Default: 10.",
-    "max_deletes": "Servers that a commit may remove. Default: 25.",
-    "max_small_group": "Servers that a commit may change or remove in a group or fleet of fewer than 10, instead of "
-    "percentages. Default: 3.",
-    "max_reinstalls": "Servers that a commit may reinstall. Default: 0, so every reinstallation is acknowledged.",
-    "max_installs": "New servers that a commit may install. Default: 50.",
-    "max_resets": "Running servers that the maintenances of a commit may reset. Default: 50.",
+    "max_update_percent": "The percentage of servers that a commit may change, in the fleet, in each site and in each "
+    "role. Default: 30.",
+    "max_delete_percent": "The percentage of servers that a commit may remove, in the fleet, in each site and in each "
+    "role. Default: 10.",
+    "max_deletes": "The number of servers that a commit may remove. Default: 25.",
+    "max_small_group": "The number of servers that a commit may change or remove in a fleet, site or role with fewer "
+    "than 10 servers. It replaces the percentages there. Default: 3.",
+    "max_reinstalls": "The number of servers that a commit may reinstall. With 0, someone must acknowledge each "
+    "reinstallation. Default: 0.",
+    "max_installs": "The number of new servers that a commit may install. Default: 50.",
+    "max_resets": "The number of running servers that the maintenances of a commit may reset. Default: 50.",
 }
 
 
@@ -541,7 +557,7 @@ def _build_limit_options(cls: type[click.Option]) -> Callable[[Command], Command
     for name, text in LIMIT_HELP.items():
         flag = f"--{name.replace('_', '-')}"
         count = click.IntRange(min=0)
-        options.append(click.option(flag, name, cls=cls, type=count, metavar="N", help=f"Guard. {text}"))
+        options.append(click.option(flag, name, cls=cls, type=count, metavar="N", help=text))
     return combine_options(*options)
 
 
@@ -550,7 +566,7 @@ limit_settings = _build_limit_options(Setting)
 
 
 def build_limits(values: Mapping[str, int | None], **allowed: bool) -> Limits:
-    """The defaults, or what was given instead."""
+    """Return the limits of the guards: ``values``, and the defaults for values that are None."""
     from gitboot.review.guards import Limits
 
     numbers: dict[str, Any] = {name: limit for name, limit in values.items() if limit is not None}
@@ -560,21 +576,23 @@ def build_limits(values: Mapping[str, int | None], **allowed: bool) -> Limits:
 trust_options = combine_options(  # whose commits and acknowledgements count
     click.option(
         "--verify",
-        metavar="WHAT",
+        metavar="head|range|tag",
         type=click.Choice([str(each) for each in Verify]),
-        help="Accept only what a trusted key has signed: head, the newest commit; range, each on the "
-        "branch since the accepted one; tag, the tag that --rev names. Default: whatever is pushed.",
+        help="Accept only commits that a trusted key signed. head: the newest commit. range: each commit of the "
+        "branch since the accepted commit. tag: the tag that --rev names. Default: signatures are not "
+        "required.",
     ),
     click.option(
         "--allowed-signers",
         type=click.Path(path_type=Path),
-        help="SSH keys of people, as ssh-keygen reads them: a line PRINCIPAL KEYTYPE KEY each. Read anew when it is "
-        "changed.",
+        help="A file with the SSH keys of people, in the allowed_signers format of OpenSSH. gitboot reads the file "
+        "again when it changes.",
     ),
     click.option(
         "--openpgp-keys",
         type=click.Path(path_type=Path),
-        help="OpenPGP public keys of people: a file, or a directory of files. Read anew when they are changed.",
+        help="The OpenPGP public keys of people: a file, or a directory of files. gitboot reads the files again "
+        "when they change.",
     ),
     click.option(
         "--forge-key",
@@ -582,14 +600,16 @@ trust_options = combine_options(  # whose commits and acknowledgements count
         envvar="GITBOOT_FORGE_KEY",
         metavar="NAME=FILE",
         multiple=True,
-        help="A forge's own public key, OpenPGP or SSH, with which it signs merges. It counts for merge commits alone.",
+        help="The public key (OpenPGP or SSH) with which a forge signs merge commits. gitboot accepts the key for "
+        "merge commits only. Repeat the option for several keys.",
     ),
     click.option(
         "--reinstalls-need",
-        metavar="WHOM",
+        metavar="approve|signed",
         type=click.Choice([str(each) for each in ReinstallsNeed]),
-        help="What acknowledges reinstallations: approve, `gitboot approve` alone; signed, that or a Gitboot-Ack line "
-        "in a commit that a person's trusted key has signed. Default: such a line in any commit.",
+        help="What acknowledges a reinstallation. approve: only `gitboot approve`. signed: `gitboot approve`, or a "
+        "Gitboot-Ack line in a commit that the trusted key of a person signed. Default: a Gitboot-Ack line in "
+        "any commit.",
     ),
 )
 TRUST_PARAMETERS: Final = ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need")
@@ -603,7 +623,7 @@ def parse_trust_settings(
     forge_keys: tuple[str, ...],
     reinstalls_need: str | None,
 ) -> TrustSettings:
-    """What was given; raises `UsageError` where it cannot be meant."""
+    """Return the signature options as settings. Raises `UsageError` if they do not fit together."""
     from gitboot.controller.instance.settings import TrustSettings
     from gitboot.git.signatures import TrustedKeys
 
@@ -623,7 +643,7 @@ def parse_trust_settings(
 
 
 def read_operator_name() -> str:
-    """The user's name; in a container, a user that has none is a number: ``uid 65532``."""
+    """Return the name of the user. A user without a name, as in a container, is ``uid 65532``."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # an OSError since Python 3.13

@@ -1,4 +1,4 @@
-"""Problem formats: text, SARIF, JUnit and GitHub annotations."""
+"""Problem formats: text, JSON, SARIF, JUnit and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # fleet.yaml:12, which a mess
 
 
 def format_sarif(problems: Sequence[Problem]) -> str:
-    """Return problems as SARIF: one run with a result for each problem, and the rules of the results.
+    """Return problems as a SARIF log with one run, its rules and its results.
 
-    Paths are relative to the root of the repository. The fingerprint of a result does not contain its line, so the
-    fingerprint stays the same if lines move.
+    Paths are relative to the root of the repository. The fingerprint of a result does not depend on its line, so it
+    stays the same if lines move.
     """
     ordered = sort_by_severity(problems)
     numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
@@ -69,9 +69,9 @@ def format_sarif(problems: Sequence[Problem]) -> str:
 
 
 def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
-    """Return a text that identifies a result if its line moves. Results with the same text are numbered.
+    """Return a text that identifies a result although its line may move. ``counts`` numbers results with the same text.
 
-    GitHub docs, "SARIF support for code scanning": primaryLocationLineHash is the one that GitHub reads.
+    GitHub reads primaryLocationLineHash (GitHub docs, "SARIF support for code scanning").
     """
     message = _LINES.sub(r"\1", printable(problem.message))
     name = sha256(f"{problem.code}\0{problem.path}\0{message}".encode()).hexdigest()[:16]
@@ -80,7 +80,7 @@ def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
 
 
 def format_junit(problems: Sequence[Problem]) -> str:
-    """Return problems as a JUnit report of one suite. Without problems, the suite has one test that passed."""
+    """Return problems as a JUnit report with one suite. Without problems, the suite has one test, which passes."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     counts = {
         "tests": str(len(problems) or 1),
@@ -113,7 +113,9 @@ MAX_ANNOTATIONS: Final = 10  # annotations of each level that GitHub shows a ste
 
 
 def format_github(problems: Sequence[Problem]) -> str:
-    """Return problems as commands of GitHub Actions, one a line. A notice counts those that GitHub would not show."""
+    """Return problems as commands of GitHub Actions, one on each line. A notice counts the problems that GitHub would
+    not show.
+    """
     ordered = sort_by_severity(problems)
     lines: list[str] = []
     left_out: list[str] = []
@@ -151,7 +153,7 @@ def count_problems(problems: Sequence[Problem]) -> str:
 
 
 def format_text(problems: Sequence[Problem], prefix: str) -> str:
-    """Return one problem a line, ``path:line:column: CODE: message``, with the hint on the next line."""
+    """Return each problem as ``path:line:column: CODE: message``, with the hint on the next line."""
     lines = []
     for problem in problems:
         error = problem.severity is Severity.ERROR
@@ -170,7 +172,7 @@ def format_json(problems: Sequence[Problem], prefix: str) -> str:
 def _relative_to_current_directory(
     write: Callable[[Sequence[Problem]], str],
 ) -> Callable[[Sequence[Problem], str], str]:
-    """Return a format for a code host or a CI system. These find files by their path below the current directory."""
+    """Return a format whose paths are relative to the current directory, as code hosts and CI systems need them."""
 
     def write_relative(problems: Sequence[Problem], prefix: str) -> str:
         folder = os.path.relpath(prefix or ".")

@@ -42,12 +42,12 @@ _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan"
 
 
 def terminal_width() -> int:
-    """How wide what people read may be: 100 columns, or what a terminal, or COLUMNS, has less, but 40."""
+    """Return the columns for output: those of the terminal or of COLUMNS, but at least 40 and at most 100."""
     return max(_MIN_COLUMNS, min(_MAX_COLUMNS, shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns))
 
 
 def format_plan_source(item: Mapping[str, Any]) -> str:
-    """What a plan's boot comes from: Maintenance/NAME, BootPolicy/NAME, or nothing."""
+    """Return the document that decides a plan: Maintenance/NAME, BootPolicy/NAME, or ``-``."""
     kinds = (("Maintenance", item["maintenance"]), ("BootPolicy", item["policy"]))
     return next((f"{kind}/{name}" for kind, name in kinds if name), "-")
 
@@ -60,12 +60,13 @@ def format_table(
     below: Sequence[str] = (),
     indent: int = 0,
 ) -> str:
-    """Left-aligned columns with two spaces between; the header in bold. ``below`` has lines for below each row.
+    """Return left-aligned columns with two spaces between them. ``below`` has text for the line below each row.
 
-    Each cell is escaped, so a cell stays on its line.
+    Each cell is escaped, so that it stays on its line.
 
-    Where it is wider than `columns`, these are ``shortened``, the first first, to no less than their headers. If
-    that is not enough, the widest are folded: their cells go on in the next lines. A header without words is left out.
+    If the table is wider than the terminal, the columns ``shrinkable`` are cut, in this order, but not below the width
+    of their headers. If that is not enough, the widest columns are folded into several lines. A table whose header is
+    empty has no header line.
     """
     lines = [list(header), *([escape_line(cell) for cell in row] for row in rows)]
     widths = [max(map(_measure_width, column)) for column in zip(*lines, strict=True)]
@@ -92,9 +93,11 @@ def format_table(
 
 
 def _fit_widths(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
-    """The widths with the widest made narrower until all fits: none below its ``least``; names, the first, at last.
+    """Return widths that fit into ``room``. Narrow the widest column first, and the first column, which has the names,
+    last.
 
-    Where even the headers do not fit, they are folded, too, to the width of a wide letter.
+    No width becomes smaller than ``least``. If even the headers do not fit, they are folded to the width of a wide
+    letter.
     """
     fitted = list(widths)
     for floor in (least, [2] * len(fitted)):
@@ -119,7 +122,7 @@ _WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path goes on in the next l
 
 
 def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -> str:
-    """A sentence in lines that fit, the further ones indented; commands and paths stay whole."""
+    """Return text in lines that fit the terminal. Commands and paths are not broken."""
     return textwrap.fill(
         printable(text),
         terminal_width(),
@@ -161,7 +164,8 @@ def log_format_option(command: _Command) -> _Command:
         show_default=True,
         callback=_set_log_format,
         expose_value=False,
-        help="How events are told: text, a line each; json, a line of JSON each; auto, text on a terminal.",
+        help="The format of events. text: one line for each event. json: one JSON object for each event. auto: "
+        "text on a terminal, otherwise json.",
     )(command)
 
 
@@ -172,7 +176,7 @@ _EVENT_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cya
 
 
 def print_event(event: Event) -> None:
-    """Say what happened, whole lines only, whichever thread calls."""
+    """Print an event to standard error. Safe to call from any thread."""
     with _lock:
         is_progress = event.type == "Progress" and _is_terminal()
         after = _BACK if is_progress else "\n"  # the next line takes its place
@@ -183,12 +187,11 @@ def print_event(event: Event) -> None:
 
 
 def _is_terminal() -> bool:
-    """Whether somebody sees each line as it is written, in text."""
     return sys.stderr.isatty() and os.environ.get(LOG_FORMAT) != LogFormat.JSON
 
 
 def log_to_events() -> None:
-    """Let what is logged, by gitboot or by a library, be events as well: nothing else goes to standard error."""
+    """Print log records of gitboot and of libraries as events, so that standard error has no other lines."""
     logging.lastResort = _EventHandler(logging.WARNING)
 
 
@@ -221,7 +224,7 @@ def _format_event(event: Event) -> str:
 
 @contextmanager
 def show_progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for so many of what is named; what is yielded is told how many more are done."""
+    """Show a progress bar until the block ends. The yielded function adds to the number of finished items."""
     with show_growing_progress(description) as (of, advance):
         of(total)
         yield advance
@@ -229,7 +232,9 @@ def show_progress(description: str, total: int) -> Iterator[Callable[[int], None
 
 @contextmanager
 def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """The same, where how many there are is found on the way: the first is told that, and may be told again."""
+    """Show a progress bar whose total may grow. Yields a function that sets the total, and one that adds finished
+    items.
+    """
     if not sys.stderr.isatty():
         yield _ignore_number, _ignore_number
         return
@@ -252,30 +257,30 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
 
 
 def _ignore_number(_: int) -> None:
-    """Where nobody looks."""
+    """Accept progress that no terminal shows."""
 
 
 class StopRequest:
-    """A request to end, which a signal handler or another thread makes."""
+    """A request to stop, which a signal handler or another thread makes."""
 
     def __init__(self) -> None:
         self._requests: SignalQueue[bool] = SignalQueue()
         self.is_set = False
 
     def set(self) -> None:
-        """Ask for the end; from any thread or signal handler."""
+        """Request the stop. Safe to call from any thread or signal handler."""
         self.is_set = True
         self._requests.put(True)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the end is asked for, or for so long; say whether it was."""
+        """Wait for the request for at most ``timeout_s``, and return if it was made."""
         if not self.is_set and self._requests.get(timeout_s):
             self._requests.put(True)  # others may wait, too
         return self.is_set
 
 
 def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
-    """An end that these signals ask for from now on; SIGINT and SIGTERM where none is named."""
+    """Return a stop request that these signals make from now on. Default: SIGINT and SIGTERM."""
     stop = StopRequest()
     for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -284,7 +289,7 @@ def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
 
 @contextmanager
 def stop_on_signal_within() -> Iterator[StopRequest]:
-    """An end that SIGINT and SIGTERM ask for until the block ends; SIGHUP and SIGUSR1 ask for nothing meanwhile."""
+    """Yield a stop request that SIGINT and SIGTERM make until the block ends. Ignore SIGHUP and SIGUSR1 until then."""
     stop = StopRequest()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     before |= {number: signal.signal(number, lambda *_: None) for number in (signal.SIGHUP, signal.SIGUSR1)}
@@ -296,7 +301,7 @@ def stop_on_signal_within() -> Iterator[StopRequest]:
 
 
 def call_on_signal(stop: Callable[[], None], *, timeout_s: float) -> None:
-    """Call ``stop`` at SIGINT and SIGTERM; a process that has not come to its end after so long is ended."""
+    """Call ``stop`` at SIGINT and SIGTERM. Exit if the process still runs after ``timeout_s``."""
 
     def end(*_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, timeout_s)

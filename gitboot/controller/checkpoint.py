@@ -1,4 +1,4 @@
-"""Checkpoint of an instance, from which a restart plans and publishes only what differs."""
+"""Checkpoint of an instance: the plans and files from which a restart continues."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ T = TypeVar("T")
 MIN_SERVERS: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint
 _MIN_REPLANNED_SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in so many again
 _INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
-_CACHE_SHARE: Final = 4  # a checkpoint takes at most 1/_ROOM of the cache
+_CACHE_SHARE: Final = 4  # a checkpoint takes at most one part in this many of the cache
 _CHUNK_ROWS: Final = 256  # of a chunk on average
 _MAX_CHUNK_ROWS: Final = 1024
 _BATCH: Final = 8  # chunks in one transaction: an evaluation waits for it
 
 
 class _StoredServer(msgspec.Struct, frozen=True, array_like=True):
-    """A `ServerState` without the parts that the commit has."""
+    """A `ServerState` without the parts that are in the commit."""
 
     record: Record | None
     absent: tuple[BootFile, ...]
@@ -63,12 +63,12 @@ class _StoredServer(msgspec.Struct, frozen=True, array_like=True):
 class _StoredState(msgspec.Struct, frozen=True, array_like=True):
     """The part of a checkpoint whose size does not depend on the number of servers."""
 
-    at: datetime | None  # when the tree was brought up to date last
+    at: datetime | None  # when gitboot last updated the tree
     terms: bytes
     shared: str | None  # of the tree's `Inventory`
     unseen: frozenset[SystemUuid]
     commit: Commit  # without servers
-    plans: Plans  # without the states of servers and the instants at which they change
+    plans: Plans  # without the states of servers and their transitions
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
@@ -89,17 +89,17 @@ class _StoredCheckpoint(NamedTuple):
 
 
 class ResumableTree(Protocol):
-    """A tree in which another process may have published before."""
+    """An output tree that an earlier process may have published."""
 
     def inventory(self) -> Inventory:
         """Return the states and files of the tree."""
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
-        """Take over the files of the tree, and return the servers whose files may differ. None: publish everything."""
+        """Take over the files of the tree. Return the servers whose files may differ. None: publish all files."""
 
 
 class Checkpoint:
-    """The checkpoint of an instance: `resume` reads it at a start, and `store` writes it at the end of a pass."""
+    """The checkpoint of an instance. `resume` reads it at a start, and `store` writes it at the end of a reconcile."""
 
     def __init__(
         self,
@@ -109,16 +109,16 @@ class Checkpoint:
         warn: Callable[[str], None],
         site: str | None = None,
     ) -> None:
-        """``patrol`` compares the files of the tree after `resume`. ``site`` is the instance's; None: all servers."""
+        """``damage_search`` checks the files of the tree after `resume`. ``site`` is the instance's site, or None."""
         self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, damage_search, warn
         self._site = site
         self._planned = 0  # servers, since the last checkpoint
         self._stored_at: datetime | None = None
 
     def resume(self, fresh: InstanceState) -> InstanceState:
-        """Return the standing from which a starting instance continues.
+        """Return the state from which a starting instance continues.
 
-        ``fresh`` is the standing by the ledger alone. It is returned if there is no usable checkpoint.
+        ``fresh`` is the state from the ledger alone. Without a usable checkpoint, return ``fresh``.
         """
         if not fresh.knowledge.is_trusted:
             return fresh
@@ -141,7 +141,7 @@ class Checkpoint:
             self._patrol.start()
         return structs.replace(
             fresh,
-            # `settled` names no commit, so the next pass checks the records of servers that differ again.
+            # `recorded_commit` is empty, so the next reconcile checks the records of servers that differ again.
             knowledge=structs.replace(
                 fresh.knowledge,
                 recorded_commit="",
@@ -156,7 +156,7 @@ class Checkpoint:
     def store(self, state: InstanceState, planned_count: int, at: datetime) -> None:
         """Write a checkpoint if it saves the next start enough time, or if the cache has lost the last checkpoint.
 
-        ``planned`` is the number of servers that this pass planned. The first call starts the patrol.
+        ``planned_count`` is the number of servers that this reconcile planned. The first call starts the damage search.
         """
         if self._patrol is not None:
             self._patrol.release()
@@ -176,7 +176,7 @@ class Checkpoint:
                 tree = self._tree.inventory()
             except PublishError:
                 return
-            assert publication.terms is not None  # noqa: S101 - there are some in what stands
+            assert publication.terms is not None  # noqa: S101 - a complete publication has terms
             small = _StoredState(
                 at=publication.at,
                 terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
@@ -187,12 +187,12 @@ class Checkpoint:
             )
             self._chunks.write(key, encode(small), _build_tables(state, commit, tree))
             if self._chunks.exceed_cache:
-                self._warn("a checkpoint does not fit into the cache: the next start plans and publishes all servers")
+                self._warn("the checkpoint does not fit into the cache: the next start plans and publishes all servers")
             self._planned = 0
         self._stored_at = at
 
     def without_damaged(self, publication: TargetState) -> TargetState:
-        """Return what is published, without the files in which the patrol found damage."""
+        """Return the state of the target without the files in which the damage search found damage."""
         if self._patrol is None or not (found := self._patrol.take_damaged()):
             return publication
         return structs.replace(
@@ -201,7 +201,7 @@ class Checkpoint:
             owed=publication.owed | (found - {ALL}),
             versions=apply_changes(
                 publication.versions, {}, found & publication.versions.keys()
-            ),  # of another date then
+            ),  # the new files have another date
         )
 
     def _read(self, key: bytes) -> _StoredCheckpoint | None:
@@ -210,7 +210,7 @@ class Checkpoint:
         try:
             return _read_checkpoint(self._chunks, manifest)
         except (KeyError, ValueError, msgspec.MsgspecError):  # a chunk was deleted or damaged
-            self._warn("the checkpoint in the cache is not complete: gitboot plans and publishes all servers again")
+            self._warn("the checkpoint in the cache is damaged: gitboot plans and publishes all servers again")
             self._chunks.delete(key, manifest)
             return None
 
@@ -218,7 +218,9 @@ class Checkpoint:
 class _Chunks:
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
-        self.exceed_cache = False  # for the cache; then this process writes no further checkpoint
+        self.exceed_cache = (
+            False  # whether the chunks are too large for the cache; if so, this process writes no further checkpoint
+        )
 
     def read_manifest(self, key: bytes) -> _Manifest | None:
         value = self._cache.get_many(_MANIFEST, [key]).get(key)
@@ -242,9 +244,11 @@ class _Chunks:
         return found
 
     def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
-        """Replace a manifest and its chunks, unless the cache does not take them."""
+        """Replace a manifest and its chunks, if the cache has room for them."""
         left, is_taken = self._cache.max_bytes // _CACHE_SHARE, True
-        owner = blake2b(key, digest_size=32).digest()  # the checkpoint of other token keys has chunks of its own
+        owner = blake2b(
+            key, digest_size=32
+        ).digest()  # each checkpoint has its own chunks, even if another instance shares the cache
         keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
         new = set[bytes]()
         for batch in _split_batches(_encode_chunks(small, tables), _BATCH):
@@ -254,7 +258,7 @@ class _Chunks:
                 keys[name].append(digest)
                 chunks[digest] = chunk
                 left -= len(chunk)
-            lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # or has them damaged
+            lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # missing or damaged
             self._cache.insert_many(_CHUNK, {each: chunks[each] for each in lacking})
             new |= lacking
             is_taken = left >= 0 and not self._find_missing(lacking)
@@ -284,7 +288,7 @@ class _Chunks:
 
 
 def _encode_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
-    """Return each chunk with the name of its table. A server that comes or goes changes one chunk of each table."""
+    """Yield each chunk with the name of its table. A new or removed server changes one chunk of each table."""
     yield "", small
     for name, rows in tables.items():
         chunk: dict[Any, Any] = {}
@@ -304,7 +308,7 @@ def _split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _manifest_key(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
-    """Return the key of a manifest, which a start knows before it reads the cache."""
+    """Return the key of a manifest, computed only from values that a start has before it reads the cache."""
     facts = knowledge.facts
     return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
 
@@ -319,7 +323,7 @@ def _encode_bmc_records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, byte
 
 
 def _find_changed_machines(checkpoint: _StoredCheckpoint, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Return the machines that the ledger knows otherwise than the checkpoint, whose commit may be an older one."""
+    """Return the machines that differ between the ledger and the checkpoint. The commits of the two may differ."""
     book, here = knowledge.machines, checkpoint.commit.machines
     found = set[SystemUuid]()
     for table, rows in (("records", _encode_records(knowledge)), ("done", _encode_bmc_records(knowledge))):
@@ -436,11 +440,11 @@ _TABLES: Final[Mapping[str, Callable[[bytes], dict[Any, Any]]]] = {
     "done": build_decoder(dict[str, bytes]),
 }
 _SERVERS_PER_PAUSE: Final = 20  # servers
-_PAUSE_S: Final = 0.01  # after so many: it takes a quarter of one processor at most
+_PAUSE_S: Final = 0.01  # so that the search takes at most a quarter of one processor
 
 
 class DamageSearch:
-    """A search for damage in the tree at ``root``, once, in a thread. It calls ``wake`` if it finds any."""
+    """A thread that searches the tree at ``root`` once for damaged files, and calls ``wake`` if it finds any."""
 
     def __init__(self, root: Path, wake: Callable[[], None]) -> None:
         self._root, self._wake = root, wake
@@ -450,11 +454,11 @@ class DamageSearch:
         self._thread = BackgroundThread(self._search, name="verify")
 
     def start(self) -> None:
-        """Look once `release` is called."""
+        """Start the thread. It waits for `release`."""
         self._thread.start()
 
     def release(self) -> None:
-        """Let the search begin: nothing is more urgent any more."""
+        """Let the search begin. Call this once more urgent work is done."""
         self._released.set()
 
     def close(self) -> None:
@@ -463,7 +467,7 @@ class DamageSearch:
         self._thread.join()
 
     def take_damaged(self) -> frozenset[str]:
-        """Return the servers whose files are damaged, and forget them. `ALL` stands for all servers."""
+        """Return the servers whose files are damaged, and forget them. `ALL` means all servers."""
         with self._lock:
             found, self._found = self._found, set()
         return frozenset(found)
@@ -477,7 +481,7 @@ class DamageSearch:
                 if number % _SERVERS_PER_PAUSE == 0 and self._closed.wait(_PAUSE_S):
                     return
         except PublishError:
-            self._report_damage(ALL)  # publishing all says what is the matter
+            self._report_damage(ALL)  # publishing all files reports the problem
 
     def _report_damage(self, server: str) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Commit acceptance: evaluate the newest commit, judge it by the guards, and accept, hold or reject it as a whole."""
+"""Commit acceptance: the stage that accepts, holds or rejects the newest commit, and its messages."""
 
 from __future__ import annotations
 
@@ -55,49 +55,51 @@ NO_AUTHORITY: Final = Authority()
 
 
 class MissingCommit(NamedTuple):
-    """Boots that stay withheld because the branch does not have the commit that takes them back."""
+    """A commit that removed boots and that the branch does not have any more. gitboot withholds these boots."""
 
     commit: Revision
-    servers: int  # machines of the accepted commit whose boots are withheld for no other commit
-    is_here: bool  # whether the clone has the commit, so that a newer one can be compared with it
+    servers: int  # servers of the accepted commit whose boots only this commit withholds
+    is_here: bool  # whether the clone has the commit, so that gitboot can compare a newer commit with it
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """The result of judging the newest commit, and the accepted commit, with which the instance goes on."""
+    """The accepted commit, and the result of judging the newest commit."""
 
     accepted: Commit | None = None
-    steps: Advance = field(default_factory=Advance)  # that led to it since the start, without commits
-    searched: Revision | None = None  # the accepted commit, if its history was searched for acknowledgements now
-    met: frozenset[str] = frozenset()  # acknowledgements that do not count again, and that the ledger lacks
-    attempted: Revision | None = None
+    steps: Advance = field(
+        default_factory=Advance
+    )  # the advance to the accepted commit since the start, without commits
+    searched: Revision | None = None  # the accepted commit, if this pass searched its history for acknowledgements
+    met: frozenset[str] = frozenset()  # used acknowledgements that the ledger lacks
+    attempted: Revision | None = None  # the newest commit that was judged
     problems: tuple[Problem, ...] = ()  # of the attempted commit
-    problems_until: datetime | None = None  # when another of them begins or ends; None: never
-    orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
-    candidate: Candidate | None = None
-    passed: tuple[PassedCommit, ...] = ()  # the commits that came with the attempted one
-    waiting: Revision | None = None  # the newest commit, while an operator lets none be accepted
-    is_adopted: bool = False  # whether the clone knows which one is accepted
-    trouble: tuple[str, str] | None = None  # why the clone cannot be read: reason, message
-    committed_at: datetime | None = None  # the committer time of the accepted commit; None if it could not be read
+    problems_until: datetime | None = None  # when a problem begins or ends next; None: never
+    orders: Orders | None = None  # of the newest well-formed Fleet, if its commit is not accepted
+    candidate: Candidate | None = None  # the attempted commit, if a guard holds it
+    passed: tuple[PassedCommit, ...] = ()  # the commits between the accepted and the attempted commit
+    waiting: Revision | None = None  # the newest commit, while an operator has suspended acceptance
+    is_adopted: bool = False  # whether the clone records the accepted commit
+    trouble: tuple[str, str] | None = None  # why gitboot cannot read the clone: reason, message
+    committed_at: datetime | None = None  # the committer time of the accepted commit; None: gitboot could not read it
     signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
     acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements of the steps to the accepted commit
-    changed: tuple[ChangedArea, ...] = ()  # likewise
-    keys: str = ""  # a value that changes if signatures may be judged otherwise
+    changed: tuple[ChangedArea, ...] = ()  # what the steps to the accepted commit changed
+    keys: str = ""  # a value that changes with the result of verifying signatures
     retry_at: datetime | None = None  # when gitboot repeats an evaluation that did not end; None: never
     retries: int = 0  # evaluations of the newest commit that did not end
     withheld: WithheldBoots | None = None  # install boots of the accepted commit that newer commits do not offer
-    offered: Commit | None = None  # the accepted commit without these boots
-    evaluated: Revision | None = None  # the newest commit by which they were found
-    stands: Revision | None = None  # the commit by which they were found when gitboot published without them last
-    read: Revision | None = None  # the same commit, once every fetch up to then is learned
-    is_log_unread: bool = False  # whether the fetch log could not be read to its end the last time
-    awaits_records: bool = False  # whether more can perhaps be accepted once that is learned
+    offered: Commit | None = None  # the accepted commit without the boots in `withheld`
+    evaluated: Revision | None = None  # the newest commit that `withheld` considers
+    stands: Revision | None = None  # the value of `evaluated` at the last complete publication
+    read: Revision | None = None  # the value of `stands`, once gitboot has learned all fetches before that publication
+    is_log_unread: bool = False  # whether gitboot could not read the fetch log to its end the last time
+    awaits_records: bool = False  # whether gitboot may accept more commits once it has learned these fetches
     waits: bool = False  # whether a step that no guard holds waits for fetches
-    gone: MissingCommit | None = None  # of these boots, those that a commit withholds which the branch does not have
+    gone: MissingCommit | None = None  # a commit in `withheld` that the branch does not have any more
 
     @property
     def is_unevaluated(self) -> bool:
-        """Whether gitboot will repeat the evaluation of the newest commit, because it did not end."""
+        """Whether gitboot repeats the evaluation of the newest commit, because the last evaluation did not end."""
         return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
 
     @property
@@ -106,7 +108,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_preliminary(self) -> bool:
-        """Whether gitboot judges the held commit by records as soon as it has learned of the fetches up to now."""
+        """Whether gitboot judges the held commit again, by records, once it has learned the fetches up to now."""
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
         if candidate is not None and self.waits:
             return True
@@ -130,15 +132,15 @@ class Attempt(Struct, frozen=True, kw_only=True):
         )
 
 
-_FIRST_RETRY: Final = timedelta(minutes=1)  # after an evaluation that did not end; each next wait is twice as long
+_FIRST_RETRY: Final = timedelta(minutes=1)  # after an evaluation that did not end; each further wait is twice as long
 _LONGEST_RETRY: Final = timedelta(minutes=30)
-_MAX_SUBJECT: Final = 120  # characters of the first line of a message: what one line of a page holds
+_MAX_SUBJECT: Final = 120  # characters of the first line of a commit message: one line of the page has room for these
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
 
 class CommitAcceptor:
-    """The stage that accepts, holds or rejects the newest commit. A commit that is not accepted changes nothing."""
+    """Accepts, holds or rejects the newest commit. Only an accepted commit has an effect."""
 
     def __init__(
         self,
@@ -154,25 +156,37 @@ class CommitAcceptor:
         self._source, self._evaluation, self._limits = source, evaluation, limits
         self._judging = CommitJudge(evaluation, limits, is_covered, authority.reinstalls_need)
         self._signatures = authority.signatures
-        self._published = published_commit  # the commit that the tree was made of before this start
-        self._kept = checkpoint_commit  # a commit of the checkpoint, which needs no evaluation
-        self._between: tuple[Revision, Revision, Merges, bool] | None = None  # the last merges that `_ahead` read
-        self._is_retrying = False  # whether commits are evaluated again whose evaluation did not end
-        self._has_searched = False  # whether the history was searched since the start
-        self._judged_by_records: Candidate | None = None  # the last candidate that was
-        self._records_read: tuple[object, ...] = ()  # by `_records_of`, when it was judged
-        self._path: tuple[tuple[Commit, ...], WithheldBoots | None] | None = None  # the last of `withheld_by`
-        self._offering: tuple[Commit, WithheldBoots | None, Commit] | None = None  # the last of `_without_withheld`
-        self._left_out: tuple[Revision, Revision, bool] | None = None  # the last of `is_rewind` that `_is_gone` read
+        self._published = published_commit  # the commit that was published before this start
+        self._kept = checkpoint_commit  # the commit in the checkpoint, which needs no evaluation
+        self._between: tuple[Revision, Revision, Merges, bool] | None = (
+            None  # accepted and newest commit, merges, is_rewind: the last result of `_read_commits_ahead`
+        )
+        self._is_retrying = False  # whether gitboot now repeats evaluations that did not end
+        self._has_searched = False  # whether gitboot has searched the history since the start
+        self._judged_by_records: Candidate | None = (
+            None  # the last candidate that was judged by records judged by records
+        )
+        self._records_read: tuple[object, ...] = ()  # the result of `_list_records_read` at that time
+        self._path: tuple[tuple[Commit, ...], WithheldBoots | None] | None = (
+            None  # the last arguments and result of `withheld_by`
+        )
+        self._offering: tuple[Commit, WithheldBoots | None, Commit] | None = (
+            None  # the last arguments and result of `_set_offered`
+        )
+        self._left_out: tuple[Revision, Revision, bool] | None = (
+            None  # the last arguments and result of `is_rewind` in `_is_missing`
+        )
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
-        """Return the attempt at the newest commit, and its events.
+        """Judge the newest commit, and return the attempt and its events.
 
-        After a start, this first goes on with the commit that was accepted before. The attempt counts once the
-        ledger has it, and `adopt` was called.
+        After a start, this first restores the commit that was accepted before. The caller then stores the attempt in
+        the ledger, and calls `adopt`.
         """
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
-        if knowledge.recorded_commit is None and knowledge.is_trusted:  # at a start: the records are those of before it
+        if (
+            knowledge.recorded_commit is None and knowledge.is_trusted
+        ):  # at a start: the records are from before the start
             knowledge = structs.replace(knowledge, recorded_commit="")
         for step in (
             self._resume_accepted,
@@ -187,9 +201,9 @@ class CommitAcceptor:
         return self._set_offered(attempt), tuple(events)
 
     def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
-        """Return the commit that was accepted before a start, for as long as the ledger cannot be written.
+        """Return the attempt with the commit that was accepted before a start, while the ledger cannot be written.
 
-        Nothing is adopted: `accept` begins with ``before`` again. Without that commit the attempt is ``before``.
+        A later `accept` begins with ``before`` again. If gitboot cannot evaluate the commit, this returns ``before``.
         """
         kept = self._kept
         try:
@@ -201,7 +215,7 @@ class CommitAcceptor:
         return self._set_offered(resumed) if resumed.accepted is not None else before
 
     def start_evaluation(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
-        """Start the evaluation of the newest commit if needed, and return whether it is still running."""
+        """Start the evaluation of the newest commit if needed, and return whether the evaluation is still running."""
         try:
             latest = self._source.latest()
             if latest is None or attempt.attempted in (None, latest):
@@ -214,7 +228,7 @@ class CommitAcceptor:
         return False
 
     def adopt(self, attempt: Attempt) -> Attempt:
-        """Go by the accepted commit from now on, after a restart too, once the ledger has it."""
+        """Record the accepted commit in the clone. The ledger must have the commit."""
         try:
             return self._adopt_accepted(attempt)
         except SourceError:
@@ -228,10 +242,7 @@ class CommitAcceptor:
     def _run_with_clone(
         self, step: _Step, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime
     ) -> Attempt:
-        """Return the attempt after a step. If the clone is damaged, make the clone anew, and repeat the step once.
-
-        What is published stays meanwhile.
-        """
+        """Run a step and return its attempt. If the clone is damaged, make a new clone and repeat the step once."""
         try:
             try:
                 return step(attempt, knowledge, events, at)
@@ -242,7 +253,8 @@ class CommitAcceptor:
                     self._source.restore(Revision(accepted) if accepted is not None else None)
                 except (TryAgain, OperatorError) as failure:
                     return structs.replace(attempt, trouble=("CorruptClone", f"{error}; {failure}"))
-                events.append(Event(at=at, type="CloneRestored", message="gitboot's own clone was made anew"))
+                message = "gitboot replaced its damaged clone by a new clone"
+                events.append(Event(at=at, type="CloneRestored", message=message))
                 return step(attempt, knowledge, events, at)
         except SourceError as error:
             return structs.replace(attempt, trouble=(type(error).__name__, str(error)))
@@ -256,7 +268,7 @@ class CommitAcceptor:
 
     def _judge_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         if attempt.attempted is None and self._find_accepted_before(knowledge) is not None:
-            return attempt  # what was accepted before is still being evaluated
+            return attempt  # the evaluation of the commit that was accepted before has not ended
         latest, suspension = self._source.latest(), knowledge.facts.suspension
         if latest is None:
             return attempt
@@ -285,7 +297,7 @@ class CommitAcceptor:
         if latest == attempt.attempted and not (has_news or self._is_retrying):
             return attempt
         if self._is_retrying:
-            # The boots that these commits take back are still offered: withhold them first, then read the records.
+            # gitboot still offers the boots that these commits remove: withhold the boots first, then read the records.
             reads_records, attempt = False, structs.replace(attempt, evaluated=None, stands=None, read=None)
             wait = _decide_wait(attempt, latest)
         try:
@@ -369,11 +381,12 @@ class CommitAcceptor:
         *,
         is_gone: bool,
     ) -> Attempt:
-        """Return the attempt with what newer commits withhold, and what was withheld ``before`` by another commit.
+        """Return the attempt with the boots that newer commits withhold, and with the boots withheld ``before``.
 
         ``evaluated`` is the newest commit whose evaluation ended. After a restart, a restore or a take-over, the commit
-        of ``before`` may be newer: its evaluation did not end, or the clone lacks it. ``is_gone``: the branch does not
-        have it. Then a person decides, unless ``evaluated`` is known to be no older commit.
+        of ``before`` may be newer than that, because its evaluation did not end or the clone lacks it. ``is_gone`` is
+        true if the branch does not have the commit of ``before``. Then an operator decides, unless ``evaluated``
+        descends from that commit.
         """
         now, accepted = None, attempt.accepted
         if accepted is not None and newer and evaluated is not None:
@@ -398,9 +411,9 @@ class CommitAcceptor:
         return structs.replace(attempt, withheld=withheld, gone=gone)
 
     def _is_missing(self, withheld: WithheldBoots | None, latest: Revision) -> bool:
-        """Return whether the branch does not have the commit by which boots are withheld, as it was fetched last.
+        """Return whether the branch lacks the commit that withholds boots, as of the last fetch.
 
-        That is not known before the first fetch of a process: the clone may be of before the commit.
+        Before the first fetch of a process, return false, because the clone may be older than the commit.
         """
         if withheld is None or withheld.by == latest or not self._source.has_fetched:
             return False
@@ -416,7 +429,7 @@ class CommitAcceptor:
     def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
         if attempt.candidate is None or not attempt.candidate.by_records:
             return False
-        if attempt.candidate is not self._judged_by_records:  # or it was, and the ledger did not take what came of it
+        if attempt.candidate is not self._judged_by_records:  # or the ledger lacks the result
             return True
         return any(map(is_not, self._records_read, _list_records_read(knowledge)))
 
@@ -429,14 +442,14 @@ class CommitAcceptor:
         return structs.replace(attempt, offered=last[2])
 
     def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
-        """Find the acknowledgements in the history of the accepted commit: none of them counts again.
+        """Find the acknowledgements in the history of the accepted commit, because each counts only once.
 
-        After a start they are looked for in all that is known to have been accepted: the ledger may come from a gitboot
-        that did not note them, or from a backup.
+        After a start, search the history of each commit that is known as accepted: the ledger may come from an earlier
+        version that did not record acknowledgements, or from a backup.
         """
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
         if accepted is None and self._source.latest() is None:
-            return attempt  # the first fetch makes the clone; a clone that is made anew meanwhile would be in its way
+            return attempt  # the first fetch makes the clone, and a second clone would be in its way
         since, tips = attempt.searched or knowledge.facts.searched, {accepted}
         if not self._has_searched:
             tips |= {*map(Revision, knowledge.unsearched_commits), self._source.accepted(), self._published}
@@ -446,11 +459,11 @@ class CommitAcceptor:
             attempt = structs.replace(
                 attempt, searched=accepted, met=attempt.met | (found - knowledge.used_acknowledgements)
             )
-        self._has_searched = accepted is not None  # until then the ledger is not told
+        self._has_searched = accepted is not None  # before that, the ledger records no search
         return attempt
 
     def _read_commits_ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> CommitsAhead:
-        if accepted is None:  # one that cannot be compared with what was accepted may leave something out
+        if accepted is None:  # without the accepted commit, gitboot cannot tell whether the newest commit lacks changes
             before = self._find_accepted_before(knowledge)
             messages = [message for _, brought in self._source.merges(before, latest) for message in brought]
             return _check_signatures(
@@ -466,7 +479,7 @@ class CommitAcceptor:
         return _check_signatures(self._signatures, accepted.revision, ahead)
 
     def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """Return the attempt with the commit that was accepted before a start. No guard judges this commit again."""
+        """Return the attempt with the commit that was accepted before a start. Guards do not judge it again."""
         if attempt.attempted is not None or (before := self._find_accepted_before(knowledge)) is None:
             return attempt
         if attempt.retry_at is not None and at < attempt.retry_at:
@@ -493,7 +506,7 @@ class CommitAcceptor:
 
     def _build_attempt(self, commit: Commit, events: list[Event], at: datetime) -> Attempt:
         committed_at, signer = None, None
-        with suppress(SourceError):  # the commit is accepted even if its time or its signature cannot be read now
+        with suppress(SourceError):  # accept the commit even if gitboot cannot read its time or its signature now
             committed_at = self._source.committed_at(commit.revision)
             signer = self._signatures.find_signer(commit.revision) if self._signatures is not None else None
         attempt = Attempt(
@@ -509,27 +522,28 @@ class CommitAcceptor:
         return attempt
 
     def _find_accepted_before(self, knowledge: Knowledge) -> Revision | None:
-        """Return the commit that was accepted last. The ledger knows it even if the clone was lost.
+        """Return the commit that was accepted last, from the ledger, from the clone, or from the output tree.
 
-        If the ledger was lost too, the tree names the commit that was published, and guards compare with that one.
+        The ledger has the commit even if the clone was lost. If the ledger was lost too, guards compare with the
+        published commit.
         """
         accepted, noted = self._source.accepted(), knowledge.facts.accepted
         if noted is not None and knowledge.is_trusted:
             if self._source.has(Revision(noted)):
-                return Revision(noted)  # the ledger is written first: a crash may lie between
-            accepted = None  # the clone is of before: of an older backup, or of a host that has stood by since
+                return Revision(noted)  # gitboot writes the ledger before the clone, and may have crashed in between
+            accepted = None  # the clone is older: from a backup, or from a host that has been a standby since
         if accepted is None and noted is None and self._published is not None:
             return self._published if self._source.has(self._published) else None
         if accepted is None and noted is not None and not self._limits.allow_rewind:
             raise CorruptClone(
-                f"the accepted commit {noted} is not in gitboot's own clone (start once with --allow-rewind to go on "
-                "without it)"
+                f"the accepted commit {noted} is not in gitboot's clone (to go on without it, start gitboot once with "
+                "--allow-rewind)"
             )
         return accepted
 
 
 def _check_signatures(signatures: SignatureChecker | None, since: Revision | None, ahead: CommitsAhead) -> CommitsAhead:
-    """Return the commits ahead with those that no trusted key signed, and with the signers of acknowledgements."""
+    """Add to the commits ahead which of them have no trusted signature, and who signed acknowledgements."""
     if signatures is None:
         return ahead
     merges = tuple(
@@ -542,20 +556,20 @@ def _check_signatures(signatures: SignatureChecker | None, since: Revision | Non
 
 
 def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
-    """Return which steps to the newest commit wait until all fetches are read.
+    """Return which steps to the newest commit wait until gitboot has read all fetches.
 
-    They wait until gitboot has published without the boots that they take back, and has read the fetch log then. They
-    do not wait if gitboot could not publish, or cannot read the log: evidence that comes later installs nothing.
+    They wait until gitboot has published without the boots that they remove, and has then read the fetch log. They do
+    not wait if gitboot could not publish or cannot read the log, because later evidence starts no installation.
     """
     is_new = attempt.evaluated != latest
     if attempt.accepted is None or not (is_new or (attempt.stands == latest and not attempt.is_log_unread)):
         return Wait.NONE
-    # What the commit before the accepted one offered counts, too, until all fetches since are read.
+    # Until gitboot has read all fetches since, the boots that the earlier accepted commit offered count too.
     return Wait.ALL if attempt.read is None else Wait.OFFERED
 
 
 def _schedule_retry(attempt: Attempt, retries: int, at: datetime) -> Attempt:
-    """Return the attempt after one more evaluation that did not end; ``retries`` of them did not end before."""
+    """Return the attempt with the time of the next evaluation, after ``retries + 1`` evaluations that did not end."""
     wait = min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY)
     return structs.replace(attempt, retry_at=at + wait, retries=retries + 1)
 
@@ -565,7 +579,7 @@ def _reject(
 ) -> Attempt:
     is_known = (attempt.attempted, attempt.problems, attempt.candidate) == (revision, error.problems, None)
     attempt = structs.replace(attempt, attempted=revision, problems=error.problems, candidate=None)
-    if is_known:  # one more evaluation that did not end
+    if is_known:  # an event already reported this: the evaluation did not end again
         return attempt
     facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
     events.append(Event(at=at, type="Rejected", message=format_rejected(attempt), facts=facts, warning=True))
@@ -573,13 +587,13 @@ def _reject(
 
 
 def _list_records_read(knowledge: Knowledge) -> tuple[object, ...]:
-    """Return the objects that decide whether a server is installed. A change of any replaces its object."""
+    """Return the objects that decide whether a server is installed. A change to one of them replaces the object."""
     return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unobservable, knowledge.facts.gap
 
 
 def format_accepted(commit: Commit, signer: Signer | None = None) -> str:
     signed = f", signed by {signer}" if signer is not None else ""
-    return f"{commit.revision[:12]} decides for {format_count(len(commit.decisions.servers), 'server')}{signed}"
+    return f"accepted {commit.revision[:12]} with {format_count(len(commit.decisions.servers), 'server')}{signed}"
 
 
 def format_rejected(attempt: Attempt) -> str:
@@ -588,18 +602,18 @@ def format_rejected(attempt: Attempt) -> str:
     which = attempt.attempted[:12] if attempt.attempted is not None else "the commit that was accepted before the start"
     if attempt.retry_at is None or not attempt.is_unevaluated:
         return f"{which} is invalid: {first}{rest and f' {rest}'}"
-    return f"{which} is not evaluated: {first}; gitboot evaluates it again at {format_instant(attempt.retry_at)}"
+    return f"{which} could not be evaluated: {first}; gitboot tries again at {format_instant(attempt.retry_at)}"
 
 
 _AFTER_GAP: Final = (
-    "Lines of messages do not count before the instance has come up to the newest commit: it was not alive for long, "
-    "and nothing else proves that this ledger is no older copy"
+    "Lines in commit messages do not count yet: the instance was off for long, and its ledger may be an older copy. "
+    "They count again once the instance has accepted the newest commit"
 )
-_MAX_INHERITED: Final = 3  # that a message shows
+_MAX_INHERITED: Final = 3  # identities in one message
 
 
 def format_held(candidate: Candidate) -> str:
-    """Return the message about a held commit: the numbers that hold it, and how to acknowledge it."""
+    """Return a message that states which guards hold the commit, by which numbers, and how to acknowledge it."""
     verdict = candidate.verdict
     trips = "; ".join(f"{trip.guard}: {phrases.format_trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
@@ -615,16 +629,20 @@ def format_held(candidate: Candidate) -> str:
         return f"{message}. {_AFTER_GAP}"
     if lines := _quote_lines(verdict, candidate.need):
         needs_key = candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding
-        where = "in the message of a commit that you sign" if needs_key else "in a commit's message"
-        message = f"{candidate.commit.revision[:12]} is held: {trips}. Acknowledge it {where} with {lines}, or with: {approve}"
+        where = "in the message of a signed commit" if needs_key else "in a commit message"
+        commit = candidate.commit.revision[:12]
+        message = f"{commit} is held: {trips}. Acknowledge it with {lines} {where}, or with: {approve}"
     if candidate.released:
-        message = f"{message}. {format_count(len(candidate.released), 'server')} would boot by it at once: {format_names(candidate.released)}"
+        message = (
+            f"{message}. It also ends a stop: {format_count(len(candidate.released), 'server')} would boot from the "
+            f"network at once: {format_names(candidate.released)}"
+        )
     if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
         each = "; ".join(
             f"{revision[:12]} with {_quote_lines(step, candidate.need) or 'gitboot approve'}"
             for revision, step in candidate.steps
         )
-        message = f"{message}. Or each merge by itself: {each}"
+        message = f"{message}. Or acknowledge each merge on its own: {each}"
     unheeded = tuple(
         f"{phrases.format_value(each.line)!r} does not count: {phrases.format_value(each.why)}"
         for each in candidate.unheeded
@@ -633,7 +651,7 @@ def format_held(candidate: Candidate) -> str:
 
 
 def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return the lines that acknowledge a commit for all guards that hold it. Empty if no line does."""
+    """Return the lines that acknowledge a commit for all guards that hold it. Empty: lines cannot acknowledge it."""
     found = tuple(text for _, text in format_ack_lines(verdict, need))
     return found if len(found) == len(verdict.holding) else ()
 

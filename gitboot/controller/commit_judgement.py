@@ -1,4 +1,4 @@
-"""Commit judgement: every commit since the accepted one is evaluated and judged by guards, and how far that leads."""
+"""Commit judgement: how far the guards let gitboot accept the commits after the accepted one."""
 
 from __future__ import annotations
 
@@ -32,28 +32,31 @@ from gitboot.review.reinstalls import GainedIdentity, find_returning_servers, up
 from gitboot.status.instance_status import PassedCommit
 from gitboot.text import format_count
 
-Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits of each say
+Merges = Sequence[tuple[Revision, Sequence[Message]]]  # each merge with the messages of its commits
 
 
 class EvaluationUnfinished(Exception):
-    """A commit is still being evaluated."""
+    """The evaluation of a commit is still running."""
 
 
 class Wait(Enum):
-    """Which steps wait until all fetches are read, of those that reinstall fewer servers by records than by commits."""
+    """Which steps wait until gitboot has read all fetches.
 
-    NONE = auto()  # no step: the boots cannot be withheld, or the fetch log cannot be read
-    OFFERED = auto()  # steps that take back a boot which the accepted commit offers
+    Only steps wait that reinstall fewer servers by the records than by the two commits.
+    """
+
+    NONE = auto()  # no step waits: gitboot cannot withhold the boots, or cannot read the fetch log
+    OFFERED = auto()  # steps wait if they remove a boot that the accepted commit offers
     ALL = auto()
 
 
 class CommitsAhead(Struct, frozen=True, kw_only=True):
     """The commits after the accepted one, up to the newest."""
 
-    accepted: Commit | None  # None: there is none, or it cannot be compared with
+    accepted: Commit | None  # None: there is no accepted commit to compare with
     merges: Merges  # the oldest first
-    leaves_out: Revision | None = None  # a commit that the newest does not descend from
-    untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # commits that do not count, and why
+    leaves_out: Revision | None = None  # an accepted commit from which the newest commit does not descend
+    untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # commits that gitboot does not trust, and why
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -62,81 +65,76 @@ class Candidate(Struct, frozen=True, kw_only=True):
     commit: Commit
     verdict: Verdict
     steps: tuple[tuple[Revision, Verdict], ...]  # the steps to acknowledge, if there are several
-    approvals: Acknowledgements  # what it was judged with
+    approvals: Acknowledgements  # the approvals at the time of the judgement
     unheeded: tuple[IgnoredLine, ...]  # acknowledgements that do not count
-    released: tuple[str, ...] = ()  # servers that would boot what the accepted commit has stopped
-    need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
-    heeds_lines: bool = True  # whether lines of messages count; they may have counted before
-    by_records: bool = False  # whether records decide how many servers it reinstalls
-    is_preliminary: bool = False  # whether records may let it through
-    reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
+    released: tuple[str, ...] = ()  # servers that would boot from the network because the commit ends a stop
+    need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations; None: a line in any commit
+    heeds_lines: bool = True  # whether lines in commit messages count now
+    by_records: bool = False  # whether records decide how many servers the commit reinstalls
+    is_preliminary: bool = False  # whether the guards may accept the commit once gitboot reads the records
+    reinstalls: tuple[str, ...] = ()  # servers that the commit reinstalls, as far as the records show
 
 
 class Advance(Struct, frozen=True, kw_only=True):
     """How far the newest commit can be accepted."""
 
-    reached: Commit | None = None  # the newest commit that can be accepted
-    hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to it
-    introduced: Mapping[SystemUuid, int] = field(
-        default_factory=dict
-    )  # the provision numbers of the machines that these brought
-    moves: Moves = NO_MOVES  # moves of machines by these steps
+    reached: Commit | None = None  # the newest commit that gitboot can accept
+    hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to `reached`
+    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # provision numbers of machines new in `hops`
+    moves: Moves = NO_MOVES  # moves of machines by `hops`
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted one, the oldest first
-    rolled_back: frozenset[SystemUuid] = frozenset()  # machines whose records show what is reached as installed
-    used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, and not again
+    rolled_back: frozenset[SystemUuid] = frozenset()  # machines whose records show that `reached` is installed
+    used: frozenset[str] = frozenset()  # signed acknowledgements that `hops` used; they do not count again
     lost: frozenset[LostIdentity] | None = None  # identities that machines had before; None: unchanged
-    let_in: frozenset[CredentialUse] = frozenset()  # new BMCs whose credentials the guard allowed
+    let_in: frozenset[CredentialUse] = frozenset()  # new BMCs that get credentials because an operator approved it
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
-    orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
+    orders: Orders | None = None  # of the newest well-formed Fleet, if its commit is not accepted
     passed: tuple[PassedCommit, ...] = ()  # the results of the commits before the newest, the oldest first
-    is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
-    evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted one; None: none
-    awaits_records: bool = False  # whether more can perhaps be accepted once all fetches are read
+    is_incomplete: bool = False  # whether an evaluation did not end; that commit counts as invalid until then
+    evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted commit
+    awaits_records: bool = False  # whether gitboot may accept more commits once it has read all fetches
     waits: bool = False  # whether a step that no guard holds waits for fetches
 
     @property
     def newer(self) -> tuple[Commit, ...]:
-        """The valid commits after `reached`, or after the accepted one where none is reached, the oldest first."""
+        """The valid commits after `reached`, or after the accepted commit if `reached` is None. The oldest is first."""
         at = next((at for at, each in enumerate(self.valid, 1) if each is self.reached), 0)
         return self.valid[at:]
 
 
 class _CommitWalk(Struct, kw_only=True):
-    commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
+    commits: dict[int, Commit | None]  # valid commits by position; position 0 is the accepted commit
     legs: list[PathCommit] = field(default_factory=list)
     steps: dict[int, EvaluationResult] = field(
         default_factory=dict
-    )  # valid commits, against the valid commit before each
-    lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `lost_at`; 0: of the accepted one
+    )  # valid commits, each compared with the valid commit before it
+    lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `find_lost_before`
     orders: dict[int, Orders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit is invalid
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # see `Advance`
 
     def find_newest_evaluated(self, ahead: CommitsAhead) -> Revision | None:
-        """Return the newest commit whose evaluation ended, or the accepted one; None: there is none."""
+        """Return the newest commit whose evaluation ended, or the accepted commit. None: neither exists."""
         for position in range(len(ahead.merges), 0, -1):
             if not isinstance(self.faults.get(position), NotEvaluated):
                 return ahead.merges[position - 1][0]
         return ahead.accepted.revision if ahead.accepted is not None else None
 
     def find_orders_after(self, reached: int) -> Orders | None:
-        """Return the orders of the newest Fleet that is well formed, unless its commit is accepted."""
+        """Return the orders of the newest well-formed Fleet, unless its commit is accepted."""
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
     def list_arrivals(self, reached: int, excluded: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
-        """Yield the machines that each commit brought, with their provision numbers, without those that ``moved``."""
+        """Yield the new machines of each commit with their provision numbers, except for the machines ``excluded``."""
         for position, step in sorted(self.steps.items()):
             if position <= reached:
                 yield [(each.uuid, each.provision) for each in step.new_servers if each.uuid not in excluded]
 
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
-        """Return the identities that machines had before a position is reached, by the way there.
-
-        A position that is not reached yet is taken for reached step by step.
-        """
+        """Return the identities that machines had before a position, if each step up to the position is accepted."""
         if position not in self.lost:
             before = max(each for each in self.commits if each < position)
             changes = self.steps[position].extent
@@ -146,7 +144,7 @@ class _CommitWalk(Struct, kw_only=True):
         return self.lost[position]
 
     def collect_moves(self, reached: int) -> Moves:
-        """Return the machines that moved between sites by then. Machines that arrived and left again have departed."""
+        """Return the machines that moved between sites up to a position. A machine that came and left has departed."""
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, step in sorted(self.steps.items()):
             if position <= reached:
@@ -160,7 +158,7 @@ class _CommitWalk(Struct, kw_only=True):
 
 
 class CommitJudge:
-    """The judge of the commits ahead. It keeps their evaluations until other commits lie ahead."""
+    """The judge of the commits after the accepted one. It remembers their evaluations."""
 
     def __init__(
         self,
@@ -182,11 +180,14 @@ class CommitJudge:
         reads_records: bool = False,
         wait: Wait = Wait.NONE,
     ) -> Advance:
-        """Return how far the commits ahead can be accepted at an instant. Raises `Unfinished` and `SourceError`.
+        """Return how far gitboot can accept the commits ahead at ``at``.
 
-        ``met`` are acknowledgements that do not count again, besides those in ``knowledge``. With ``reads_records`` the
-        records of servers count: nothing that the newest commit takes back is offered any more, and all fetches of it
-        have been read. Without it, ``wait`` says which steps are not accepted before, even if no guard holds them.
+        Acknowledgements in ``used_acknowledgements`` and in ``knowledge`` do not count again. With ``reads_records``,
+        gitboot judges by the records of servers. Before that, the caller must withhold all boots that the newest commit
+        removes, and read all fetches of these boots. Without ``reads_records``, the steps in ``wait`` are not accepted
+        yet, even if no guard holds them.
+
+        Raises `EvaluationUnfinished` and `SourceError`.
         """
         heeds_lines = not knowledge.facts.gap
         if not heeds_lines:
@@ -216,9 +217,9 @@ class CommitJudge:
 
         def judge_step(old: int, new: int) -> Verdict:
             evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
-            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a valid commit is, beside whichever
+            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a valid commit is evaluated against any base
             base, by_policy = commits[old], evaluated.extent.by_policy
-            # The step would reinstall these machines by the two commits, and does not by their records.
+            # By the two commits, the step would reinstall these machines. By their records, it does not.
             shown[old, new] = (
                 list_already_installed(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
             )
@@ -326,7 +327,7 @@ class CommitJudge:
                 walk.invalid = walk.faults[position] = found
                 if found.fleet is not None:
                     walk.orders[position] = found.fleet.orders_at(knowledge.facts.site or None)
-        if walk.invalid is not None:  # what led up to it is judged as if nothing had come after it
+        if walk.invalid is not None:  # judge the commits up to the last valid one, and ignore the invalid ones after it
             del walk.legs[max(walk.commits) :]
         walk.problems_until = min(changes, default=None)
         return walk
@@ -347,7 +348,7 @@ class CommitJudge:
     def _find_uncovered_bmcs(
         self, base: Commit | None, commit: Commit, knowledge: Knowledge
     ) -> frozenset[CredentialUse]:
-        """Return the BMCs that a commit brings, and whose credentials only an approval allows."""
+        """Return the new BMCs of a commit that may get their credentials only with an approval."""
         machines: Iterable[Machine] = commit.machines.values()
         if base is not None:
             changed = [
@@ -375,11 +376,11 @@ class CommitJudge:
         introduced: Mapping[SystemUuid, int],
         installed: frozenset[str] = frozenset(),
     ) -> Verdict:
-        """Return the verdict of the guards on one step, with nothing acknowledged.
+        """Return the verdict of the guards on one step, before acknowledgements.
 
-        ``lost`` are the identities that machines had before ``base``, ``introduced`` has the provision numbers of the
-        machines that came since the accepted commit. Records show that the servers ``installed`` have what the commit
-        wants, of those that it would reinstall.
+        ``lost`` are the identities that machines had before ``base``. ``introduced`` has the provision numbers of the
+        machines that are new since the accepted commit. ``installed`` are servers that the step would reinstall, and
+        whose records show that they have what the commit wants.
         """
         commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_servers
         limits = self._limits.tighten(commit.fleet.guards)
@@ -389,7 +390,7 @@ class CommitJudge:
             arrivals = find_new_or_reinstalled(knowledge, arrivals)
         changes = changes.without_reinstalls(installed)
         gains, lost = _list_identities(base, evaluated, lost, knowledge)
-        # No two commits show which machines come back: beside the older commit they look new.
+        # Compared with the older commit, machines that come back look new. Only the records tell them apart.
         back = find_returning_servers(arrivals, knowledge.records, knowledge.machines, changes.unknown_claims)
         inherited = find_inheritances(
             [each for each in gains if not each.is_counted and each.server not in back],
@@ -417,7 +418,7 @@ class CommitJudge:
 def _list_identities(
     base: Commit | None, evaluated: EvaluationResult, lost: frozenset[LostIdentity], knowledge: Knowledge
 ) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
-    """Return the identities that a step gains, and those that machines had before it, of which ``lost`` are known."""
+    """Return the identities that a step adds, and the identities that machines had before the step."""
     if base is None:
         return compare_identities_without_base(evaluated.commit, knowledge)
     return evaluated.extent.gained_identities, lost
@@ -439,26 +440,26 @@ def _list_passed(
         elif position in steps:
             says = describe_held(steps[position].holding)
         else:
-            says = f"held behind {first}" if first is not None else "held with those after it"
+            says = f"held behind {first}" if first is not None else "held with later commits"
         yield PassedCommit(commit=revision, says=says)
 
 
 def describe_accepted(by: Iterable[str]) -> str:
-    """Return a few words for an accepted commit, with who acknowledged it."""
+    """Return a few words that describe an accepted commit and who acknowledged it."""
     leave = "; ".join(dict.fromkeys(by))
     return f"accepted, acknowledged by {leave}" if leave else "accepted"
 
 
 def describe_held(guards: Iterable[str]) -> str:
-    """Return a few words for a held commit."""
+    """Return a few words that describe a held commit."""
     return f"held by {', '.join(map(str, guards))}"
 
 
 def describe_invalid(problems: Iterable[Problem]) -> str:
-    """Return a few words for an invalid commit."""
+    """Return a few words that describe an invalid commit."""
     problems = tuple(problems)
     if any(each.code is Code.UNTRUSTED for each in problems):
-        return "invalid: signed by no key that is trusted here"
+        return "invalid: not signed by a trusted key"
     return f"invalid: {format_count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
 
 

@@ -1,4 +1,4 @@
-"""Condition rules: the conditions of an instance state, and the events that announce false ones."""
+"""Condition rules: derive the conditions from the instance state, and the events that report false conditions."""
 
 from __future__ import annotations
 
@@ -32,49 +32,52 @@ from gitboot.status.conditions import Condition, Event, find_condition_type, fin
 from gitboot.system_clock import ClockState
 from gitboot.text import format_count, format_names, format_rest
 
-_BEGIN: Final = "say it once: gitboot records begin"
-_HINTS: Final = {
-    "NewLedger": f"{_BEGIN} fresh (none is), adopt (all are), or a file of exported records",
-    "RestoredLedger": f"{_BEGIN} with exported records (ops/records of the published tree), adopt (all "
-    "is as Git wants it), or as-recorded (the ledger is right)",
-    "ForeignLedger": f"choose another --out, or {_BEGIN} with ops/records of that tree, or adopt",
-    "DamagedLedger": f"{_BEGIN} with ops/records of the published tree, or adopt (all is as Git wants it)",
+_ADOPT: Final = "adopt (all servers are installed as Git wants)"
+_BEGIN_HINTS: Final = {
+    "NewLedger": f"Run gitboot records begin with one of: fresh (no server is installed), {_ADOPT}, or a file of "
+    "exported records",
+    "RestoredLedger": "Run gitboot records begin with one of: OUTPUT/ops/records (the records that gitboot published), "
+    f"{_ADOPT}, or as-recorded (the ledger is right)",
+    "ForeignLedger": "Choose another --out, or run gitboot records begin with one of: OUTPUT/ops/records (the records "
+    f"that the other ledger published), or {_ADOPT}",
+    "DamagedLedger": "Run gitboot records begin with one of: OUTPUT/ops/records (the records that gitboot published), "
+    f"or {_ADOPT}",
 }
 _DOUBTS: Final = {
-    "RestoredLedger": "this ledger is an older copy: what was installed since it was made is not known",
-    "ForeignLedger": "this ledger is not the one that published this tree: what is installed there is not known",
-    "DamagedLedger": "the ledger was damaged, and a new one cannot know what is installed",
+    "RestoredLedger": "the ledger is an older copy, so it lacks what was installed after the copy was made",
+    "ForeignLedger": "another ledger published OUTPUT, and this ledger lacks what was installed by it",
+    "DamagedLedger": "the ledger was damaged, and gitboot made a new ledger, which lacks what is installed",
 }
-_KEPT: Final = {
-    ClockState.SYNCHRONISED: "a time service keeps it right",
-    ClockState.UNSYNCHRONISED: "a person has accepted it as it is",
-    ClockState.UNKEPT: "nobody keeps it, as the kernel knows",
-    ClockState.UNKNOWN: "the kernel does not say who keeps it",
+_CLOCK_STATES: Final = {
+    ClockState.SYNCHRONISED: "a time service keeps the clock right",
+    ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
+    ClockState.UNKEPT: "the kernel reports that no time service keeps the clock right",
+    ClockState.UNKNOWN: "the kernel does not report whether a time service keeps the clock right",
 }
-_PERHAPS_SERVED: Final = "boot was perhaps served, and its outcome is unknown"
-_UNPROVEN: Final = {  # the worst first
-    "OutcomeUnknown": f"a {_PERHAPS_SERVED}",
-    "NeedsOperator": "an override is gone, or another instance has set it, and nothing shows what became of the boot",
-    "Failed": "an installation has failed",
-    "Overdue": "an installation has shown nothing new for too long",
+_UNFINISHED_BOOTS: Final = {  # the worst first
+    "OutcomeUnknown": "the endpoint may have served a one-time boot, and the outcome is unknown",
+    "NeedsOperator": "a boot override is gone or was set by another instance, and gitboot cannot tell whether the "
+    "server booted by it",
+    "Failed": "an installation failed",
+    "Overdue": "an installation has made no progress for too long",
 }
-# A log without the User-Agent leaves open who fetched a boot: see `gitboot.fetchlog.access_logs`.
+# A log without the User-Agent does not show which program fetched a boot: see `gitboot.fetchlog.access_logs`.
 _NEW_LOGS: Final = (
     "Before you let copies serve them, install the new ops/serve/nginx.conf or ops/serve/Caddyfile of OUTPUT on each "
-    "mirror: the log of an older nginx.conf has no User-Agent, so a fetch by GRUB or PXELINUX proves no installation"
+    "mirror. An older nginx.conf logs no User-Agent, so a fetch by GRUB or PXELINUX does not prove an installation"
 )
 _LATE: Final = timedelta(minutes=5)
-_OVERDUE: Final = timedelta(minutes=2)  # so long verify-mirror, too, accepts the version before a transition
-_ROOT_WARNING: Final = timedelta(days=60)  # for a person to bring the root key and the new files together
-_MOST_NAMED: Final = 20  # servers in one line; the next has the others
-_MOST_SECRETS: Final = 3  # that a message names
+_OVERDUE: Final = timedelta(minutes=2)  # verify-mirror also accepts the version before a transition for this long
+_ROOT_WARNING: Final = timedelta(days=60)  # an operator has to fetch the root key from its safe place
+_MAX_NAMED: Final = 20  # servers in one remedy; after these are done, the next remedy names further servers
+_MAX_SECRETS: Final = 3  # named in one message
 
 
 _Found = tuple[str, bool, str, str]  # type, status, reason and message of a condition
 
 
 def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
-    """Return all conditions, by type; each holds since ``at``, or for as long as it did before."""
+    """Return all conditions, sorted by type. A condition whose status is unchanged keeps its transition time."""
     found = [
         *_of_the_source(state, at),
         *_of_the_ledger(state),
@@ -131,7 +134,7 @@ def _remedy(
         case "LedgerNamed" if (accepted := state.attempt.accepted) is not None and accepted.site is not None:
             return f"ledger: {values['LEDGER']}  # of the site {accepted.site}, in the spec of the Fleet"
     if named:
-        values = {**values, "SERVERS": nsmallest(_MOST_NAMED, named)}
+        values = {**values, "SERVERS": nsmallest(_MAX_NAMED, named)}
     found, commit = find_remedy(condition.type, condition.reason, values), state.commit
     if found is not None and condition.reason == "UnverifiedServers" and commit is not None:
         found += "; or: take-over FILE, from another site" if commit.fleet.has_instances_by_site else ""
@@ -147,13 +150,16 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if fetched is not None and fetched.elsewhere is not None:
         yield "BranchFollowed", False, *fetched.elsewhere
     if suspension is not None and at < suspension.until:
-        message = f"suspended by {suspension.who} until {format_instant(suspension.until)}: {suspension.reason}"
-        message += f"; {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
+        message = (
+            f"{suspension.who} suspended the acceptance of commits until {format_instant(suspension.until)}: "
+            f"{suspension.reason}"
+        )
+        message += f"; commit {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
         yield "AcceptingCommits", False, "Suspended", message
     else:
-        yield "AcceptingCommits", True, "Accepting", "new commits are accepted"
+        yield "AcceptingCommits", True, "Accepting", "gitboot accepts new commits"
     if attempt.is_preliminary:
-        # What was false before is about another commit, or about a commit that is acknowledged now.
+        # A false condition from before concerns another commit, or this commit before it was acknowledged.
         for each in state.conditions:
             if each.type == "CommitAccepted" and each.status:
                 yield each.type, each.status, each.reason, each.message
@@ -173,8 +179,9 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
         servers = format_count(gone.servers, "server")
         newer = "you push a newer commit" if gone.is_here else "the branch has that commit again"
         message = (
-            f"the branch does not have {gone.commit[:12]}, which takes the install boots of {servers} back: gitboot "
-            f"withholds these boots until {newer}, or you start gitboot once with --allow-rewind"
+            f"commit {gone.commit[:12]} removed the install boots of {servers}, and the branch does not have this "
+            f"commit any more. gitboot withholds these boots until {newer}, or until you start gitboot once with "
+            "--allow-rewind"
         )
         yield "HistoryComplete", False, "CommitMissing", message
 
@@ -185,17 +192,17 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     if state.unwritable is not None:
         yield "LedgerWritable", False, "Failed", state.unwritable
     else:
-        yield "LedgerWritable", True, "Writable", "the ledger took all that was new"
+        yield "LedgerWritable", True, "Writable", "gitboot stored all changes in the ledger"
     if accepted is None:
         return
     if state.commit is None:
         whose = f"the ledger {accepted.ledger}" if accepted.ledger != NO_LEDGER else f"no ledger for {accepted.site}"
         message = (
-            f"the Fleet names {whose} as the one that publishes and sets, and "
-            f"this instance has {identity}: nothing is published or set"
+            f"the Fleet names {whose}, and this instance has the ledger {identity}, so this instance does not publish "
+            "boot files and does not change BMCs"
         )
         if orders is not None and orders.ledger == identity:
-            message += ". By the newest Fleet it acts, once that is accepted"
+            message += ". The newest Fleet names this ledger: this instance acts as soon as that commit is accepted"
         yield "LedgerNamed", False, "AnotherLedger", message
         return
     if not state.may_act:
@@ -203,49 +210,52 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
         is_orphaned = accepted.ledger == NO_LEDGER if acts_next else state.is_orphaned
         who = f"no ledger for {accepted.site}" if is_orphaned else "another ledger"
         message = (
-            f"the Fleet names {who}, and this instance has {identity}: nothing is set "
-            "any more, and no boot that writes disks is offered; windows end, and what was set is withdrawn"
+            f"the Fleet names {who}, and this instance has the ledger {identity}. This instance sets no boot overrides "
+            "any more, and withholds install boots. It still ends maintenance windows and clears the overrides that it "
+            "set"
         )
         if acts_next:
-            message += ". By the newest Fleet it acts again, once that is accepted"
+            message += (
+                ". The newest Fleet names this ledger: this instance acts again as soon as that commit is accepted"
+            )
         yield "LedgerNamed", False, "BecameStandby", message
     unknown = state.plans.unknown
     if (doubt := why_in_doubt(knowledge, accepted.decisions)) is not None:
         yield "RecordsVerified", False, *doubt
     elif unknown:
         message = (
-            f"not known whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} provisioned: nothing is "
-            "installed there; say it with gitboot records set"
+            f"the ledger does not record whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} installed, so "
+            "gitboot does not install there. Record it with gitboot records set"
         )
         if accepted.fleet.has_instances_by_site:
-            message += ", or with gitboot records take-over, where another site had it"
+            message += ", or with gitboot records take-over for servers that another site had before"
         yield "RecordsVerified", False, "UnverifiedServers", message
     else:
-        yield "RecordsVerified", True, "Verified", "the ledger knows every server"
+        yield "RecordsVerified", True, "Verified", "the ledger has a record of each server"
     if knowledge.recorded_commit is not None:
         yield _of_the_evidence(state.plans, accepted)
 
 
 def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] | None:
-    """Return why the ledger is not trusted, as a reason and a message with what to do. None: it is trusted."""
+    """Return the reason and the message if the ledger is unverified, otherwise None."""
     if (doubt := find_unverified_reason(knowledge.facts, decisions)) is None:
         return None
-    wanting = sum(decision.provision > 0 for decision in decisions.servers.values())
-    servers = f"{format_count(wanting, 'server')} {'wants' if wanting == 1 else 'want'}"
-    new = f"{servers} provision 1 or more, and a new ledger cannot know whether that is installed"
-    return doubt, f"{_DOUBTS.get(doubt, new)}: {_HINTS.get(doubt, _HINTS['NewLedger'])}"
+    provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
+    servers = f"{format_count(provisioned, 'server')} {'has' if provisioned == 1 else 'have'}"
+    new = f"the ledger is new, and {servers} provision 1 or more: gitboot cannot tell whether they are installed"
+    return doubt, f"{_DOUBTS.get(doubt, new)}. {_BEGIN_HINTS.get(doubt, _BEGIN_HINTS['NewLedger'])}"
 
 
 def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
     if not plans.unseen:
-        return "EvidenceAvailable", True, "Available", "each boot made once can be proven"
+        return "EvidenceAvailable", True, "Available", "gitboot can observe each one-time boot"
     without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
-    bmcs = f", or give a BMC to {_some(without)}" if without else ""
+    bmcs = f", or add a BMC to the Server documents of {_some(without)}" if without else ""
     if commit.ledger is None and plans.unseen - without:
-        bmcs += f", or name a ledger in the Fleet, for BMCs to be set of {_some(plans.unseen - without)}"
+        bmcs += f", or name a ledger in the Fleet, so that gitboot sets the BMCs of {_some(plans.unseen - without)}"
     message = (
-        f"nothing that reaches this instance could prove that {_some(plans.unseen)} booted (evidence "
-        f"{commit.decisions.evidence}): start with --listen or --spool{bmcs}; until then nothing is installed there"
+        f"gitboot would not notice the boots of {_some(plans.unseen)} (evidence {commit.decisions.evidence}), so it "
+        f"does not install there. Start gitboot with --listen or --spool{bmcs}"
     )
     return "EvidenceAvailable", False, "NoEvidence", message
 
@@ -256,51 +266,65 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if facts.stoppage is not None:
         yield "InstallsAllowed", False, "Stopped", str(facts.stoppage)
     elif by_fleet is not None:
-        yield "InstallsAllowed", False, "StoppedByFleet", f"{StopScope.WRITING} are stopped by the Fleet: {by_fleet}"
+        yield "InstallsAllowed", False, "StoppedByFleet", f"the Fleet stops {StopScope.WRITING}: {by_fleet}"
     elif claims:
         files = " and ".join(claim.file for claim in claims)
         message = (
-            f"{StopScope.WRITING} are withheld: {'; '.join(map(str, claims))}, and this instance may not know all of them. "
-            f"Stop gitboot serve on that host, copy the files *.jsonl of its --spool to {claims[0].fetch_log} with "
-            f"rsync, then delete {files}"
+            f"gitboot withholds {StopScope.WRITING}: {'; '.join(map(str, claims))}, and this instance may lack some of "
+            "these fetches. Stop gitboot serve on that host, copy the files *.jsonl of its --spool to "
+            f"{claims[0].fetch_log} with rsync, then delete {files}"
         )
         yield "InstallsAllowed", False, "SoleClaim", message
     else:
-        yield "InstallsAllowed", True, "Allowed", "no boot is stopped"
+        yield "InstallsAllowed", True, "Allowed", "no stop is in force"
     if (wrong := describe_clock_lag(facts, at)) is not None:
-        yield "ClockTrusted", False, "Behind", f"nothing is set at BMCs: {wrong}"
+        yield "ClockTrusted", False, "Behind", f"gitboot does not change BMCs: {wrong}"
     elif (wrong := describe_unkept_clock(facts, state.keeping)) is not None:
-        yield "ClockTrusted", False, "Unsynchronised", f"nothing is set at BMCs: {wrong}"
+        yield "ClockTrusted", False, "Unsynchronised", f"gitboot does not change BMCs: {wrong}"
     else:
-        yield "ClockTrusted", True, str(state.keeping), _KEPT[state.keeping]
+        yield "ClockTrusted", True, str(state.keeping), _CLOCK_STATES[state.keeping]
 
 
 def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Found]:
     publication, plans, accepted, commit = state.publication, state.plans, state.attempt.accepted, state.commit
     warnings = accepted.decisions.warnings if accepted is not None else ()
-    # An earlier version accepted placeholders.
+    # An earlier version of gitboot accepted placeholders.
     if found := [each for each in warnings if each.code == Code.PLACEHOLDER_IDENTITY]:
         first = f"{found[0].path}:{found[0].line}: {found[0].message}"
         others = f" {format_rest(len(found) - 1, 'identity')}".rstrip()
-        message = f"{first}; gitboot does not look for the server by it, and accepts no commit that has it{others}"
+        message = (
+            f"{first}; gitboot ignores this identity when it looks for the server, and rejects new commits that have it"
+            f"{others}"
+        )
         yield "IdentitiesUnique", False, "Placeholder", message
     if commit is None:
         return
     if publication.failure is not None:
         yield "Published", False, *publication.failure
     elif publication.holds_plans_of(commit):
-        yield "Published", True, "Published", f"what {format_count(len(plans.servers), 'server')} boot stands"
+        yield (
+            "Published",
+            True,
+            "Published",
+            f"OUTPUT has the boot files of {format_count(len(plans.servers), 'server')}",
+        )
     yield _of_the_boots(state, at)
     yield from _of_the_artifacts(state)
     overdue = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in state.find_overdue_runs(at).items()}
     if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
-        message = f"a maintenance's {_PERHAPS_SERVED}: {_each(unknown)}; look at them first"
+        message = (
+            "the endpoint may have served the boot of a maintenance, and the outcome is unknown: "
+            f"{_each(unknown)}; look at these servers first"
+        )
         yield "MaintenanceRunsStarted", False, "OutcomeUnknown", message
     elif overdue:
-        message = f"a maintenance's boot was given and has not started: {_each(overdue)}; look at them first"
+        message = (
+            "the endpoint served the boot of a maintenance, and the run has not started: "
+            f"{_each(overdue)}; look at these servers first"
+        )
         yield "MaintenanceRunsStarted", False, "Overdue", message
     if late := [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]:
-        yield "OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}"
+        yield "OptOutsInTime", False, "Overdue", f"these pins or holds are past their deadlines: {', '.join(late)}"
     else:
         yield "OptOutsInTime", True, "InTime", "no pin or hold is past its deadline"
 
@@ -311,19 +335,20 @@ def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
     if withheld := _withheld(state):
         boots = [
             f"BootImage/{image} for {format_count(servers, 'server') if servers else 'unknown machines'} "
-            f"({file.url}: {sightings[file].message if file in sightings else 'it was not looked at yet'})"
+            f"({file.url}: {sightings[file].message if file in sightings else 'gitboot has not checked it yet'})"
             for (image, file), servers in withheld.items()
         ]
-        message = f"what boots by a file that is not there is not offered until it is: {_some(boots)}"
+        message = f"gitboot withholds these boots until their files are available: {_some(boots)}"
         yield "ArtifactsPresent", False, "Missing", message
         return
     silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
-    message = f"none is missing; {silent} did not answer" if silent else "none is missing"
+    unchecked = f"; the servers of {format_count(silent, 'artifact')} did not answer" if silent else ""
+    message = f"no artifact is missing{unchecked}"
     yield "ArtifactsPresent", True, "Present", message
 
 
 def _withheld(state: InstanceState) -> dict[ImageFile, int]:
-    """Return the files because of which boots are not offered, with how many servers may boot by each."""
+    """Return the missing files that withhold boots, each with the number of servers that need it."""
     commit, sightings = state.commit, state.knowledge.sightings
     boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
     by_unknown = {
@@ -333,18 +358,17 @@ def _withheld(state: InstanceState) -> dict[ImageFile, int]:
 
 
 def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
-    """Return whether every boot that is made once came, or may still come, to the end that it was made for."""
     if found := _unproven(state, at):
-        message = "; ".join(f"{_UNPROVEN[reason]}: {_each(servers)}" for reason, servers in found.items())
-        return "InstallsCompleted", False, next(iter(found)), f"{message}; look at them first"
+        message = "; ".join(f"{_UNFINISHED_BOOTS[reason]}: {_each(servers)}" for reason, servers in found.items())
+        return "InstallsCompleted", False, next(iter(found)), f"{message}. Look at these servers first"
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
-            return "InstallsCompleted", True, progress, f"no evidence of completion: {_each(waiting)}"
-    return "InstallsCompleted", True, "Completed", "no boot waits for evidence"
+            return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
+    return "InstallsCompleted", True, "Completed", "no installation waits for evidence"
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
-    """Return the servers whose boots came to no end, each with a text about it, by reason, the worst first."""
+    """Return the servers whose one-time boots did not complete, each with a detail, by reason. The worst is first."""
     plans = state.plans
     found: dict[str, Mapping[str, str]] = {
         "OutcomeUnknown": _unknown_serves(plans, Cause.OUTCOME),
@@ -356,7 +380,7 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
 
 
 def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
-    """Return the requests to which boots were perhaps served, in words, by server."""
+    """Return a text about the request to which a boot was perhaps served, by server."""
     found = {}
     for server in (plans.servers[name] for name in plans.unknown_outcomes):
         if server.plan is not None and server.plan.cause is cause and server.record is not None:
@@ -369,33 +393,38 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
     schedule, commit = state.schedule, state.commit
     if schedule.failures >= schedule.most_failures:
         message = (
-            f"{schedule.failures} BMCs in a row have failed, {schedule.last_failure}; nothing is set until one answers"
+            f"the last {schedule.failures} BMC tasks failed, {schedule.last_failure}. gitboot changes no BMC until a "
+            "BMC answers"
         )
         yield "BmcsReachable", False, "FailuresInARow", message
     elif schedule.has_results:
-        yield "BmcsReachable", True, "Reachable", "BMCs answer, as far as any is asked"
+        yield "BmcsReachable", True, "Reachable", "the BMCs that gitboot contacted answered"
     if schedule.uri_not_taken:
         by_cause: dict[str, list[str]] = {}
         for each in (schedule.bmcs[uuid] for uuid in schedule.uri_not_taken):
             by_cause.setdefault(each.dhcp_reason or "", []).append(each.name)
         servers = "; ".join(f"{_some(names)}, whose BMC {why}" for why, names in sorted(by_cause.items()))
-        yield "HttpBoot", True, "HttpBootByDhcp", f"plans name a URI, and DHCP names the loader all the same: {servers}"
+        message = f"the BMC cannot be given a boot URI, so DHCP has to name the boot loader: {servers}"
+        yield "HttpBoot", True, "HttpBootByDhcp", message
     for uuid in schedule.failing:
         each = schedule.bmcs[uuid]
         yield f"Bmc/{each.name}", False, each.reason(at), each.message
     if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
-            f"the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of "
-            f"{_some(names)} until it names this one's, {state.knowledge.facts.identity}"
+            "the Fleet names no ledger, so another instance may set the same BMCs. gitboot does not set the BMCs of "
+            f"{_some(names)} until the Fleet names the ledger of this instance, {state.knowledge.facts.identity}"
         )
         yield "BmcsSet", False, "LedgerNotNamed", message
     if schedule.stopped_maintenances:
         minutes = state.longest_step // timedelta(minutes=1)
         message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped_maintenances.items())
-        message = f"not back {minutes} minutes after they were switched, and nobody follows: {message}; look at them"
+        message = (
+            f"servers are not back in service {minutes} minutes after gitboot switched their power, so gitboot "
+            f"switches no further servers of the maintenance: {message}. Look at these servers"
+        )
         yield "PowerWavesRunning", False, "Stopped", message
     elif schedule.power:
-        message = f"{format_count(len(schedule.power), 'server')} whose power a plan may switch; whoever was is awaited"
+        message = f"maintenances may switch the power of {format_count(len(schedule.power), 'server')}"
         yield "PowerWavesRunning", True, "Running", message
 
 
@@ -407,23 +436,28 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         message = f"{serving.alive} of {format_count(serving.expected, 'endpoint')} running{hung}{restarts}"
         yield "Serving", is_whole, "Running" if is_whole else "NotResponding" if serving.hung else "Restarting", message
         if serving.unread:
-            message = f"{'; '.join(serving.unread)}: what needs them is refused until they can be read"
+            message = f"{'; '.join(serving.unread)}. The endpoint rejects requests that need these files"
             yield "CredentialsRead", False, "Unreadable", message
         if serving.certificate is not None:
-            message = f"{serving.certificate}: operators are shown the certificate of before, as long as there is one"
+            message = f"{serving.certificate}. The endpoint goes on with the earlier certificate, if it has one"
             yield "CertificateRead", False, "Unusable", message
     if (telling := state.telling) is not None and telling.failure is not None:
         yield "CommitStatusReported", False, *telling.failure
     elif telling is not None:
-        told = f"{telling.commit[:12]}: {telling.report}" if telling.commit is not None else "nothing yet"
-        yield "CommitStatusReported", True, "Reported", f"the forge was told: {told}"
+        reported = (
+            f"gitboot reported {telling.commit[:12]} to the forge: {telling.report}"
+            if telling.commit is not None
+            else "gitboot has had nothing to report to the forge"
+        )
+        yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:
         yield "NotificationsSent", False, *state.unsent
     if died := state.died:
         threads = f"{'thread' if len(died) == 1 else 'threads'} {', '.join(each.thread for each in died)}"
+        deaths = f", {died[0].deaths} times since the start" if died[0].deaths > 1 else ""
         message = (
-            f"the {threads} died, and {'starts' if len(died) == 1 else 'start'} again: {died[0].message} (time "
-            f"{died[0].deaths}; this is a fault of gitboot, and its traceback is in the log)"
+            f"the {threads} of gitboot failed{deaths}, and gitboot starts {'it' if len(died) == 1 else 'them'} again: "
+            f"{died[0].message}. This is a bug in gitboot: report it with the traceback from the log"
         )
         yield "ThreadsRunning", False, "Died", message
 
@@ -440,8 +474,8 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
         why = f": {first.failure[1]}" if first.failure is not None else ""
         others = f"; and {format_count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
         message = (
-            f"{first.name} has not been brought up since {format_instant(first.overdue_since or at)}, so machines that "
-            f"boot from there may boot what a window that has ended offered{why}{others}"
+            f"the target {first.name} lacks a change that was due at {format_instant(first.overdue_since or at)}, so "
+            f"machines that boot from it may get the boots of a window that has ended{why}{others}"
         )
         yield "TargetsCurrent", False, "TransitionOverdue", message
     elif failing:
@@ -451,17 +485,17 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
         yield "TargetsCurrent", False, reason, f"{message}{since}{others}"
     elif late:
         message = ", ".join(f"{each.name} since {format_instant(each.behind_since or at)}" for each in late)
-        yield "TargetsCurrent", False, "Behind", f"not all that is published is there: {message}"
+        yield "TargetsCurrent", False, "Behind", f"these targets lack published files: {message}"
     else:
-        message = f"{format_count(len(following), 'target')} hold what is published, or take it over just now"
+        message = f"{format_count(len(following), 'target')} up to date, or being updated now"
         yield "TargetsCurrent", True, "Current", message
 
 
 def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if state.is_output_open:
         message = (
-            "everybody who has a login on this host can read OUTPUT, and so the tokens of installations: an earlier "
-            "version made this ledger. Name the group that may read OUTPUT, such as that of the web server"
+            "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version "
+            "of gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
         )
         yield "OutputPrivate", False, "ReadableByAll", message
     found = state.signed_list
@@ -469,12 +503,12 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
         expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
         if found.failure is not None:
             reason, message = found.failure
-            yield "SignedListCurrent", False, reason, f"the list was not written: {message}{expires}"
+            yield "SignedListCurrent", False, reason, f"gitboot could not write the signed list: {message}{expires}"
         elif found.expires is not None and found.expires <= at:
-            yield "SignedListCurrent", False, "Expired", f"the list expired at {format_instant(found.expires)}"
+            yield "SignedListCurrent", False, "Expired", f"the signed list expired at {format_instant(found.expires)}"
         elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
             ends = format_instant(found.root_expires)
-            message = f"the root metadata expires at {ends}, and then readers reject the list"
+            message = f"the root metadata expires at {ends}. From then on, readers reject the signed list"
             yield "SignedListCurrent", False, "RootExpires", message
         elif found.signed:
             yield "SignedListCurrent", True, "Signed", f"the list is signed{expires}"
@@ -485,24 +519,24 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     lacking = [each for each in state.following if each.withheld]
     if names:
         message = (
-            f"an upgrade took the one-time boots of {format_count(len(names), 'server')} out of OUTPUT, because no copy "
-            f"records a fetch: {format_names(names, _MOST_NAMED)}; name an endpoint in the Fleet, or let copies serve them by "
-            f"spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
+            f"the upgrade removed the one-time boots of {format_count(len(names), 'server')} from OUTPUT, because "
+            f"copies of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Name an endpoint in the "
+            f"Fleet, or let copies serve these boots with spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:
         message = (
-            f"{lacking[0].name} has no one-time boots, for {format_count(lacking[0].withheld, 'server')}: it cannot record a "
-            f"fetch, and the Fleet names no endpoint. {_NEW_LOGS}"
+            f"the target {lacking[0].name} lacks the one-time boots of {format_count(lacking[0].withheld, 'server')}, "
+            f"because it does not record fetches and the Fleet names no endpoint. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.following:
-        yield "OneTimeBootsServed", True, "Served", "no target lacks a one-time boot that no endpoint serves"
+        yield "OneTimeBootsServed", True, "Served", "an endpoint or the targets serve all one-time boots"
 
 
 def _of_requests(state: InstanceState) -> Iterator[_Found]:
     if state.unread is not None:
-        message = f"{state.unread}: what machines fetch and report is not noticed until it is"
+        message = f"{state.unread}. Until this is fixed, gitboot does not notice what machines fetch and report"
         yield "FetchLogReadable", False, "Unreadable", message
     if (found := log_entries.summarise_denials(state.refused)) is not None:
         reason, message = found
@@ -520,14 +554,14 @@ def _of_secrets(state: InstanceState) -> Iterator[_Found]:
     }
     is_second = any(each.totals[0] > each.confirmed[0] for _, each in worst.values())
     messages = []
-    for name, (secret, each) in sorted(worst.items())[:_MOST_SECRETS]:
+    for name, (secret, each) in sorted(worst.items())[:_MAX_SECRETS]:
         addresses, times = each.totals
-        names = ", ".join(sorted(each.addresses)[:_MOST_SECRETS])
-        unnamed = f" {format_rest(addresses - _MOST_SECRETS, 'address')}".rstrip()
+        names = ", ".join(sorted(each.addresses)[:_MAX_SECRETS])
+        unnamed = f" {format_rest(addresses - _MAX_SECRETS, 'address')}".rstrip()
         messages.append(
             f"{name}: {describe_secret(secret)} was fetched {format_count(times, 'time')} by {names}{unnamed}"
         )
-    message = f"{'; '.join(messages)} {format_rest(len(worst) - _MOST_SECRETS, 'server')}".rstrip()
+    message = f"{'; '.join(messages)} {format_rest(len(worst) - _MAX_SECRETS, 'server')}".rstrip()
     yield "SecretsPrivate", False, "SecondAddress" if is_second else "ManyFetches", message
 
 
@@ -549,7 +583,7 @@ def _some(names: Collection[str], most: int = 3) -> str:
 def announcements(
     before: Iterable[Condition], now: Iterable[Condition], state: InstanceState, at: datetime
 ) -> Iterator[Event]:
-    """Yield the events for false conditions that changed, as their types declare."""
+    """Yield an event for each false condition that changed and whose type declares an event."""
     known = {each.type: each for each in before}
     for each in now:
         if each.status or each == known.get(each.type):

@@ -1,4 +1,4 @@
-"""Current plans: plan a server again when its decision, record or time asks for it."""
+"""Current plans: the plans of all servers, and new plans for servers whose decision, record or time changed."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ Key = TypeVar("Key", bound=str)
 
 
 class Agenda(Struct, Generic[Key], frozen=True):
-    """The instants at which keys are due. It is a value: `moved` returns another one."""
+    """The times at which keys are due. An agenda does not change: `reschedule` returns a new one."""
 
     instants: Mapping[Key, datetime] = field(default_factory=dict)
     _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
     def reschedule(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
-        """Return the agenda with these keys due at other instants. None: not due any more."""
+        """Return the agenda with these keys due at other times. None: the key is not due any more."""
         changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
         if not changed:
             return self
@@ -80,19 +80,19 @@ class Agenda(Struct, Generic[Key], frozen=True):
 class Plans(Struct, frozen=True, kw_only=True):
     """The current plans of all servers, with counts and lists of servers."""
 
-    commit: Commit | None = None  # of the plans
+    commit: Commit | None = None  # the commit of the plans
     stop: StopScope = StopScope.NONE  # the boots that are stopped
-    left: datetime | None = None  # the newest instant that the ledger has seen, if the clock was set back
+    left: datetime | None = None  # the newest time in the ledger, if the clock was set back
     servers: Mapping[str, ServerState] = field(default_factory=dict)
     transitions: Agenda[str] = field(default_factory=Agenda)  # when the plan of a server changes by itself
     planned_at: datetime | None = None
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # servers by kind and value
     versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # servers by profile and version
     unknown: frozenset[str] = frozenset()  # servers whose installation is unknown
-    unseen: frozenset[str] = frozenset()  # servers whose boot nothing could prove
+    unseen: frozenset[str] = frozenset()  # servers whose boot gitboot could not observe
     consumed: frozenset[str] = frozenset()  # servers whose override was consumed without evidence
     lost: frozenset[str] = frozenset()  # servers whose override is lost
-    unknown_outcomes: frozenset[str] = frozenset()  # servers whose boot was perhaps served
+    unknown_outcomes: frozenset[str] = frozenset()  # servers to which an endpoint may have served their boot
     begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # servers with an installation that has not ended
     sightings: Mapping[BootFile, Sighting] | None = None  # of the artifacts; None: gitboot does not check artifacts
     needs: Mapping[ImageFile, int] = field(default_factory=dict)  # servers by the file that their boots need
@@ -102,16 +102,16 @@ class Plans(Struct, frozen=True, kw_only=True):
     )  # servers whose maintenance was served and has not started
 
     def is_due(self, at: datetime) -> bool:
-        """Return whether the clock alone changes a plan, or nothing was planned yet."""
+        """Return whether a plan changes by the clock alone, or whether there are no plans yet."""
         due = self.transitions.next_due
         return self.planned_at is None or (due is not None and due <= at)
 
     def count_servers(self, wanted_kind: str) -> dict[str, int]:
-        """Return how many servers there are of a kind, such as phases, records, drift."""
+        """Return the numbers of servers by value, for a kind such as ``phases``, ``records`` or ``drift``."""
         return {which: count for (kind, which), count in self.counts.items() if kind == wanted_kind}
 
     def count_below_minimum(self) -> dict[str, int]:
-        """Return how many servers boot a version below the minimum of their stream, by stream."""
+        """Return the number of servers that boot a version below the minimum of their stream, by stream."""
         minimum = self.commit.minimum_versions if self.commit is not None else {}
         found = dict.fromkeys((each.stream for each in minimum.values()), 0)
         for (profile, version), servers in self.versions.items():
@@ -122,7 +122,7 @@ class Plans(Struct, frozen=True, kw_only=True):
 
     @property
     def withheld(self) -> dict[ImageFile, int]:
-        """The missing files that withhold boots, sorted, each with the number of its servers."""
+        """The missing files that withhold boots, sorted, each with the number of servers that need it."""
         found = {each: count for each, count in self.needs.items() if is_withheld(each.file, self.sightings)}
         return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
 
@@ -139,8 +139,8 @@ def replan(
 ) -> tuple[Plans, frozenset[str]]:
     """Return the plans at ``at``, and the servers whose files may differ from before.
 
-    ``changed`` are the servers whose commit or records changed since they were planned. If the clock is behind what the
-    ledger has seen, no window opens that had ended by then.
+    ``changed`` are the servers whose decision or record changed since the last plans. If the clock is behind the newest
+    time in the ledger, windows that had ended by that time do not open again.
     """
     names, beat = {*changed, *before.transitions.due_keys(at)}, knowledge.facts.heartbeat
     left = beat.at if beat is not None and at < beat.at else None
@@ -149,7 +149,7 @@ def replan(
         names |= _find_artifact_changes(before, old, knowledge.sightings) | find_differing_keys(
             old.servers, new.servers
         )
-    set_back = before.planned_at is not None and at < before.planned_at  # what was planned for later is void
+    set_back = before.planned_at is not None and at < before.planned_at  # plans for a later time do not count
     anew = (
         set_back
         or left != before.left
@@ -174,7 +174,7 @@ def replan(
             describe_server(commit, name),
         )
         if not anew and was is not None and was.is_current(decision, record, at, said, absent=absent):
-            # The decision is an equal one; the older one is not held any longer.
+            # The new decision is equal. Keep the new object, so that the older one can be freed.
             states[name] = was if was.decision is decision else structs.replace(was, decision=decision)
         else:
             different.add(name)
@@ -185,7 +185,7 @@ def replan(
 
 
 def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: Mapping[str, ServerState]) -> Plans:
-    """Return the plans with new states of the servers ``names``. A server without a state has left the fleet."""
+    """Return the plans with new states of the servers ``names``. A server without a new state has left the fleet."""
     counts, versions, needs = Counter(before.counts), Counter(before.versions), Counter(before.needs)
     for name in names:
         for state, by in ((before.servers.get(name), -1), (states.get(name), 1)):
@@ -208,7 +208,9 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
     for name, state in states.items():
         decision, plan, uuid = state.decision, state.plan, state.decision.uuid
         recorded = knowledge.stored_record(uuid)
-        if recorded is None or is_overwritten(recorded, decision.provision):  # nobody knows what is installed
+        if recorded is None or is_overwritten(
+            recorded, decision.provision
+        ):  # the ledger does not record what is installed
             unknown.add(name)
         if uuid in knowledge.unobservable:
             unseen.add(name)
@@ -252,10 +254,10 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
 def _find_artifact_changes(
     before: Plans, decisions: Decisions, sightings: Mapping[BootFile, Sighting] | None
 ) -> frozenset[str]:
-    """Return the servers with a boot that needs a file which is withheld now and was not, or was and is not."""
+    """Return the servers with a boot that is now withheld because of a missing file, or is not withheld any more."""
     if sightings is before.sightings:
         return frozenset()
-    needed = {each.file for each in before.needs}  # with their sources, which a sighting has not
+    needed = {each.file for each in before.needs}  # with their sources, which sightings lack
     files = {file for file in needed if is_withheld(file, before.sightings) != is_withheld(file, sightings)}
     servers = decisions.servers
     return (
@@ -266,9 +268,9 @@ def _find_artifact_changes(
 
 
 def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
-    """Return the servers that a commit describes otherwise than the one before, or does not have.
+    """Return the servers that differ between two commits, including servers that only one of them has.
 
-    A server of which other boots are withheld is one of them.
+    A server also differs if other boots of it are withheld.
     """
     servers, here = now.decisions.servers, now.machines
     if before is None:
@@ -297,7 +299,7 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
 
 
 def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
-    """Return the machines that a commit does not have any more. None: the commit before is not known."""
+    """Return the machines that a commit does not have any more. None: the earlier commit is unknown."""
     if before is None:
         return None
     were = (machine.uuid for machine in before.select_machines(find_changed_servers(before, now)))
@@ -305,7 +307,7 @@ def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[Syst
 
 
 def describe_server(commit: Commit, name: str) -> ServerDetails:
-    """Return what a commit says of a server besides its decision."""
+    """Return what a commit contains about a server besides its decision."""
     host = commit.decisions.networks[name]
     return ServerDetails(
         site=commit.sites.get(name),
@@ -326,7 +328,7 @@ _RUN_STEPS: Final = {
 
 
 def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
-    """Yield the counts that a server belongs to, by what it boots and by what is known of it."""
+    """Yield the kinds and values by which a server is counted."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", install_step(state.decision, state.record)
     if (since := state.installs_at) is not None:
@@ -338,22 +340,22 @@ def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
     yield from (("drift", each) for each in find_drift(state.decision, state.record))
 
 
-_RESORT_SHARE: Final = 16  # if more than one key in so many has moved, all are sorted again
+_RESORT_SHARE: Final = 16  # if more than one key in this many has moved, sort all keys again
 _RETRY: Final = timedelta(seconds=5)
 
 
 class WindowWatch:
-    """The ends of windows in OUTPUT, on a standby and on an instance that has not published its first plan."""
+    """Ends windows in OUTPUT on a standby, and on an instance that has not published its first plans."""
 
     def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
         self._end_windows = end_windows
         self._failure = ""
-        self.next_end: datetime | None = None  # when to call `end` next; None: no window is known to end
+        self.next_end: datetime | None = None  # when to call `end_windows` next; None: no further window ends
 
     def end_windows(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
         """End the windows that are over at ``at``. Return the servers whose files changed, and events to report.
 
-        If ending windows fails, call again at `next_end`. A failure that repeats is reported once.
+        If this fails, call it again at `next_end`. An event reports a repeated failure once.
         """
         try:
             servers, self.next_end = self._end_windows(at)
@@ -366,5 +368,5 @@ class WindowWatch:
         self._failure = ""
         if not servers:
             return frozenset(), ()
-        message = f"ended the maintenance of {format_count(len(servers), 'server')} in OUTPUT, whose windows are over"
+        message = f"ended the maintenance windows of {format_count(len(servers), 'server')} in OUTPUT"
         return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)

@@ -1,4 +1,4 @@
-"""Forge (GitHub, GitLab, Gitea): report commit statuses."""
+"""Forge (GitHub, GitLab, Gitea): report commit statuses, and read how many changes of the ledger they name."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gitboot.ledger.store import Store
 from gitboot.problems import Severity
 from gitboot.status.instance_status import ForgeReport, Status
 
-_MAX_DESCRIPTION: Final = 140  # of a description: GitHub's; GitLab and Gitea take 255
+_MAX_DESCRIPTION: Final = 140  # characters of a description: the limit of GitHub; GitLab and Gitea accept 255
 _WITNESS: Final = re.compile(
     r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
     r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
 )
-_MAX_PAGES: Final = 10  # of the statuses of one commit; GitHub takes 1000 of one name
+_MAX_PAGES: Final = 10  # of the statuses of one commit; GitHub accepts 1000 statuses with one name
 _RETRY_STATUSES: Final = frozenset({408, 409, 423, 425, 429})
 
 
@@ -45,7 +45,7 @@ class ForgeKind(StrEnum):
 
 
 class Judgement(StrEnum):
-    """What an instance has made of a commit."""
+    """The judgement of an instance about a commit."""
 
     ACCEPTED = "accepted"
     HELD = "held"
@@ -53,18 +53,18 @@ class Judgement(StrEnum):
 
 
 class _Api(NamedTuple):
-    """How one kind of forge takes and lists commit statuses."""
+    """The API for commit statuses of one kind of forge."""
 
-    post: str  # the path, below the API, where a status of a commit is posted
-    listing: str  # where the statuses of a commit are, at least the newest of a name
+    post: str  # the path to which gitboot posts a status of a commit, below the URL of the API
+    listing: str  # the path of the statuses of a commit: at least the newest status of each name
     page_size: int  # of `listing`
-    name_key: str  # of a status
-    credentials: tuple[str, str]  # the header that authorizes, and what comes before the token in it
+    name_key: str  # the key of a status's name
+    credentials: tuple[str, str]  # the header with the token, and its text before the token
     states: Mapping[Judgement, str]
     headers: Mapping[str, str]
 
 
-# GitLab refuses to go on from pending, so a held commit has failed until it is accepted.
+# GitLab rejects a second `pending`, so a held commit is `failed` until it is accepted.
 _APIS: Final = {
     ForgeKind.GITHUB: _Api(
         post="repos/{path}/statuses/{commit}",
@@ -98,17 +98,17 @@ _APIS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitVerdict:
-    """What the instance with one ledger makes of a commit."""
+    """The verdict of an instance on a commit."""
 
     commit: str
     judgement: Judgement
-    says: str  # in a few words, which begin with the judgement
+    says: str  # a few words, of which the first is the judgement
     ledger: str  # the identity of the instance's ledger
-    change: int  # how far that had come
-    proof: str = field(default="", compare=False)  # that the ledger's own instance wrote it; see `proven`
+    change: int  # the number of the ledger's newest change
+    proof: str = field(default="", compare=False)  # proves that the instance with this ledger wrote it: `with_proof`
 
     def with_proof(self, key: bytes) -> CommitVerdict:
-        """Return the verdict with a proof that only who has the ledger's key can make."""
+        """Return the verdict with a proof. Only an instance with the ledger's key can compute the proof."""
         stated = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
         proof = base64.urlsafe_b64encode(hmac.digest(key, stated.encode(), "sha256")[:_PROOF_BYTES])
         return replace(self, proof=proof.decode())
@@ -118,25 +118,25 @@ class CommitVerdict:
 
     @property
     def description(self) -> str:
-        """As people read it, and as it is found again: the words give way to the witness."""
+        """The text of the commit status, at most 140 characters long. If it is too long, gitboot shortens `says`."""
         proof = f", proof {self.proof}" if self.proof else ""
         witness = f" (ledger {self.ledger}, change {self.change}{proof})"
         room = _MAX_DESCRIPTION - len(witness)
         return (self.says if len(self.says) <= room else f"{self.says[: room - 1]}…") + witness
 
 
-_PROOF_BYTES: Final = 12  # of an HMAC-SHA-256: a description has room for few more
+_PROOF_BYTES: Final = 12  # of an HMAC-SHA-256; the description has little more room
 
 
 class KnownChanges(NamedTuple):
-    """How far a ledger had come, by the commit statuses of a forge."""
+    """The newest change numbers of a ledger in the commit statuses of a forge. None: there is no such status."""
 
-    proven: int | None = None  # by statuses that the ledger's own instance wrote; None: there is none
-    claimed: int | None = None  # by statuses that anyone may have written; None: there is none
+    proven: int | None = None  # in statuses with a proof
+    claimed: int | None = None  # in statuses without a proof, which anyone may have written
 
 
 class Project(Struct, frozen=True, kw_only=True):
-    """Where a forge keeps a repository."""
+    """A project at a forge."""
 
     kind: ForgeKind
     page: str  # URL
@@ -145,7 +145,10 @@ class Project(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
-        """``KIND=URL`` of the project's page, and where the API is if not at its place; raises `UsageError`."""
+        """Parse ``KIND=URL``, where URL is the page of the project. ``api`` is the URL of an API at another place.
+
+        Raises `UsageError`.
+        """
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
             raise UsageError(
@@ -168,7 +171,7 @@ class Project(Struct, frozen=True, kw_only=True):
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
     def links(self) -> dict[str, str]:
-        """Its pages of a commit, of a line and who wrote it, and of a file's history: {commit}, {path}, {line}."""
+        """Return URL templates with {commit}, {path} and {line}: of a commit, a line, its blame, a file's history."""
         root = f"{self.page}/-" if self.kind is ForgeKind.GITLAB else self.page
         at, of = ("commit/", "src") if self.kind is ForgeKind.GITEA else ("", "blob")
         return {
@@ -179,13 +182,13 @@ class Project(Struct, frozen=True, kw_only=True):
         }
 
     def api_url(self, template: str, commit: str, name: str) -> str:
-        """Return a URL of the API, for a status of this name."""
+        """Return the URL of an API call for the status ``name`` of a commit."""
         path = quote(self.path, safe="" if self.kind is ForgeKind.GITLAB else "/")
         return f"{self.api}/{template.format(path=path, commit=commit, name=quote_plus(name))}"
 
 
 class Forge:
-    """One project of a forge. The token is read anew each time, and goes to the host of that project alone."""
+    """One project at a forge. gitboot reads the token before each request, and sends it only to the project's host."""
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class Forge:
         self._client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
 
     def write(self, verdict: CommitVerdict) -> None:
-        """Make it the commit's status; raises `HostUnreachable` or `ForgeRefused`."""
+        """Write the verdict as the status of its commit. Raises `HostUnreachable` or `ForgeRefused`."""
         body = {
             "state": self._api.states[verdict.judgement],
             self._api.name_key: self._name,
@@ -212,10 +215,9 @@ class Forge:
         self._send_request(self._project.api_url(self._api.post, verdict.commit, self._name), body)
 
     def find_latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
-        """What was written last of the first of these commits that has a verdict; None where none has.
+        """Return the newest verdict on the first of these commits that has a verdict. None: there is no verdict.
 
-        Given the first-parent line, the newest first, that is the newest known verdict; with a ``ledger`` the newest of
-        its instance. Raises as `write` does.
+        With a ``ledger``, ignore verdicts of other ledgers. Raises `HostUnreachable` or `ForgeRefused`.
         """
         for commit in commits:
             _, found = self._read_page(commit)
@@ -225,10 +227,12 @@ class Forge:
         return None
 
     def find_known_changes(self, commits: Iterable[str], ledger: str, key: bytes) -> KnownChanges:
-        """Return how far a ledger had come at least, by the first of these commits that has a proven status of it.
+        """Return the change numbers of a ledger from the first of these commits that has a status with a proof.
 
-        All statuses of a commit count, and not only the newest: anyone who may write statuses can repeat an old one.
-        A commit with more statuses than gitboot reads may hide the proof of a later change. Raises as `write` does.
+        This reads all statuses of a commit, because anyone who may write statuses can repeat an old one. It may miss a
+        later change number if a commit has more statuses than gitboot reads.
+
+        Raises `HostUnreachable` or `ForgeRefused`.
         """
         claimed: int | None = None
         for commit in commits:
@@ -245,7 +249,7 @@ class Forge:
         return KnownChanges(None, claimed)
 
     def _read_page(self, commit: str, page: int = 1) -> tuple[int, list[CommitVerdict]]:
-        """Return how many statuses a page has, and the verdicts among them, the newest first."""
+        """Return the number of statuses on a page, and the verdicts among them, the newest first."""
         url = self._project.api_url(self._api.listing, commit, self._name)
         listed = self._send_request(f"{url}&page={page}" if page > 1 else url).json
         statuses: list[Any] = listed if isinstance(listed, list) else []
@@ -259,7 +263,7 @@ class Forge:
         try:
             token = self._token.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ForgeRefused(f"{self._token}: the token cannot be read: {error}") from error
+            raise ForgeRefused(f"{self._token}: cannot read the token of the forge: {error}") from error
         if not token or not token.isprintable():
             raise ForgeRefused(f"{self._token}: expected a token on one line")
         header, prefix = self._api.credentials
@@ -269,14 +273,16 @@ class Forge:
         if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return answer
         message = f"{format_host(url)} answered {answer.status} {answer.detail}".rstrip()
-        limited = answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None  # GitHub's second limit
+        limited = (
+            answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None
+        )  # GitHub's secondary rate limit
         if answer.status >= 500 or answer.status in _RETRY_STATUSES or limited:
             raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
         raise ForgeRefused(message)
 
 
 def _parse_description(commit: str, description: object) -> CommitVerdict | None:
-    """What a description says, if an instance wrote it."""
+    """Return the verdict in a description, or None if an instance did not write the description."""
     found = _WITNESS.fullmatch(description) if isinstance(description, str) else None
     if found is None:
         return None
@@ -295,27 +301,27 @@ def _parse_description(commit: str, description: object) -> CommitVerdict | None
 
 
 def parse_judgement(says: str) -> Judgement:
-    """The judgement that words begin with; ValueError where they begin with none."""
+    """Return the judgement that a text begins with. Raises ValueError."""
     return Judgement(re.split(r"\W", says, maxsplit=1)[0])
 
 
 def _pages_prefix(api: str, scheme: str, host: str) -> str:
-    """What the paths of a forge's pages begin with, by where its API is; raises `UsageError`."""
+    """Return the path prefix of a forge's pages, derived from the URL of its API. Raises `UsageError`."""
     parts = urlsplit(api)
     if format_host(api) != host or parts.scheme != scheme:
-        raise UsageError(f"forge-api {api}: expected a URL at {scheme}://{host}, where the project's page is")
+        raise UsageError(f"forge-api {api}: expected a URL at {scheme}://{host}, the host of the project's page")
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
 
 
-_PROGRESS_PAUSE_S: Final = 300.0  # for which a ledger has come no further before it is told how far that is
-_MAX_PAUSES: Final = 12  # after so many of them it is told in any case
-_MAX_VERDICTS: Final = 20  # commits whose verdict waits; those before them are told no more
+_PROGRESS_PAUSE_S: Final = 300.0  # without a further change of the ledger, before gitboot reports its change number
+_MAX_PAUSES: Final = 12  # after this many pauses, gitboot reports the change number in any case
+_MAX_VERDICTS: Final = 20  # commits with a waiting verdict; gitboot drops older ones
 
 
 def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
-    """What an instance makes of the newest commits, the oldest first; nothing while it stands back.
+    """Return the verdicts of an instance on the newest commits, the oldest first. Empty if another ledger is named.
 
-    The newest has none while it has come to nothing.
+    The newest commit has no verdict before gitboot has judged it.
     """
     stands_back = any(each.type == "LedgerNamed" and not each.status for each in status.conditions)
     if status.attempted is None or status.ledger is None or stands_back:
@@ -335,10 +341,11 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
 
 
 class VerdictSender(RetryingSender):
-    """What there is to tell a forge, and a thread that does; `note` never waits for it.
+    """A thread that reports verdicts to a forge. `note` does not wait for the forge.
 
-    How far the ledger has come is told as well: at once with a new verdict, else when it has come no further for a
-    while. An older copy of the ledger is known by that, so with ``asks`` nothing is told before `ask` was answered.
+    Each report includes the change number of the ledger. A later start compares it with the ledger, and so notices an
+    older copy of the ledger. Changes without a new verdict are reported after a pause. With ``asks``, gitboot reports
+    nothing before `read_known_changes` has succeeded.
     """
 
     def __init__(
@@ -352,13 +359,11 @@ class VerdictSender(RetryingSender):
     ) -> None:
         super().__init__("forge", wake, first_retry_s=first_retry_s)
         self._forge, self._quiet_s = forge, quiet_s
-        self._waiting: dict[str, CommitVerdict] = {}  # by commit, in the order of their coming
-        self._noted: dict[str, CommitVerdict] = {}  # by commit, the last that was noted
-        self._last_noted: CommitVerdict | None = None  # of them
-        self._progress_times: tuple[float, float] | None = (
-            None  # when the ledger came further than was told: first, last
-        )
-        self._key = b""  # of the ledger, once `ask` was called
+        self._waiting: dict[str, CommitVerdict] = {}  # by commit, the oldest first
+        self._noted: dict[str, CommitVerdict] = {}  # by commit, the last verdict that was noted
+        self._last_noted: CommitVerdict | None = None  # of these verdicts
+        self._progress_times: tuple[float, float] | None = None  # times of the first and the last unreported change
+        self._key = b""  # of the ledger; set by `read_known_changes`
         self._telling = ForgeReport(has_asked=not asks)
         self._may_tell = not asks
         self.start()
@@ -372,27 +377,26 @@ class VerdictSender(RetryingSender):
         return not self._waiting or not self._may_tell
 
     def read_known_changes(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
-        """Ask what the forge knows of a ledger, by the newest of these commits of which it does; once that is known, no
-        more. Only statuses with a proof by the ledger's ``key`` count, and all that is told from now on has one.
+        """Read the change numbers of a ledger from the statuses of these commits, until it has succeeded once.
 
-        Waits for the forge: not for the thread that reconciles. Without ``commits`` it is not asked, and goes for asked
-        in vain.
+        Proofs are computed with the ``key`` of the ledger. Later reports have a proof too. This waits for the forge, so
+        do not call it in the thread that reconciles. Without ``commits``, it counts as a failed attempt.
         """
         if self._may_tell:
             return
         try:
             found = self._forge.find_known_changes(commits, ledger, key) if commits else KnownChanges()
         except (HostUnreachable, ForgeRefused) as error:
-            self._update_telling(asked=True)
+            self._update_telling(has_asked=True)
             self.note_failure(type(error).__name__, str(error))
             return
         with self.changed:
             self._key, self._may_tell = key, bool(commits)
-            self._update_telling(asked=True, known=found.proven, claimed=found.claimed)
+            self._update_telling(has_asked=True, known_changes=found.proven, claimed_changes=found.claimed)
         self.note_failure(None)
 
     def note(self, verdicts: Iterable[CommitVerdict]) -> None:
-        """Have each told, if it says anything new."""
+        """Report each verdict that differs from the last one of its commit."""
         with self.changed:
             for verdict in verdicts:
                 before, newest = self._noted.pop(verdict.commit, None), self._last_noted
@@ -407,7 +411,7 @@ class VerdictSender(RetryingSender):
             self.changed.notify_all()
 
     def close(self, *, patience_s: float = 0) -> None:
-        """End; what waits is told before that, if it takes no longer than so many seconds."""
+        """End the thread. First wait at most ``patience_s`` for the waiting reports."""
         with self.changed:
             self._enqueue_progress(at_once=True)
             self.changed.notify_all()
@@ -421,7 +425,7 @@ class VerdictSender(RetryingSender):
             del self._waiting[next(iter(self._waiting))]
 
     def _enqueue_progress(self, *, at_once: bool = False) -> float | None:
-        """Have it told how far the ledger has come, if that is due; return after how many seconds it will be."""
+        """Enqueue a report of the change number if it is due. Otherwise return in how many seconds it is due."""
         if self._progress_times is None or self._last_noted is None:
             return None
         first, last = self._progress_times
@@ -450,12 +454,12 @@ class VerdictSender(RetryingSender):
         with self.changed:
             if self._waiting.get(verdict.commit) == verdict:
                 del self._waiting[verdict.commit]
-        self._update_telling(commit=verdict.commit, says=verdict.says)
+        self._update_telling(commit=verdict.commit, report=verdict.says)
 
     def _write(self, verdict: CommitVerdict) -> None:
-        """Write what does not stand there already, as it does after a restart.
+        """Write the verdict unless the forge has it already, for example after a restart.
 
-        GitHub takes 1000 for a commit. Where it takes no more that only say how far the ledger has come, it knows less.
+        GitHub accepts 1000 statuses for a commit. Ignore its error if only the change number is new.
         """
         verdict = verdict.with_proof(self._key)
         known = self._forge.find_latest([verdict.commit], verdict.ledger)
@@ -470,7 +474,7 @@ class VerdictSender(RetryingSender):
 
 
 class ForgeReader:
-    """A forge that is asked how far the ledger of an instance had come, before the instance tells it anything."""
+    """Reads the change number of the instance's ledger from a forge, before the instance reports to the forge."""
 
     def __init__(self, verdicts: VerdictSender, source: Source, ledger: str, key: bytes) -> None:
         self._verdicts, self._source, self._ledger, self._key = verdicts, source, ledger, key
@@ -480,7 +484,7 @@ class ForgeReader:
         return self._verdicts.telling
 
     def read_known_changes(self, *, has_fetched: bool) -> None:
-        """Ask it by the newest commits that there are, until it has answered."""
+        """Read the change number from the statuses of the newest commits, unless that has succeeded before."""
         commits: tuple[Revision, ...] = ()
         with suppress(SourceError):
             commits = list_first_parents(self._source) if has_fetched else ()
@@ -488,12 +492,12 @@ class ForgeReader:
 
 
 def build_forge_reader(verdicts: VerdictSender, source: Source, store: Store) -> ForgeReader:
-    """Return the witness of the ledger of an instance that acts."""
+    """Return a reader for the ledger of an active instance."""
     return ForgeReader(verdicts, source, store.progress[0], ensure_status_key(store))
 
 
 def list_first_parents(source: Source) -> tuple[Revision, ...]:
-    """The first-parent line from the newest commit that was fetched to the accepted one, the newest first."""
+    """Return the first parents from the newest fetched commit back to the accepted one, the newest first."""
     latest, accepted = source.latest(), source.accepted()
     if latest is None:
         return ()
@@ -502,7 +506,7 @@ def list_first_parents(source: Source) -> tuple[Revision, ...]:
 
 
 def find_project(settings: Settings) -> Project | None:
-    """Return the project that --forge names; raises `UsageError`."""
+    """Return the project of the option --forge. Raises `UsageError`."""
     if (told := settings.forge) is None:
         return None
     return Project.parse(told.project, told.api, allow_token_over_http=told.allow_token_over_http)
@@ -512,7 +516,7 @@ def find_project(settings: Settings) -> Project | None:
 def send_verdicts(
     settings: Settings, wake: Callable[[], None], *, patience_s: float = 0
 ) -> Iterator[VerdictSender | None]:
-    """Whoever tells the forge, as long as the block runs, and so many seconds longer for what waits then."""
+    """Yield the sender of verdicts. At the end of the block, wait at most ``patience_s`` for waiting reports."""
     told, project = settings.forge, find_project(settings)
     if told is None or project is None:
         yield None

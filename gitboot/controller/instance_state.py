@@ -45,53 +45,53 @@ from gitboot.system_clock import ClockState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """The result of the last fetch of the source."""
+    """The result of the last fetch from the Git repository."""
 
     reason: str = "Fetched"
-    message: str = "the source was fetched"
+    message: str = "gitboot fetched the branch"
     failed: bool = False
-    began: datetime | None = field(default=None, compare=False)  # when the last fetch that ended began
+    began: datetime | None = field(default=None, compare=False)  # when the last finished fetch began
     commit: str | None = field(default=None, compare=False)  # the commit that was fetched last
-    elsewhere: tuple[str, str] | None = None  # HEAD names another branch than the followed one: reason, message
+    elsewhere: tuple[str, str] | None = None  # reason and message if HEAD names another branch than the followed one
 
 
 class LimitedFiles(NamedTuple):
-    """The published files of a server whose offers the ledger could not note."""
+    """The published files of a server whose offers the ledger could not record."""
 
     noted: frozenset[Digest]  # the offers that the ledger has
-    until: datetime | None  # when these files are out of date by themselves; None: never
-    stop: StopScope  # the stop with which they were made
+    until: datetime | None  # when these files become out of date by the clock alone; None: never
+    stop: StopScope  # the stop at the time of rendering
 
 
 class TargetState(Struct, frozen=True, kw_only=True):
-    """The state of the target: what it holds of the plans."""
+    """The state of the target: which of the plans it has."""
 
     applied: Revision | None = None  # the commit of its files
     at: datetime | None = None  # when gitboot last published, or tried to
     complete: bool = False  # whether this process has published all files
     plans: Plans = msgspec.field(default_factory=Plans)  # the plans of its files
-    in_doubt: bool = False  # whether its records may be those from before the ledger was in doubt
-    recorded: Members | None = None  # the machines whose records it has; None: all in ``plans``
-    terms: ServingTerms | None = None  # the terms on which endpoints serve one-time boots
+    in_doubt: bool = False  # whether its records may be from before the ledger became unverified
+    recorded: Members | None = None  # the machines whose records it has; None: all machines in ``plans``
+    terms: ServingTerms | None = None  # the terms under which endpoints serve one-time boots
     owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
     limited: Mapping[str, LimitedFiles] = msgspec.field(
         default_factory=dict
-    )  # those of them whose offers the ledger could not note
+    )  # those of these servers whose offers the ledger could not record
     versions: Mapping[str, Mapping[str, Digest]] = msgspec.field(
         default_factory=dict
     )  # the plans of its boot scripts, by server and path
     failure: tuple[str, str] | None = None  # why the last publication failed: reason, message
-    unwritable: str | None = None  # why the ledger could not note the offers
+    unwritable: str | None = None  # why the ledger could not record the offers
     events: tuple[Event, ...] = ()  # events of the last publication
 
     def holds_plans_of(self, commit: Commit) -> bool:
-        """Return whether the target holds everything that was planned from a commit."""
+        """Return whether the target has all files that were planned for a commit."""
         return self.complete and not self.owed and self.failure is None and self.applied == commit.revision
 
     def with_changed_files(self, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
-        """Return the target after the files of these servers changed.
+        """Return the state after the files of these servers changed in the target.
 
-        The next publication has these files even if the plans stay the same.
+        The next publication writes these files again, even if the plans stay the same.
         """
         return structs.replace(
             self,
@@ -102,7 +102,7 @@ class TargetState(Struct, frozen=True, kw_only=True):
 
 
 class InstanceState(Struct, frozen=True, kw_only=True):
-    """What an instance has accepted, learned, planned and published, the tasks of its BMCs, and its conditions."""
+    """The state of an instance: accepted commit, records, plans, publication, BMC tasks and conditions."""
 
     knowledge: Knowledge
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
@@ -110,34 +110,34 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     plans: Plans = msgspec.field(default_factory=Plans)
     publication: TargetState = msgspec.field(default_factory=TargetState)
     schedule: Schedule = msgspec.field(default_factory=Schedule)
-    unplanned: frozenset[SystemUuid] = frozenset()  # machines with news since they were planned
+    unplanned: frozenset[SystemUuid] = frozenset()  # machines that changed since their last plan
     fetched: Fetched | None = None  # None: no fetch has ended yet
-    longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look
+    longest_step: timedelta = timedelta(minutes=30)  # of an installation; after that, an operator should look
     serving: Endpoints | None = None  # None: the instance starts no endpoints
     telling: ForgeReport | None = None  # None: there is no forge
-    unsent: tuple[str, str] | None = None  # why a notice could not be sent: reason, message
-    died: tuple[ThreadFailure, ...] = ()  # threads of this process that died, and start again
+    unsent: tuple[str, str] | None = None  # why gitboot could not send a notice: reason, message
+    died: tuple[ThreadFailure, ...] = ()  # threads of this process that failed, and that gitboot starts again
     following: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
-    signed_list: SignedListState | None = None  # None: nothing was published since the start
-    opened: int | None = None  # changes of the ledger when it was opened; None: not compared any more
-    was_left: bool = False  # whether the ledger was unused for long before that
-    is_output_open: bool = False  # whether everybody on this host may read what is published
-    is_upgraded: bool = False  # whether the ledger is of a version that left one-time boots in OUTPUT
+    signed_list: SignedListState | None = None  # None: gitboot has published nothing since the start
+    opened: int | None = None  # the change number of the ledger at its opening; None: not compared any more
+    was_left: bool = False  # whether the ledger was unused for a long time before its opening
+    is_output_open: bool = False  # whether every user of this host may read OUTPUT
+    is_upgraded: bool = False  # whether the ledger is from a version that left one-time boots in OUTPUT
     keeping: ClockState = ClockState.UNKNOWN  # the quality of the clock
     unwritable: str | None = None  # why the ledger could not be written
-    next_window_end: datetime | None = None  # in OUTPUT, while nothing was published since the start
-    waits_since: datetime | None = None  # since when the first publication is missing; None: it is done
-    before_resume: InstanceState | None = None  # the state of the start, while the ledger cannot be written
-    unread: str | None = None  # why the spool could not be read
+    next_window_end: datetime | None = None  # in OUTPUT, before the first publication since the start
+    waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: it is done
+    before_resume: InstanceState | None = None  # the state at the start, while the ledger cannot be written
+    unread: str | None = None  # why the fetch log could not be read
     refused: tuple[Denial, ...] = ()  # boots that endpoints did not serve within the last hour
     unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # proxies without a name that endpoints met within the last hour
     conditions: tuple[Condition, ...] = ()
 
     @property
     def commit(self) -> Commit | None:
-        """The accepted commit, without the install boots that newer commits take back.
+        """The accepted commit without the install boots that newer commits remove.
 
-        None if the Fleet names another ledger, and this instance never acted.
+        None if the Fleet names another ledger and this instance never acted.
         """
         accepted = self.attempt.accepted
         if accepted is None or not plans_by(self.knowledge, accepted):
@@ -150,15 +150,15 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the newest Fleet does not have the site of this instance any more, or names no ledger for it."""
+        """Whether the newest Fleet lacks the site of this instance, or names no ledger for the site."""
         orders = self.attempt.orders or (self.attempt.accepted.orders if self.attempt.accepted is not None else None)
         return orders is not None and orders.ledger == NO_LEDGER
 
     def status(self) -> Status:
         """Return a summary of the instance.
 
-        It names at most `_MOST_SHOWN` servers of a kind: of secret fetches those that a person should look at first,
-        then the latest; of installations those whose last step is the oldest.
+        It names at most `_MAX_SHOWN` servers of a kind. Unexpected secret fetches come first, then the latest secret
+        fetches. Of the installations, it names those whose last step is the oldest.
         """
         attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
         machines = accepted.machines if accepted is not None else {}
@@ -200,7 +200,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
     def _list_withheld(self) -> Iterator[WithheldServer]:
-        """Yield each server of which install boots are withheld, and what it boots instead, by name."""
+        """Yield each server with withheld install boots, and what it boots instead, sorted by name."""
         commit = self.plans.commit
         found = commit.withheld if commit is not None else {}
         named = sorted((commit.machines[uuid].name, boots) for uuid, boots in found.items()) if commit else []
@@ -216,9 +216,10 @@ class InstanceState(Struct, frozen=True, kw_only=True):
                 )
 
     def find_overdue(self, at: datetime) -> dict[str, InstallAttempt]:
-        """Return the installations of which nothing was seen for too long, by server.
+        """Return the installations without evidence for too long, by server.
 
-        An installation whose end only Git declares is not overdue once it has shown all of its other steps.
+        If only a commit can declare the end of installations, an installation is not overdue once gitboot has evidence
+        of its other steps.
         """
         found: dict[str, InstallAttempt] = {}
         commit, servers = self.plans.commit, self.plans.servers
@@ -235,14 +236,13 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         return found
 
     def find_overdue_runs(self, at: datetime) -> dict[str, tuple[str, Run]]:
-        """Return the maintenances whose boot was served too long ago and has not started, by server."""
+        """Return the maintenance runs whose boot was served too long ago and that have not started, by server."""
         return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
 
     def next_due(self, at: datetime) -> datetime | None:
-        """Return when, after ``at``, the clock alone asks for another reconcile.
+        """Return the next time after ``at`` at which the clock alone makes another reconcile necessary.
 
-        Without a commit to plan by, as after a start until it is evaluated, the clock changes no plan. But windows that
-        an earlier process published end.
+        Before the first evaluation after a start there are no plans, but windows that an earlier process published end.
         """
         is_suspended = any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
         suspension = self.knowledge.facts.suspension if is_suspended else None
@@ -264,12 +264,14 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
 
-_MAX_SHOWN: Final = 50  # servers in a status that is written at each reconcile: some 50 KB
+_MAX_SHOWN: Final = (
+    50  # servers of a kind: gitboot writes the status at each reconcile, and this limits it to about 50 KB
+)
 
 
 def plans_by(knowledge: Knowledge, commit: Commit) -> bool:
     """Return whether the instance with this ledger plans and publishes a commit.
 
-    An instance whose place another one has taken goes on: it ends its windows, and withdraws what it has set.
+    An instance that another instance has replaced goes on: it ends its windows and clears the overrides that it set.
     """
     return commit.is_for(knowledge.facts.identity) or knowledge.facts.initialised is not None

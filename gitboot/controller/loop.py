@@ -1,4 +1,4 @@
-"""Loop: fetches in a thread, and reconciles at events, when the clock asks for it, and at intervals."""
+"""Loop: fetch in a thread, and reconcile at events, at transitions and at intervals."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from gitboot.controller.forge import ForgeReader
     from gitboot.controller.notifications import Notices
 
-_JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
-SLOW_S: Final = 120.0  # for which a fetch may be under way, before `SourceReady` shows it
-STALLED_S: Final = 120.0  # a stage that makes no progress for so long hangs
-_LOOK_EVERY_S: Final = 10.0  # whether one does
-_EVALUATION_S: Final = 2.0  # nearly every commit is evaluated by then, and whatever else happens rings
+_JITTER: Final = 0.1  # of the poll interval, so that instances do not all contact one server at the same time
+SLOW_S: Final = 120.0  # a fetch that runs for longer sets `SourceReady` to false
+STALLED_S: Final = 120.0  # a stage without progress for longer hangs
+_LOOK_EVERY_S: Final = 10.0  # between two checks for a stage that hangs
+_EVALUATION_S: Final = 2.0  # enough for nearly every commit; other events end the wait earlier
 
 
 class WakeCause(Enum):
-    """The cause of a ring."""
+    """The cause of a wake-up."""
 
     ANYTHING = auto()
-    COMMIT = auto()  # there may be a new commit, or it was fetched; nothing else has happened
+    COMMIT = auto()  # there may be a new commit, and nothing else has happened
 
 
 class WakeSignal:
-    """A bell that any thread or signal handler rings. Rings that nobody has waited for yet count as one."""
+    """A signal that any thread or signal handler may send. Signals before the next `wait` count as one."""
 
     def __init__(self) -> None:
         self._rung: SignalQueue[WakeCause] = SignalQueue()
-        self.is_stopped = False  # whether `end` was called
+        self.is_stopped = False  # whether `stop` was called
 
     def wake(self, cause: WakeCause = WakeCause.ANYTHING) -> None:
         self._rung.put(cause)
@@ -59,7 +59,7 @@ class WakeSignal:
         self.wake()
 
     def wait(self, timeout_s: float) -> frozenset[WakeCause]:
-        """Wait until somebody rings, or for so long. Return the causes of all rings so far."""
+        """Wait for a signal, at most ``timeout_s``. Return the causes of all signals since the last wait."""
         heard = set[WakeCause]()
         while (ring := self._rung.get(0 if heard else timeout_s)) is not None:
             heard.add(ring)
@@ -67,7 +67,7 @@ class WakeSignal:
 
 
 class Loop:
-    """Fetches beside the reconciling, so that a remote that hangs delays no window."""
+    """Reconciles in the calling thread and fetches in another one, so that a slow Git server delays no window."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Loop:
         tell: Callable[[Event], None],
         bell: WakeSignal | None = None,
         keeping: Callable[[], ClockState] = lambda: ClockState.UNKNOWN,
-        forge: ForgeReader | None = None,  # that knows how far the ledger has come
+        forge: ForgeReader | None = None,
         notices: Notices | None = None,
     ) -> None:
         self._reconciler, self._source, self._forge, self._notices = reconciler, source, forge, notices
@@ -87,45 +87,45 @@ class Loop:
         self._wakes = bell or WakeSignal()  # the next reconcile is due now
         self._fetches = WakeSignal()  # the next fetch is due now
         self._stopping = False
-        self._stopped = threading.Event()  # for those who watch; set once the last reconcile has ended
+        self._stopped = threading.Event()  # set once the last reconcile has ended
         self._fetched: Fetched | None = None
-        self._slow_since: datetime | None = None  # when a fetch began that takes long; None: none does
+        self._slow_since: datetime | None = None  # when a slow fetch began; None: no fetch is slow
 
     def wake(self) -> None:
-        """Ask for a reconcile now. Any thread or signal handler may call this."""
+        """Request a reconcile now. Any thread or signal handler may call this."""
         self._wakes.wake()
 
     def fetch_now(self) -> None:
-        """Ask for a fetch now, and for a reconcile after it. Any thread or signal handler may call this."""
+        """Request a fetch now, and a reconcile after it. Any thread or signal handler may call this."""
         self._fetches.wake()
 
     def stop(self) -> None:
-        """End `run` after the reconcile that is under way. Any thread or signal handler may call this."""
+        """End `run` after the current reconcile. Any thread or signal handler may call this."""
         self._stopping = True
         self._wakes.wake()
         self._fetches.wake()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `run` has ended, or for so long. Return whether it has ended."""
+        """Wait until `run` has ended, at most ``timeout_s``. Return whether it has ended."""
         return self._stopped.wait(timeout_s)
 
     def run_once(self) -> None:
-        """Fetch, reconcile, and wait for the jobs at BMCs."""
+        """Fetch, reconcile, and wait for the BMC tasks."""
         self._fetch_once()
         self._reconcile(wait=True)
-        for _ in range(2):  # to learn of the fetches up to now, and to judge by the records
+        for _ in range(2):  # first learn the fetches up to now, then judge the commit by the records
             if self._reconciler.state.attempt.awaits_records:
                 self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
-        """Reconcile again and again, until `stop` or the end of the bell. ``serving`` returns how endpoints fare."""
+        """Reconcile until `stop`, or until the wake signal stops. ``serving`` returns the state of the endpoints."""
         threads = [
             BackgroundThread(self._fetch_repeatedly, name="fetch", on_death=self._note_death),
             BackgroundThread(self._watch_stages, name="stages"),
         ]
         for thread in threads:
             thread.start()
-        # Events only wake, the poll is the guarantee.
+        # An event of the file system may be missed. The poll finds each new commit.
         fetch = partial(self._fetches.wake, WakeCause.COMMIT)
         with notify_on_death(self.wake), watch_folders(*self._source.watch_paths(), wake=fetch):
             while not self._stopping and not self._wakes.is_stopped:
@@ -133,14 +133,14 @@ class Loop:
         self.stop()
         self._stopped.set()
         for thread in threads:
-            thread.join(timeout_s=1)  # one that hangs in the network ends with the process
+            thread.join(timeout_s=1)  # a thread that hangs in the network ends with the process
 
     def _wait_for(self, due: datetime | None) -> None:
-        """Wait until there is something to reconcile by.
+        """Wait until a reconcile is useful.
 
-        For a commit that has come the evaluator is asked first: until it answers there is nothing that a reconcile
-        could do for it. One that takes its time is in the status meanwhile. With a longer poll, the status is written
-        at its own interval all the same, by which readers notice one that is stale.
+        If there is a new commit, start its evaluation, and wait a short time for the result. After that, a reconcile
+        reports a slow evaluation in the status. The status is also written at its own interval if the poll interval is
+        longer, so that readers notice a status that is out of date.
         """
         heard = self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
         has_come = heard == {WakeCause.COMMIT} and not self._stopping
@@ -174,7 +174,7 @@ class Loop:
             commit = self._source.fetch()
         except (TryAgain, OperatorError) as failure:
             if self._stopping:
-                return  # it was ended, as all is
+                return  # `stop` ended the fetch
             error = failure
         finally:
             slow.cancel()
@@ -205,17 +205,17 @@ class Loop:
         self._wakes.wake()
 
     def _last_fetch(self) -> Fetched | None:
-        """Return how the last fetch ended, unless another one has been under way for too long."""
+        """Return the result of the last fetch, or a failure if the current fetch is slow."""
         last, since = self._fetched, self._slow_since
         if since is None:
             return last
-        message = f"the fetch that began at {format_instant(since)} has not ended"
+        message = f"the fetch that began at {format_instant(since)} is still running"
         elsewhere = last.elsewhere if last is not None else None
         return Fetched(reason="SlowFetch", message=message, failed=True, elsewhere=elsewhere)
 
     def _note_death(self, message: str) -> None:
         commit = self._fetched.commit if self._fetched is not None else None
-        message = f"the thread that fetches died: {message}"
+        message = f"the fetch thread of gitboot failed: {message}"
         self._fetched = Fetched(reason="SourceError", message=message, failed=True, commit=commit)
 
     def _fetch_repeatedly(self) -> None:
@@ -230,7 +230,7 @@ class Loop:
                 self._reconciler.retry_targets()
 
     def _watch_stages(self) -> None:
-        """Report a stage of a reconcile that hangs, once; the next reconcile that ends reports that it does not."""
+        """Report a stage that hangs, once. The next reconcile that ends withdraws the report."""
         reported: Stage | None = None
         while not self._stopped.wait(_LOOK_EVERY_S):
             stalled = self._reconciler.laps.find_stalled_stage(STALLED_S)
@@ -245,9 +245,9 @@ def _seconds_until(due: datetime | None, now: datetime, most_s: float) -> float:
 
 @contextmanager
 def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bool = True) -> Iterator[None]:
-    """Call ``wake``, from a thread, when a file in these folders changes, until the block ends. None: no folder.
+    """Call ``wake`` from a thread when a file in these folders changes, until the block ends. Ignore None.
 
-    ``below``: also in the folders below them. Some changes bring no event, so a poll is needed besides.
+    With ``recursive``, also watch all folders below. Some changes cause no event, so callers need a poll too.
     """
     if not (paths := [each for each in folders if each is not None]):
         yield
@@ -255,7 +255,7 @@ def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bo
     ended = threading.Event()
 
     def keep_waking() -> None:
-        # watchfiles' default filter leaves out whatever lies in a .git.
+        # The default filter of watchfiles ignores files in .git.
         changes = watchfiles.watch(
             *paths,
             watch_filter=None,

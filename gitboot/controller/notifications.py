@@ -1,4 +1,4 @@
-"""Notifications: select notices and deliver them to receivers."""
+"""Notifications: select events for each receiver, and deliver them as notices."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ from gitboot.ledger import instance_tables
 from gitboot.publish.tree_reader import read_state
 from gitboot.text import did_you_mean, format_count, format_names, format_rest, one_line, printable
 
-_LOOK_S: Final = 30.0  # what rings is quicker
+_LOOK_S: Final = 30.0  # between two reads of the ledger without a wake-up
 _MOST_READ: Final = 500  # events at a time
 
 
 class Bookmarks:
-    """How far each receiver has been told, in a file that survives: what was sent is noted after it was.
+    """The last delivered event of each receiver, in a file. gitboot updates the file after each delivery.
 
-    Who is new begins where the ledger is; so does everybody whose place lies beyond its end, for it is an older copy.
+    A new receiver starts at the end of the ledger. All receivers start there if the ledger is an older copy, so that
+    their positions are after its end.
     """
 
     def __init__(self, file: Path, ledger: str, last: int) -> None:
@@ -53,7 +54,7 @@ class Bookmarks:
             self._places = dict(known["places"]) if known.get("ledger") == ledger else {}
 
     def of(self, receiver: str) -> int:
-        """The number of the last event that it was told, or that is not its business."""
+        """Return the number of the last event that the receiver got or does not want."""
         with self._lock:
             found = self._places.get(receiver)
             return found if isinstance(found, int) and 0 <= found <= self._last else self._last
@@ -64,7 +65,7 @@ class Bookmarks:
                 return
             self._places[receiver] = place
             content = {"ledger": self._ledger, "places": dict(sorted(self._places.items()))}
-            with suppress(OSError):  # then it is told again after a restart
+            with suppress(OSError):  # then a restart delivers the event again
                 files.write_atomically(self._file, json.dumps(content).encode() + b"\n")
 
 
@@ -85,9 +86,9 @@ class _Pile(Struct):
 
 
 class Messenger(RetryingSender):
-    """One receiver, told what it wants of the ledger, in its order, until it is there.
+    """A thread that sends one receiver the events that it wants, in the order of the ledger. It retries until delivery.
 
-    The first event of a type is told at once; those that follow within `Receiver.fold` together, at its end.
+    It sends the first event of a type at once, and later events of the type within `Receiver.fold` in one notice.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Messenger(RetryingSender):
         super().__init__(f"notify-{receiver.name}", wake, label=f"{receiver.name}: ", first_retry_s=FIRST_RETRY_S)
         self._receiver, self._send, self._places, self._ledger = receiver, send, places, ledger
         self._read, self._clock = read, clock
-        self._place = places.of(receiver.name)  # of the last event that was read
+        self._place = places.of(receiver.name)  # the number of the last event that was read
         self._piles: dict[str, _Pile] = {}
         self._quiet_until: dict[str, float] = {}
         self._rung, self._idle = True, False
@@ -144,13 +145,13 @@ class Messenger(RetryingSender):
                 self._note()
 
     def _note(self) -> None:
-        """What is still to be told is read again after a restart, and so is what came after it."""
+        """Store the position from which a restart reads events again: before the first event that is not delivered."""
         waiting = min((each.first for each in self._piles.values()), default=self._place + 1)
         self._places.note(self._receiver.name, waiting - 1)
 
 
 class Notices:
-    """All receivers of an instance; nothing that they do holds it up."""
+    """The receivers of an instance. A slow receiver does not delay the instance."""
 
     def __init__(self, messengers: Sequence[Messenger]) -> None:
         self._messengers = messengers
@@ -180,7 +181,7 @@ def notifying(
     *,
     patience_s: float = 0,
 ) -> Iterator[Notices | None]:
-    """Whoever tells receivers, as long as the block runs, and so many seconds longer for what is new then."""
+    """Yield the sender of notices. At the end of the block, wait at most ``patience_s`` for the last notices."""
     if settings.notify is None:
         yield None
         return
@@ -230,7 +231,7 @@ def _read_events(ledger: Path, output: Path, place: int) -> list[NotedEvent]:
     return found
 
 
-_APPRISE_S: Final = 60.0  # for one notice: apprise asks a service several times, each with timeouts of its own
+_APPRISE_S: Final = 60.0  # for one notice; apprise contacts a service several times, with a timeout for each request
 
 
 class Notice(Struct, frozen=True, kw_only=True):
@@ -238,13 +239,13 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     ledger: str  # the identity of the instance's ledger
     type: str
-    events: tuple[NotedEvent, ...]  # the first that are shown
-    number: int  # of all of them
-    level: Level  # the highest
+    events: tuple[NotedEvent, ...]  # the first ones, at most `MOST`
+    number: int  # of all events
+    level: Level  # the highest level of the events
 
     @property
     def id(self) -> str:
-        """By which whoever gets it twice knows it."""
+        """The identifier by which a receiver recognises a notice that arrives twice."""
         return f"{self.ledger}-{self.events[0].sequence}-{self.number}"
 
     def facts(self) -> dict[str, Any]:
@@ -274,14 +275,14 @@ class Notice(Struct, frozen=True, kw_only=True):
         return "\n".join(filter(None, (*lines, format_rest(self.number - len(self.events)))))
 
 
-_LONGEST: Final = 500  # characters of a message in words
+_LONGEST: Final = 500  # characters of one message in the text of a notice
 
 
 class Level(IntEnum):
-    """How much an event matters."""
+    """The severity of an event."""
 
     INFO = 1
-    WARNING = 2  # a person should look
+    WARNING = 2  # an operator should look
 
     @property
     def word(self) -> str:
@@ -289,15 +290,15 @@ class Level(IntEnum):
 
 
 class NotedEvent(Struct, frozen=True, kw_only=True):
-    """An event as the ledger has it."""
+    """An event of the ledger."""
 
-    sequence: int  # its number there
+    sequence: int  # its number in the ledger
     at: str
     type: str
     message: str
     level: Level
     servers: tuple[str, ...]
-    site: str | None  # of the server, where it is of one
+    site: str | None  # of the server; None: the event concerns no single server
     commit: str | None
 
     def facts(self) -> dict[str, Any]:
@@ -313,16 +314,16 @@ class NotedEvent(Struct, frozen=True, kw_only=True):
         }
 
 
-Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` where it did not arrive
+Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` if the notice did not arrive
 
 
 def build_sender(receiver: Receiver, ca_bundle: Path | None) -> Send:
-    """What sends to a receiver; raises `UsageError` where it cannot be used."""
+    """Return a function that sends notices to a receiver. Raises `UsageError` if the receiver cannot be used."""
     return _Webhook(receiver, ca_bundle) if receiver.secret is not None else _ByApprise(receiver)
 
 
 class RereadingSender:
-    """Sends each notice by what ``read`` returns of the receiver then: its URL and secret may be replaced.
+    """Sends notices, and reads the receiver again before each one, because its URL and secret may change.
 
     ``read`` raises `UsageError` if the file cannot be used.
     """
@@ -354,11 +355,11 @@ class _Webhook:
         }
         with self._client.stream("POST", self._receiver.url, headers=headers, body=body) as answer:
             if not 200 <= answer.status < 300:
-                raise HostUnreachable(f"it answered {answer.status}")
+                raise HostUnreachable(f"the webhook answered with HTTP status {answer.status}")
 
 
 class _ByApprise:
-    """Sends in a thread that is left to itself at the deadline: apprise has a timeout only between two bytes."""
+    """Sends notices with apprise, in a thread that it abandons at a deadline. apprise has no timeout for a request."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -369,28 +370,30 @@ class _ByApprise:
 
     def __call__(self, notice: Notice, at: datetime) -> None:  # noqa: ARG002 - as a webhook has it
         if self._sending is not None and self._sending.is_alive():
-            raise HostUnreachable(f"apprise still sends a notice that it began more than {_APPRISE_S:.0f} s ago")
+            raise HostUnreachable(f"apprise has been sending the last notice for more than {_APPRISE_S:.0f} s")
         done = Future[None]()
         self._sending = threading.Thread(target=self._send, args=(notice, done), name="apprise", daemon=True)
         self._sending.start()
         try:
             done.result(_APPRISE_S)
         except TimeoutError:
-            raise HostUnreachable(f"apprise did not deliver it within {_APPRISE_S:.0f} s") from None
+            raise HostUnreachable(f"apprise did not deliver the notice within {_APPRISE_S:.0f} s") from None
 
     def _send(self, notice: Notice, done: Future[None]) -> None:
         try:
             if self._apprise is None:
                 import apprise
 
-                logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it would tell of URLs
+                logging.getLogger("apprise").setLevel(
+                    logging.CRITICAL + 1
+                )  # its messages contain URLs, which may contain secrets
                 found = apprise.Apprise()
                 if not found.add(self._receiver.url):
-                    raise HostUnreachable("apprise does not know such a URL")
+                    raise HostUnreachable("apprise does not support this kind of URL")
                 self._apprise = found
             kind = "warning" if notice.level is Level.WARNING else "info"
             if not self._apprise.notify(title=notice.title, body=notice.text, notify_type=kind, body_format="text"):
-                raise HostUnreachable("apprise could not deliver it")
+                raise HostUnreachable("apprise could not deliver the notice")
         except BaseException as error:  # noqa: BLE001 - the caller raises the error
             done.set_exception(error)
         else:
@@ -398,44 +401,46 @@ class _ByApprise:
 
 
 _KEYS: Final = ("webhook", "webhook-file", "secret-file", "apprise", "apprise-file", "level", "sites", "fold-minutes")
-_ALL: Final = f"it may have {', '.join(_KEYS)}"
+_ALL: Final = f"allowed keys: {', '.join(_KEYS)}"
 _SHORTEST_SECRET: Final = 16  # characters
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receiver:
-    """Somebody who is sent notices, and of what."""
+    """A receiver of notices, and which events it wants."""
 
     name: str
     url: str = field(repr=False)
-    secret: bytes | None = field(repr=False)  # by which a webhook is signed; None: the URL is for apprise
-    level: Level = Level.WARNING  # and above
-    sites: frozenset[str] = frozenset()  # of whose servers alone; none: of all there is
-    fold: timedelta = timedelta(minutes=10)  # for which what is of one kind goes into one notice
+    secret: bytes | None = field(repr=False)  # signs the requests to a webhook; None: the URL is for apprise
+    level: Level = Level.WARNING  # the lowest level that it wants
+    sites: frozenset[str] = frozenset()  # it wants only events of servers of these sites; empty: all events
+    fold: timedelta = timedelta(minutes=10)  # events of one type within this time go into one notice
 
     def wants(self, event: NotedEvent) -> bool:
         return event.level >= self.level and (not self.sites or event.site in self.sites)
 
 
 def read_receivers(file: Path) -> tuple[Receiver, ...]:
-    """Who is named in a file, by name. Raises `UsageError`, which never has a URL or a secret in it."""
+    """Return the receivers in a file, sorted by name. Raises `UsageError` with a message without URLs and secrets."""
     try:
         said = tomllib.loads(read_private(file).decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError):
-        raise UsageError(f"{file} is no TOML") from None  # the error may show what stands there
+        raise UsageError(f"{file} is not valid TOML") from None  # the parser's error may contain a secret
     named = said.pop("receivers", {})
     if said or not isinstance(named, dict) or not all(isinstance(each, dict) for each in named.values()):
-        raise UsageError(f"{file}: expected [receivers.NAME], and nothing beside them")
+        raise UsageError(f"{file}: expected only tables [receivers.NAME]")
     return tuple(_Table(file, name, given).receiver() for name, given in sorted(named.items()))
 
 
 def read_receiver(file: Path, name: str) -> Receiver:
-    """Return the receiver of this name as the file names it now. Raises `UsageError`."""
+    """Return a receiver as the file describes it now. Raises `UsageError`."""
     for receiver in read_receivers(file):
         if receiver.name == name:
             return receiver
-    raise UsageError(f"{file}: receivers.{name} is not there any more; restart gitboot to stop sending to it")
+    raise UsageError(
+        f"{file}: the file does not contain receivers.{name} any more; restart gitboot to stop sending to it"
+    )
 
 
 class _Table(Struct, frozen=True):
@@ -445,12 +450,12 @@ class _Table(Struct, frozen=True):
 
     def receiver(self) -> Receiver:
         for key in sorted(self.given.keys() - set(_KEYS)):
-            raise self._wrong(f"there is no key {key!r}; {did_you_mean(key, _KEYS, _ALL)}")
+            raise self._wrong(f"unknown key {key!r}; {did_you_mean(key, _KEYS, _ALL)}")
         webhook, apprise = self._text("webhook"), self._text("apprise")
         if (webhook is None) == (apprise is None):
-            raise self._wrong("expected webhook or apprise, or one of them as -file")
+            raise self._wrong("expected one of webhook, webhook-file, apprise and apprise-file")
         if apprise is not None and "secret-file" in self.given:
-            raise self._wrong("secret-file signs a webhook; apprise has its secrets in its URL")
+            raise self._wrong("secret-file is only for webhooks; an apprise URL contains its own secrets")
         secret = self._read_secret(webhook) if webhook is not None else None
         level = self.given.get("level", Level.WARNING.word)
         levels = {each.word: each for each in Level}
@@ -472,10 +477,10 @@ class _Table(Struct, frozen=True):
         )
 
     def _text(self, key: str) -> str | None:
-        """What is written for a key, or stands in the file that it names."""
+        """Return the value of a key, from the table or from the file in the key KEY-file."""
         here, there = self.given.get(key), self.given.get(f"{key}-file")
         if here is not None and there is not None:
-            raise self._wrong(f"expected one of {key} and {key}-file")
+            raise self._wrong(f"expected {key} or {key}-file, not both")
         found = here if there is None else self._in_file(f"{key}-file").decode(errors="replace").strip()
         if found is not None and (not isinstance(found, str) or not found or not found.isprintable()):
             raise self._wrong(f"{key}: expected a URL on one line")
@@ -488,9 +493,9 @@ class _Table(Struct, frozen=True):
         return read_private(self.file.parent / name)
 
     def _read_secret(self, url: str) -> bytes:
-        """Return the secret of a webhook at this URL, which others must not be able to read or to guess."""
+        """Return the secret of a webhook. Check that it is private, long enough, and sent to a safe URL."""
         if "secret-file" not in self.given:
-            raise self._wrong("a webhook needs secret-file, by which it is signed")
+            raise self._wrong("a webhook needs secret-file, the file with the secret that signs the requests")
         secret = self._in_file("secret-file").strip()
         if len(secret) < _SHORTEST_SECRET:
             raise self._wrong(f"secret-file: expected {_SHORTEST_SECRET} characters or more")
@@ -501,11 +506,11 @@ class _Table(Struct, frozen=True):
         except ValueError:
             is_one = False
         if not is_one:
-            raise self._wrong("webhook: expected an https URL without a user (http to this machine alone)")
+            raise self._wrong("webhook: expected an https URL without a user name (http only for this host)")
         return secret
 
     def _wrong(self, what: str) -> UsageError:
         return UsageError(f"{self.file}: receivers.{self.name}: {what}")
 
 
-MOST: Final = 20  # events that one notice shows
+MOST: Final = 20  # events in one notice

@@ -1,4 +1,4 @@
-"""Offered files: record which boots are offered, and publish the files of changed servers."""
+"""Offered files: record which boots gitboot offers, and publish the files of changed servers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from gitboot.status.conditions import Event
 
 
 class Target(Protocol):
-    """A target of files, such as OUTPUT."""
+    """A place where gitboot publishes files, such as OUTPUT."""
 
     def publish(
         self,
@@ -62,22 +62,22 @@ class Target(Protocol):
         at: datetime,
         parts: FileUpdates,
     ) -> PublicationResult:
-        """Publish these files of servers and these shared files. None: the server has no files any more.
+        """Publish the files of ``servers``, and the shared files. None instead of files: the server has left the fleet.
 
-        The items are read once, and are what is published. Single servers may be read before.
-        ``complete``: no other server has files. Without ``shared``, the shared files stay, and so do files that
-        ``parts`` does not have. Raises `PublishError`.
+        This reads the items of ``servers`` once to publish them. It may read single servers before. If ``complete``, it
+        deletes the files of all other servers. If ``shared`` is None, the shared files stay. Files that are missing in
+        ``parts`` stay too. Raises `PublishError`.
         """
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
-        """Return the date of ``path``, in seconds since 1970, if ``file`` is published there ``at`` that instant."""
+        """Return the modification time that ``path`` gets if ``file`` is published at ``at``, in seconds since 1970."""
 
     def has_files(self, files: Files) -> bool:
         """Return whether the target has exactly these files."""
 
 
 class DatedPath(NamedTuple):
-    """A path of a server, with its plan or report, and its date once it is published."""
+    """A path of a server, its plan or report, and its modification time once it is published."""
 
     path: str
     modified: int  # seconds since 1970
@@ -85,25 +85,25 @@ class DatedPath(NamedTuple):
 
 
 class OfferRecorder(Protocol):
-    """A ledger that notes which boots are offered, before a machine can fetch them."""
+    """Records which boots gitboot offers, before a machine can fetch them."""
 
     def record_offers(
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
     ) -> Collection[str]:
-        """Note what these servers are offered, and return the servers to halt, which boot their disks.
+        """Record the offers of these servers. Return the servers to halt: they boot their disks.
 
         Raises `LedgerError`.
         """
 
     def record_publication(self) -> None:
-        """Note that a tree is published."""
+        """Record that a tree is published. Raises `LedgerError`."""
 
 
 class LedgerOfferRecorder:
-    """The notes of offers in the ledger, under the number of the newest decision."""
+    """Records offers in the ledger, with the number of the newest decision."""
 
     def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
-        """``unwritable`` is why this pass found the ledger unwritable. Then a note fails without another attempt."""
+        """``unwritable`` is the reason if this reconcile could not write the ledger. Then recording fails at once."""
         self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
     def record_offers(
@@ -124,7 +124,7 @@ class LedgerOfferRecorder:
         if self._unwritable is None:
             with self._store.writing() as tx:
                 instance_tables.write_facts(tx, published=True)
-        elif not self._facts.keyed:  # the ledger has not noted that before
+        elif not self._facts.keyed:  # the ledger does not have this yet
             raise LedgerError(self._unwritable)
 
 
@@ -143,10 +143,12 @@ def publish_plans(
 ) -> TargetState:
     """Publish the plans, and return the state of the target. ``different`` are servers whose files may differ.
 
-    No file is published whose fetches could not be told from others: what is offered is written down before. While the
-    ledger cannot be written, a server stays as it stands until that is over by itself, or stopped. Then the server is
-    published without the boots that the ledger has not noted. It stays in `TargetState.owed` until the ledger takes
-    the rest. Files are made as they are published, and not held: nearly all that is known of a server would be these.
+    gitboot records each offer in the ledger before it publishes the files, so that each fetch can be matched to an
+    offer. While the ledger cannot be written, the published files of a server stay until its plan ends or a stop
+    begins. After that, gitboot publishes the server without the boots that the ledger lacks. The server stays in
+    `TargetState.owed` until the ledger has the remaining offers.
+
+    gitboot renders files while it publishes them, because all files of a large fleet would take too much memory.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
     attempt = structs.replace(before, owed=owed, failure=None, unwritable=None, at=at)
@@ -177,7 +179,7 @@ def publish_plans(
             recorder.record_publication()
     except (PublishError, LedgerError) as error:
         unwritable = str(error) if isinstance(error, LedgerError) else None
-        # The target may have begun with it: what it is brought to next is given again, even if that is what it held.
+        # The target may have published a part, so the next publication has all these files again.
         return structs.replace(
             attempt,
             terms=None,
@@ -211,7 +213,7 @@ def publish_plans(
 
 
 def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Files:
-    """Return the files of the whole fleet, without those in parts."""
+    """Return the files that all servers share, except for the files in parts."""
     decisions = structs.replace(commit.decisions, unknown=_unknown_machine_boots(plans, commit.decisions))
     return {**render_fleet_files(decisions, terms.monitors), **render_terms(terms)}
 
@@ -219,9 +221,9 @@ def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Fi
 def _select_records(
     before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
-    """Return the machines whose records to publish, and those whose records changed. None: all records.
+    """Return the machines whose records to publish, and the machines whose records changed. None: all records.
 
-    While the ledger is in doubt, they stay as they were published.
+    While the ledger is unverified, the published records stay.
     """
     in_doubt = knowledge.recorded_commit is None
     if in_doubt:
@@ -233,10 +235,12 @@ def _select_records(
 
     if not before.complete or before.in_doubt:
         return group_by_shard(filter(has_record, commit.machines)), None
-    if before.recorded is None:  # it may hold others than were planned, of whoever is in question
+    if before.recorded is None:  # the target may have other records of these servers than were planned
         states = [[each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in owed]
         found = frozenset(each.decision.uuid for pair in states for each in pair)
-        return group_by_shard(filter(has_record, commit.machines)), found if all(states) else None  # whose was it?
+        return group_by_shard(filter(has_record, commit.machines)), found if all(
+            states
+        ) else None  # without a state, the machine is unknown
     pairs = [[_machine_and_record(each.servers.get(name)) for each in (before.plans, plans)] for name in owed]
     changed = frozenset(each[0] for pair in pairs if pair[0] != pair[1] for each in pair if each is not None)
     return update_members(before.recorded, changed, has_record), changed
@@ -268,18 +272,18 @@ def _render_parts(
 
 
 def _unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
-    """Return what unknown machines boot, if it is offered. None: their disks."""
+    """Return what gitboot offers to unknown machines. None: they boot their disks."""
     if decisions.unknown is None or plans.stop is StopScope.ALL:
         return None
     if plans.sightings is None:
-        return decisions.unknown or None  # nobody checks artifacts
+        return decisions.unknown or None  # gitboot does not check artifacts
     boots = decisions.unknown.items()
     absent = {file for _, boot in boots for file in boot.fetched_files if is_withheld(file, plans.sightings)}
     return {each: boot for each, boot in boots if not boot.lacks(absent)} or None
 
 
 def _have_shared_files_changed(before: TargetState, plans: Plans, commit: Commit) -> bool:
-    """Return whether the files of the whole fleet may differ from those that the target holds."""
+    """Return whether the shared files may differ from the files in the target."""
     held = before.plans
     if held.commit is None or held.stop is not plans.stop or not before.complete:
         return True
@@ -310,15 +314,15 @@ def _offered_versions(state: RenderedState) -> dict[str, Digest]:
     return {path: digest for path, digest in state.evidence_digests.items() if digest in offers}
 
 
-_BATCH: Final = 500  # servers whose offers are noted at once, and whose files are held together
+_BATCH: Final = 500  # servers whose offers are recorded in one transaction, and whose files are in memory together
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _OfferedFiles(Mapping[str, Files | None]):
-    """The files of servers by name, rendered on demand. `items` notes what they offer before it returns them.
+    """The files of servers by name, rendered on demand. `items` records the offers before it returns the files.
 
-    So it is before a machine can fetch it. An access log is read later, perhaps much later, and has only the date of
-    what was sent. What was not published after all has another date when it is, and is noted once more.
+    An access log of a web server shows only the modification time of the file that was sent, so the ledger needs this
+    time before a machine can fetch the file. If a publication fails, the next one records its own times.
     """
 
     names: Sequence[str]
@@ -329,10 +333,10 @@ class _OfferedFiles(Mapping[str, Files | None]):
     target: Target
     recorder: OfferRecorder
     at: datetime
-    versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)  # of those that were asked for, and are
-    # Servers without the boots that the ledger could not note.
+    versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)  # of the rendered servers
+    # Servers whose published files lack the boots that the ledger could not record.
     limited: dict[str, LimitedFiles] = field(default_factory=dict)
-    unwritable: str | None = None  # why it could not; None: it has all offers
+    unwritable: str | None = None  # why the ledger could not record offers; None: it has all offers
 
     def __len__(self) -> int:
         return len(self.names)
@@ -341,7 +345,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return iter(self.names)
 
     def __getitem__(self, name: str) -> Files | None:
-        """Return the files of a server without noting what they offer."""
+        """Return the files of a server without recording the offers."""
         state = self.plans.servers.get(name)
         return self._render(state).files if state is not None else None
 
@@ -349,13 +353,13 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return _BatchedItems(self)
 
     def render_batch(self, names: Iterable[str]) -> dict[str, Files | None]:
-        """Note what these servers are offered, and return their files. None: the server does not exist any more."""
+        """Record the offers of these servers, and return their files. None: the server has left the fleet."""
         plans = {name: self.plans.servers.get(name) for name in names}
         states = {name: self._render(state) for name, state in plans.items() if state is not None}
         versions: dict[str, Mapping[str, Digest]] = {name: _offered_versions(state) for name, state in states.items()}
         dates = {name: self._date_changed_paths(name, state.files, versions[name]) for name, state in states.items()}
         halts: Collection[str] = ()
-        if self.unwritable is None:  # once that failed, nothing more is noted
+        if self.unwritable is None:  # after one failure, do not try again
             try:
                 halts = self.recorder.record_offers(states, dates)
             except LedgerError as error:
@@ -367,15 +371,17 @@ class _OfferedFiles(Mapping[str, Files | None]):
             for name in states:
                 noted = self._offers_in_ledger(name, states[name].record)
                 if not dates[name] and all(each.plan in noted for each in list_offers(states[name])):
-                    continue  # the ledger has all of it
+                    continue  # the ledger has all offers
                 if not self.before.complete and self.target.has_files(states[name].files):
-                    offers = frozenset(each.plan for each in list_offers(states[name]))  # an earlier process noted them
+                    offers = frozenset(
+                        each.plan for each in list_offers(states[name])
+                    )  # an earlier process recorded them
                     self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
                     continue
                 stands = self._stands(name)
                 is_over = stands is not None and stands.until is not None and stands.until <= self.at
                 if stands is not None and stands.stop is self.plans.stop and not is_over:
-                    left.add(name)  # as it stands
+                    left.add(name)  # its published files stay
                     versions[name] = self.before.versions.get(name, {})
                     self.limited[name] = stands._replace(noted=noted)
                     continue
@@ -389,16 +395,16 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return render_server(state, self.decisions, self.token_keys)
 
     def _stands(self, name: str) -> LimitedFiles | None:
-        """Return the published files of a server. None: they are not known."""
+        """Return the published files of a server. None: they are unknown."""
         if name in self.before.owed or not self.before.complete:
             return self.before.limited.get(name) if self.before.complete else None
         was = self.before.plans.servers.get(name)
         return LimitedFiles(frozenset(), was.transition, was.stop) if was is not None else None
 
     def _offers_in_ledger(self, name: str, record: Record | None) -> frozenset[Digest]:
-        """Return the offers of a server that the ledger has for certain: those of the files that stand.
+        """Return the offers of a server that the ledger certainly has. These are the offers of the published files.
 
-        After another record an offer has another number, so the ledger has none of them as they are now.
+        A new record gives the offers new numbers, so after a new record the ledger has no current offer.
         """
         was = self.before.plans.servers.get(name) if self.before.complete else None
         if was is None or was.record != record:
@@ -408,7 +414,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return frozenset(each.plan for each in list_offers(was))
 
     def _limit(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
-        """Return a server without the boots that the ledger has not noted; if that is not enough, as it is halted."""
+        """Return a server without the boots that the ledger lacks. If dates are missing even then, halt the server."""
 
         def is_noted(plan: BootPlan) -> bool:
             offer = build_offer(state.decision, plan, state.record)
@@ -424,7 +430,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return self._render(halt_server(state, self.token_keys))
 
     def _date_changed_paths(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[DatedPath, ...]:
-        """Return the paths of a server whose plan differs from the published one, with their dates."""
+        """Return the paths of a server whose plan differs from the published plan, with their modification times."""
         known = self.before.versions.get(name, {}) if self.before.complete else {}
         return tuple(
             DatedPath(path, self.target.predict_mtime(path, files[path], self.at), plan)
@@ -434,7 +440,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
 
 
 class _BatchedItems(ItemsView[str, Files | None]):
-    """The items of `_Offered`, in batches, so that memory has the files of one batch only."""
+    """The items of `_OfferedFiles` in batches, so that only the files of one batch are in memory."""
 
     _mapping: _OfferedFiles
 

@@ -31,17 +31,19 @@ from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.status.instance_status import Held
 from gitboot.text import format_count
 
-# {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused
-# where something is recorded by then, or another commit is accepted.
+# {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}. "unknown": reject the request if a server
+# has a record by then. "commit": reject it if another commit is accepted.
 RECORDS: Final = "records"
 RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reason"}
 ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"}
 REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
 CERTIFICATE: Final = "certificate"  # {"uuid", "server", "certificate", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
-POWER: Final = "power"  # {"action", "servers": [names], "reason"}; the command itself asks their BMCs, after this
-POWERED: Final = "powered"  # {"action", "items": [{"server", "resetType", "sent", "why"}], "reason"}: what came of it
-BACK: Final = "back"  # {"uuid", "server", "reason"}: what was switched is in service again
+POWER: Final = (
+    "power"  # {"action", "servers": [names], "reason"}; after this request, the command itself contacts the BMCs
+)
+POWERED: Final = "powered"  # {"action", "items": [{"server", "resetType", "sent", "why"}], "reason"}: the results
+BACK: Final = "back"  # {"uuid", "server", "reason"}: a server whose power was switched is in service again
 CLOCK: Final = "clock"  # {"reason"}
 # {"items": [{"uuid", "server", "seen": {secret: [addresses, fetches]}}], "reason"}
 SECRET_FETCHES: Final = "secret-fetches"  # noqa: S105 - the name of a request
@@ -53,7 +55,7 @@ STOP: Final = "stop"  # {"reason", "everything"}
 START: Final = "start"  # {}
 
 
-REFUSED: Final = "refused: "  # how the outcome of one begins that was not carried out
+REFUSED: Final = "refused: "  # the beginning of the outcome of a rejected request
 
 
 def carry_out(
@@ -62,9 +64,9 @@ def carry_out(
     commit: Commit | None,
     held: Held | None = None,
 ) -> None:
-    """Do what was asked for, each once; a request that makes no sense is refused, and noted as that.
+    """Carry out each request once, and record its outcome. The outcome of a rejected request states the reason.
 
-    ``held`` are the changes that a guard holds. Only these can be approved, whoever left the request.
+    ``held`` is the held commit. Operators can approve only this commit.
     """
     for request in requests:
         try:
@@ -77,20 +79,22 @@ def carry_out(
 
 
 def apply_stoppage(update: KnowledgeUpdate, stoppage: StopOrder) -> None:
-    """Stop what a person has stopped where endpoints read it, unless as much is stopped already."""
+    """Record a stop from the files that endpoints read, unless the ledger has the same or a wider stop."""
     known = update.facts.stoppage
     if known is None or stoppage.everything > known.everything:
         update.facts = structs.replace(update.facts, stoppage=stoppage)
 
 
 def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> None:
-    """Raise `StaleDigest` if these guards do not hold the changes with this digest."""
+    """Raise `StaleDigest` unless a commit with this digest is held, and held by all of these guards."""
     if held is None:
-        raise StaleDigest("no commit is held: there is nothing to acknowledge")
+        raise StaleDigest("no commit is held, so there is nothing to approve")
     if held.digest != digest:
-        raise StaleDigest(f"the commit that is held changes {held.digest}, not {digest}: look at it again")
+        raise StaleDigest(
+            f"the changes of the held commit have the digest {held.digest}, not {digest}: review them again"
+        )
     if others := sorted(set(guards) - set(held.guards)):
-        raise StaleDigest(f"{', '.join(others)} does not hold it; {', '.join(held.guards)} does")
+        raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
 
 
 def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | None, held: Held | None) -> str:
@@ -104,14 +108,14 @@ def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | N
             return _ON_SERVER[request.action](update, parse_uuid(facts["uuid"]), facts["server"], facts)
         case "clock":
             accept_clock(update)
-            return f"the clock is right: it is {format_instant(update.at)} ({facts['reason']})"
+            return f"confirmed the clock at {format_instant(update.at)} ({facts['reason']})"
         case "secret-fetches":
             names = confirm_fetches(update, facts["items"])
-            return f"the fetches of the secrets of {', '.join(names)} are confirmed ({facts['reason']})"
+            return f"confirmed the fetches of the secrets of {', '.join(names)} ({facts['reason']})"
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
             update.due_now.update(uuids)
-            return f"{format_count(len(uuids), 'BMC')} {'is' if len(uuids) == 1 else 'are'} asked now"
+            return f"gitboot contacts {format_count(len(uuids), 'BMC')} now"
         case "power":
             return f"power {facts['action']} by hand: {', '.join(map(str, facts['servers']))} ({facts['reason']})"
         case "powered":
@@ -121,19 +125,17 @@ def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | N
             check_approval(held, facts["digest"], facts["guards"])
             approval = Approval(facts["digest"], tuple(facts["guards"]), update.at, request.operator, facts["reason"])
             update.approved.append(approval)
-            return (
-                f"{', '.join(approval.guards)} acknowledged for the changes {approval.digest[:12]} ({approval.reason})"
-            )
+            return f"approved {', '.join(approval.guards)} for the changes {approval.digest[:12]} ({approval.reason})"
         case "suspend":
             until = datetime.fromisoformat(facts["until"])
             update.facts = structs.replace(
                 update.facts, suspension=Suspension(request.operator, facts["reason"], until)
             )
-            return f"suspended until {format_instant(until)}: {facts['reason']}"
+            return f"suspended the acceptance of commits until {format_instant(until)}: {facts['reason']}"
         case "resume":
             was = update.facts.suspension
             update.facts = structs.replace(update.facts, suspension=None)
-            return "resumed" if was is not None else "it was not suspended"
+            return "resumed the acceptance of commits" if was is not None else "the acceptance was not suspended"
         case "stop":
             stoppage = StopOrder(request.operator, str(facts["reason"]), bool(facts["everything"]))
             update.facts = structs.replace(update.facts, stoppage=stoppage)
@@ -150,7 +152,7 @@ def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | N
 def _set_records(update: KnowledgeUpdate, request: Request) -> str:
     facts = request.facts
     if facts.get("commit") not in (None, update.facts.accepted):
-        raise UsageError("another commit was accepted meanwhile; look again")
+        raise UsageError("gitboot accepted another commit after you made this request; check again")
     require_trusted_ledger(update)
     items = [(parse_uuid(item["uuid"]), str(item["server"]), parse_record(item)) for item in facts["items"]]
     seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
@@ -158,13 +160,13 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
         if record.provision is not None or uuid not in seen or (now := update.record(uuid)) is None:
             continue
         if now.provision is not None and last_provisioning_facts(now) != seen[uuid]:
-            raise UsageError(f"{server} was provisioned after that was asked for; ask again if it is meant still")
+            raise UsageError(f"{server} was installed after you made this request; repeat it if you still want it")
     known = [server for uuid, server, _ in items if facts.get("unknown") and update.record(uuid) is not None]
     if known:
-        raise UsageError(f"{known[0]} is not unknown here any more; look again")
+        raise UsageError(f"{known[0]} has a record now; check again")
     set_records(update, items)
     for uuid, _, record in items:
-        if record.provision is None:  # what was set before says nothing of the boot that is asked for now
+        if record.provision is None:  # earlier overrides and power switches do not concern the new installation
             update.set_secret_fetches(uuid, None)
             _set_override_states(update, uuid, OverrideState.CLEARED, _is_provision_override)
             resolve_switches(update, uuid, PowerRecordState.REFUSED, lambda each: each.reason.startswith("provision/"))
@@ -172,15 +174,15 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
     if len(items) == 1:
         _, server, record = items[0]
         if record.provision is None:
-            return f"{server} is pending: it is installed as soon as its plan wants it{reason}"
+            return f"recorded {server} as pending: gitboot installs it when its plan allows it{reason}"
         image = f" with BootImage/{record.image}" if record.image else ""
-        return f"{server} is provisioned: provision {record.provision}{image}{reason}"
-    return f"{len(items)} records are set{reason}"
+        return f"recorded {server} as provisioned: provision {record.provision}{image}{reason}"
+    return f"set {len(items)} records{reason}"
 
 
 def _begin(update: KnowledgeUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
     if facts.get("commit") not in (None, commit.revision):
-        raise UsageError(f"{commit.revision} was accepted meanwhile; look again")
+        raise UsageError(f"gitboot accepted {commit.revision} after you made this request; check again")
     records = {parse_uuid(item["uuid"]): parse_record(item) for item in facts.get("items", ())}
     return initialise_ledger(update, commit, Beginning(facts["how"]), records)
 
@@ -191,7 +193,7 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     seen = pinned.latest_identity if pinned is not None else None
 
     def is_meant(each: OverrideRecord) -> bool:
-        """It is open to doubt; or it counts as consumed, and is wanted; or it stands where nobody looks now."""
+        """Return whether the override has an unknown state, is at another BMC, or is closed and still wanted."""
         elsewhere = each.state.is_open and each.bmc is not None and list(each.bmc.normalized_address) != bmc
         elsewhere |= each.state.is_open and seen is not None and is_another_system(each.shown, seen)
         closed = each.reason == key and not each.state.is_open
@@ -204,49 +206,55 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     switched = PowerRecordState.REQUESTED if consumed else PowerRecordState.REFUSED
     in_doubt = resolve_switches(update, uuid, switched, lambda each: each.state is PowerRecordState.RECORDED)
     if not found and in_doubt:
-        what = "was switched, and is not again" if consumed else "was not switched, and is when its turn comes"
-        return f"{server}: it {what} ({reason})"
+        return (
+            f"{server}: recorded that gitboot switched its power, and will not switch it again ({reason})"
+            if consumed
+            else f"{server}: recorded that gitboot did not switch its power, and may still switch it ({reason})"
+        )
     if not found:
         return f"{server}: there was nothing to resolve"
-    what = "is consumed, and is not set again" if consumed else "was never set, and is set where wanted"
-    return f"{server}: its override counts as one that {what} ({reason})"
+    return (
+        f"{server}: recorded the override as consumed; gitboot does not set it again ({reason})"
+        if consumed
+        else f"{server}: recorded the override as not set; gitboot sets it if the plan wants it ({reason})"
+    )
 
 
 def _describe_power_result(item: Mapping[str, Any]) -> str:
     if item["sent"]:
         return f"was sent {item['resetType']}"
-    return f"may have been switched: {item['why']}" if item["sent"] is None else f"was sent nothing: {item['why']}"
+    return f"may have been switched: {item['why']}" if item["sent"] is None else f"was not switched: {item['why']}"
 
 
 def _mark_in_service(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     if not resolve_switches(update, uuid, PowerRecordState.BACK, lambda each: each.state.is_open):
-        return f"{server}: it was not waited for"
+        return f"{server}: gitboot was not waiting for this server"
     update.due_now.add(uuid)
-    return f"{server}: it is in service again ({facts['reason']})"
+    return f"{server}: recorded as in service again ({facts['reason']})"
 
 
 def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    """Take a person's word that what a BMC shows is its server, if it still shows what the person saw."""
+    """Pin the machine that a BMC shows, if it still is the machine that the operator saw."""
     pinned = update.current_pin(uuid)
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
-        seen = pinned.latest_identity if pinned is not None else "nothing"
-        raise UsageError(f"the BMC of {server} shows {seen} by now; look again")
+        seen = pinned.latest_identity if pinned is not None else "no machine"
+        raise UsageError(f"the BMC of {server} shows {seen} now; check again")
     update.set_pin(uuid, accept_identity(pinned, at=update.at))
     update.due_now.add(uuid)
-    return f"{server}: it is the machine whose BMC shows {pinned.latest_identity} ({facts['reason']})"
+    return f"{server}: accepted the machine that its BMC shows, {pinned.latest_identity} ({facts['reason']})"
 
 
 def _accept_certificate(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     certificate = str(facts["certificate"])
     if (pinned := update.current_pin(uuid)) is None:
-        raise UsageError(f"no certificate of the BMC of {server} is pinned")
+        raise UsageError(f"gitboot has not pinned a certificate of the BMC of {server}")
     update.set_pin(uuid, structs.replace(pinned, certificate=certificate))
     update.due_now.add(uuid)
-    return f"{server}: its BMC shows the certificate {certificate} ({facts['reason']})"
+    return f"{server}: accepted the certificate {certificate} of its BMC ({facts['reason']})"
 
 
 def _replace(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    """Let what somebody else has set give way to what the plan wants."""
+    """Allow gitboot to replace an override that it did not set by the override of the plan."""
     key = facts["key"]
     own = next((each for each in update.overrides.list_records(uuid) if each.reason == key), None)
     if key is None or (
@@ -258,7 +266,7 @@ def _replace(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     )
     update.overrides.set_record(uuid, structs.replace(opened, state=OverrideState.OPENED, at=update.at))
     update.due_now.add(uuid)
-    return f"{server}: whatever its BMC shows gives way to {key} ({facts['reason']})"
+    return f"{server}: gitboot replaces the override at its BMC by that of {key} ({facts['reason']})"
 
 
 _ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mapping[str, Any]], str]]] = {
@@ -273,9 +281,10 @@ _ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mappi
 def _set_override_states(
     update: KnowledgeUpdate, uuid: SystemUuid, state: OverrideState, which: Callable[[OverrideRecord], bool]
 ) -> int:
-    """Take an operator's word for what became of overrides; return of how many.
+    """Record the outcome of overrides as an operator states it, and return the number of these overrides.
 
-    Withdrawn: it was never consumed, and its reason is open again. Lost: it was, and is never set again.
+    ``WITHDRAWN`` means not consumed: gitboot may set an override for the same reason again. ``LOST`` means consumed:
+    gitboot does not set it again.
     """
     meant = [each for each in update.overrides.list_records(uuid) if each.state is not state and which(each)]
     for each in meant:
@@ -290,7 +299,7 @@ def _is_provision_override(each: OverrideRecord) -> bool:
 
 
 def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> StopScope:
-    """The worst of all that stops boots; ``orders`` are those of the newest Fleet, if its commit is not accepted."""
+    """Return the widest stop in force. ``orders`` are those of the newest Fleet, if its commit is not accepted."""
     by_hand = knowledge.facts.stoppage
     if by_hand is not None and by_hand.everything:
         return StopScope.ALL
@@ -299,13 +308,13 @@ def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | 
 
 
 def find_fleet_stop(accepted: Commit | None, orders: Orders | None) -> str | None:
-    """Why the newest Fleet, accepted or not, says that boots are stopped; or the accepted one."""
+    """Return the reason of a stop in the newest Fleet or in the accepted Fleet. None: neither has a stop."""
     said = (each.stopped for each in _orders(accepted, orders))
     return next((each for each in said if each is not None), None)
 
 
 def may_instance_act(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> bool:
-    """Whether this instance may set anything: neither the newest nor the accepted Fleet names another one."""
+    """Return whether this instance may act: neither the newest nor the accepted Fleet names another ledger."""
     return all(each.ledger in (None, knowledge.facts.identity) for each in _orders(accepted, orders))
 
 
@@ -316,7 +325,7 @@ def _orders(accepted: Commit | None, orders: Orders | None) -> list[Orders]:
 def find_released_servers(
     commit: Commit, knowledge: Knowledge, at: datetime, before: StopScope, after: StopScope = StopScope.NONE
 ) -> tuple[str, ...]:
-    """The servers that boot from the network at once when less is stopped than before, by name."""
+    """Return the servers that boot from the network at once when the stop ``before`` becomes ``after``, by name."""
     now = ((each, _planned_boot(each, knowledge, at, after)) for each in commit.decisions.servers.values())
     return tuple(
         each.server for each, boot in now if boot is not None and boot != _planned_boot(each, knowledge, at, before)

@@ -50,30 +50,30 @@ _logger = logging.getLogger(__name__)
 
 
 class Intake(Struct, frozen=True, kw_only=True):
-    """What was taken in; all of it waits on until it is forgotten."""
+    """The inputs of one reconcile. The inbox keeps them until `Inbox.forget`."""
 
     spooled: tuple[Observation, ...]
-    spool: Mapping[str, int]  # how far each file of it was read
-    up: Uptime  # how long the kernel runs
+    spool: Mapping[str, int]  # the offset up to which each file of the fetch log was read
+    up: Uptime  # how long the kernel has been running
     results: tuple[TaskResult, ...]
     written: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...]
     requests: tuple[Request, ...]
-    witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
-    stoppage: StopOrder | None = None  # what a person has stopped where endpoints read it
-    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: nobody looks
-    noted: tuple[UnrecordedClearing, ...] = ()  # what jobs withdraw, and the ledger does not have
-    given: tuple[Observation, ...] = ()  # of what was spooled, boots that the ledger never offered
+    witnessed: bool = False  # whether a mark outside STATE and OUTPUT has the ledger's newest change
+    stoppage: StopOrder | None = None  # the stop in the files that endpoints read
+    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts; None: gitboot does not check artifacts
+    noted: tuple[UnrecordedClearing, ...] = ()  # overrides that BMC tasks cleared, and that the ledger lacks
+    given: tuple[Observation, ...] = ()  # observations of boots that the ledger never offered
 
 
 class NotedWithdrawals:
-    """The newest record of each withdrawal that the ledger lacks; for any thread.
+    """The newest record of each cleared override that the ledger lacks. Any thread may use it.
 
-    The notes lie in a file, so that a restart finds them. If the disk refuses the file, they are kept in memory. After
-    a restart, an override without a note is unknown then: `OverrideRecord.may_be_cleared_unrecorded`.
+    A file keeps the records for a restart. If the file cannot be written, the records are only in memory. After a
+    restart, gitboot then cannot tell whether the overrides were cleared: `OverrideRecord.may_be_cleared_unrecorded`.
     """
 
     def __init__(self, path: Path | None = None, ledger: str = "") -> None:
-        """``path`` is the file, None for memory alone; ``ledger`` is the identity of the ledger that lacks them."""
+        """``path`` is the file; None: keep the records in memory. ``ledger`` is the identity of the ledger."""
         self._path, self._ledger, self._lock = path, ledger, Lock()
         self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
 
@@ -82,14 +82,14 @@ class NotedWithdrawals:
             return iter([*self._notes.values()])
 
     def note(self, uuid: SystemUuid, record: OverrideRecord) -> None:
-        """Keep a record, durably if the disk takes it, in place of an older one for the same reason."""
+        """Store a record in place of an older record with the same reason."""
         with self._lock:
             self._notes.pop((uuid, record.reason), None)
             self._notes[uuid, record.reason] = UnrecordedClearing(uuid, record)
             self._write()
 
     def forget(self, withdrawals: Iterable[UnrecordedClearing]) -> None:
-        """Drop the notes that the ledger has, or that are of another setting of the override than it knows."""
+        """Delete records that the ledger has, or that concern an earlier setting of the override."""
         with self._lock:
             withdrawals = [each for each in withdrawals if self._notes.get((each.uuid, each.record.reason)) == each]
             for each in withdrawals:
@@ -100,7 +100,7 @@ class NotedWithdrawals:
     def apply_to(
         self, overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> Mapping[SystemUuid, Mapping[str, OverrideRecord]]:
-        """Return the overrides of a ledger as they are with what is noted here."""
+        """Return the overrides of a ledger, updated with the records here."""
         found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
         for uuid, record, _ in self:
             known = found.get(uuid, overrides.get(uuid, {}))
@@ -121,10 +121,10 @@ class NotedWithdrawals:
             ]
             files.write_atomically(self._path, encode_canonical({"ledger": self._ledger, "withdrawals": found}) + b"\n")
         except OSError as error:
-            _logger.error("%s: withdrawals are noted in memory alone (%s)", self._path, error.strerror)
+            _logger.error("%s: cleared overrides are recorded in memory only (%s)", self._path, error.strerror)
 
     def _read(self) -> list[UnrecordedClearing]:
-        """Return the notes of an earlier process; those of another ledger are none of this one."""
+        """Return the records that an earlier process stored for this ledger."""
         if self._path is None or not self._path.exists():
             return []
         try:
@@ -139,12 +139,12 @@ class NotedWithdrawals:
                 if found["ledger"] == self._ledger
             ]
         except (OSError, ValueError, TypeError, KeyError) as error:
-            _logger.error("%s: withdrawals cannot be read (%s)", self._path, error)
+            _logger.error("%s: the records of cleared overrides cannot be read (%s)", self._path, error)
             return []
 
 
 class Inbox:
-    """The inputs of the next reconcile, from BMC tasks, the spool, operators and the checks of artifacts."""
+    """Collects the inputs of the next reconcile: BMC results, fetches, operator requests and artifact checks."""
 
     def __init__(
         self,
@@ -155,9 +155,9 @@ class Inbox:
         uptime: Callable[[], Uptime] = read_uptime,
         artifacts: ArtifactWatch | None = None,
         spool: SharedFetchLog | None = None,
-        former: Path | None = None,  # another folder where an earlier version may have left claims
+        former: Path | None = None,  # another folder in which an earlier version may have left claims
         withdrawals: NotedWithdrawals | None = None,
-        clock: Callable[[], datetime] | None = None,  # without one, everything needs the ledger
+        clock: Callable[[], datetime] | None = None,  # None: each record of a BMC task needs the ledger
     ) -> None:
         self.withdrawals, self._clock = withdrawals or NotedWithdrawals(), clock
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or StopReader()
@@ -166,17 +166,17 @@ class Inbox:
         )
         self._claimed = [each for each in (folder, former) if each is not None]
         self._uptime = uptime
-        self.artifacts = artifacts  # None: nobody looks at them
+        self.artifacts = artifacts  # None: gitboot does not check artifacts
         self._lock = RLock()
         self._results: dict[SystemUuid, TaskResult] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | PowerRecord]] = []
-        self._forgotten = 0  # how often something of the spool will have been dropped, as it was read last
-        self._failed = 0  # records that could not be written down
-        self.unread: str | None = None  # why the spool could not be read the last time
+        self._forgotten = 0  # the last result of `count_deletions_after`
+        self._failed = 0  # records that the ledger could not store
+        self.unread: str | None = None  # why the fetch log could not be read the last time
 
     @property
     def giver(self) -> str | None:
-        """The identity of the spool, by which what is made once may be given; None: it cannot be written, either."""
+        """The identity of the fetch log, with which endpoints may serve one-time boots. None: they may not."""
         with suppress(OSError):
             return self._spool.giver if self._spool is not None else None
         return None
@@ -188,19 +188,19 @@ class Inbox:
 
     @property
     def claims(self) -> tuple[SoleClaim, ...]:
-        """Claims of 2fefe59: other hosts may have served boots that this instance never learned of."""
+        """Claims of 2fefe59: other hosts may have served boots that this instance did not learn of."""
         return read_claims(self._claimed, self._folder) if self._folder is not None else ()
 
     def read_reports(self, at: datetime) -> EndpointReport:
-        """Return what the endpoints that write to the spool have met within the last hour."""
+        """Return what the endpoints reported within the last hour: withheld boots, and proxies without a name."""
         return read_reports(self._folder, at) if self._folder is not None else EndpointReport()
 
     def record(self, uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
-        """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`.
+        """Store what a BMC task is about to do or has done, before the task goes on. Raises `LedgerError`.
 
-        A record that only ends something is noted beside the ledger, and the next reconcile writes it: the job waits
-        neither for the ledger nor for a reconcile that does. The lease has to stand, because another instance may have
-        set the override anew since it ran out.
+        A record that only clears an override goes to a file, and the next reconcile writes it to the ledger. The task
+        does not wait for a ledger that hangs. The lease must be valid, because after its end another instance may have
+        set the override again.
         """
         if self._clock is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(self._clock()):
             if (lease := self._store.database.lease) is not None:
@@ -227,12 +227,12 @@ class Inbox:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold back what BMC tasks record until the block ends, so that what is taken in stays the newest."""
+        """Make BMC tasks wait with their records until the block ends, so that the taken inputs stay the newest."""
         with self._lock:
             yield
 
     def take(self, offsets: Mapping[str, int], at: datetime) -> Intake:
-        """Return all inputs that wait, at ``at``. ``taken`` is how far the spool was taken in before."""
+        """Return all waiting inputs. ``offsets`` are the offsets up to which the ledger has the fetch log."""
         found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
             try:
@@ -242,7 +242,7 @@ class Inbox:
             except OSError as error:
                 self.unread = f"{self._spool.name} cannot be read: {error.strerror}"
             if found.invalid_lines:
-                _logger.error("%s: %d lines are no observations", self._spool.name, found.invalid_lines)
+                _logger.error("%s: ignored %d lines that are not observations", self._spool.name, found.invalid_lines)
         up = self._uptime()
         return Intake(
             spooled=tuple(each.adjust_clock(at, up) for each in found.observations),
@@ -258,7 +258,7 @@ class Inbox:
         )
 
     def forget(self, intake: Intake) -> None:
-        """Drop what the ledger has now. The spool keeps its own until `forget_spool`."""
+        """Delete inputs that the ledger has now. The fetch log keeps its entries until `forget_spool`."""
         del self._written[: len(intake.written)]
         self.withdrawals.forget(intake.noted)
         for result in intake.results:
@@ -267,9 +267,9 @@ class Inbox:
     def overrides_with_pending(
         self, ledger_overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> tuple[Mapping[SystemUuid, Mapping[str, OverrideRecord]], frozenset[SystemUuid]]:
-        """Return the known overrides with what jobs have recorded since, and whose that is.
+        """Return the overrides with the newer records of BMC tasks, and the machines of these records.
 
-        A reconcile that cannot write to the ledger does not learn it, and has to withdraw it all the same.
+        A reconcile that cannot write the ledger has not learned these records, and still has to clear overrides.
         """
         with self._lock:
             found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
@@ -280,7 +280,7 @@ class Inbox:
             return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return how often the spool will have been cut, which the next tree has to state."""
+        """Return how often entries of the fetch log will have been deleted. The next output tree states the number."""
         if self._spool is None:
             return 0
         with suppress(OSError, LedgerError):
@@ -289,21 +289,21 @@ class Inbox:
         return self._forgotten
 
     def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
-        """Cut what a published tree has from the spool. The tree states how often that was done, ``times``."""
+        """Delete the entries of the fetch log that the output tree considers. ``times`` is the number in the tree."""
         if self._spool is None:
             return
         try:
             self._spool.forget(offsets, times)
         except (OSError, LedgerError) as error:
             _logger.error(
-                "what was taken from %s stays there: %s",
+                "%s: entries that gitboot has read could not be deleted: %s",
                 self._spool.name,
                 error.strerror if isinstance(error, OSError) else error,
             )
 
 
 class FolderFetchLog:
-    """The fetch log of the endpoints on this host: a folder. Its methods raise OSError if it cannot be read."""
+    """The fetch log of the endpoints on this host, in a folder. Its methods raise OSError if it cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.name = folder, str(folder)
@@ -323,7 +323,7 @@ class FolderFetchLog:
 
 
 class SharedFetchLog:
-    """The fetches that the hosts of a shared ledger have recorded, for the host with the lease.
+    """The fetch log in a database that hosts share, for the host with the lease.
 
     Its methods raise `LedgerError` if the database cannot be read.
     """
@@ -352,14 +352,17 @@ _MAX_REPORTED: Final = 5
 
 
 class UnknownMachineFile:
-    """The table of unknown machines, from the notes of endpoints and mirrors, without machines that have a document."""
+    """The file of unknown machines, collected from the files of endpoints, without machines that have a document."""
 
     def __init__(self, state: Path, spool: Path | None, output: Path, clock: Callable[[], datetime]) -> None:
         self._state, self._spool, self._output, self._clock = state, spool, output, clock
-        self._applied: str | None = None  # the commit by which machines were looked for last
+        self._applied: str | None = None  # the commit with which the file was last updated
 
     def update(self, commit: str | None, at: datetime) -> tuple[bytes, tuple[Event, ...]] | None:
-        """Return the new table and its events. None: it is unchanged. If it cannot be written, the notes stay."""
+        """Update the file. Return its new content and the events, or None if it is unchanged.
+
+        If the file cannot be written, the files of the endpoints stay for the next update.
+        """
         left = list(read_unknown_files(self._spool)) if self._spool is not None else []
         if not left and (commit == self._applied or not (self._state / UNKNOWN).exists()):
             return None
@@ -385,16 +388,16 @@ class UnknownMachineFile:
 
 def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
     for each in new[:_MAX_REPORTED]:
-        message = f"{', '.join(each.identities)} asked for a boot from {each.client}, and no document describes it"
+        message = f"the unknown machine {', '.join(each.identities)} at {each.client} requested a boot"
         yield Event(at=at, type="UnknownMachine", message=message, facts=structs.replace(each, inventory=None).facts())
     if len(new) > _MAX_REPORTED:
         more = len(new) - _MAX_REPORTED
-        message = f"{more} more asked for a boot, and no document describes them: gitboot unknown-machines"
+        message = f"{more} more unknown machines requested a boot. List them with gitboot unknown-machines"
         yield Event(at=at, type="UnknownMachine", message=message, facts={"more": len(new) - _MAX_REPORTED})
 
 
 def read_unknown(state: Path) -> UnknownMachines:
-    """Return the table of an instance, empty if there is none. Raises `UsageError`."""
+    """Return the unknown machines of an instance. Raises `UsageError`."""
     try:
         return parse_unknown((state / UNKNOWN).read_bytes())
     except FileNotFoundError:
@@ -404,7 +407,7 @@ def read_unknown(state: Path) -> UnknownMachines:
 
 
 def forget_unknown(state: Path) -> None:
-    """Empty the table. Raises `UsageError`."""
+    """Delete all unknown machines from the file. Raises `UsageError`."""
     try:
         with files.hold_lock(state / _LOCK, f"{state} is in use"):
             files.write_atomically(state / UNKNOWN, render_unknown(UnknownMachines()))

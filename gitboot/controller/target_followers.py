@@ -1,4 +1,4 @@
-"""The targets of an instance: who follows its published directory, and what waits for them."""
+"""Targets of an instance: OUTPUT, its signed list, and the targets that follow it."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import FileUpdates
 from gitboot.status.instance_status import SignedListState, TargetStatus
 
-TARGET_WAIT_S: Final = 60.0  # with targets, where one reconcile is all there is
+TARGET_WAIT_S: Final = 60.0  # for which `gitboot run --once` waits for the targets
 
 
 class ListedTarget(Target, Protocol):
-    """A target whose files have a signed list, and that can end windows by itself."""
+    """A target that has a signed list of its files, and can end windows without a plan."""
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the target still is what was published last: nobody has put anything else in its place."""
+        """Whether the target still is the tree that gitboot published last, and was not replaced."""
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """End the windows that are over in what an earlier process published. Raises `PublishError`."""
+        """End the windows that are over in the files of an earlier process. Raises `PublishError`."""
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        """Bring the signed list to what stands there, and renew it if it is due; return when it expires.
+        """Update the signed list to the published files, or renew it if it is due. Return when it expires.
 
         None: there is no list yet. Raises `PublishError`.
         """
 
 
 class FollowedTarget:
-    """A target that others follow: `publish` has them brought up to it, and does not wait for them."""
+    """A target that other targets follow. `publish` starts their updates, and does not wait for them."""
 
     def __init__(self, target: ListedTarget, followers: Followers, list_keys: Path | None = None) -> None:
-        """``list_keys`` is the folder of the keys that sign the list; None: the list is unsigned."""
+        """``list_keys`` is the folder of the keys that sign the list. None: gitboot writes an unsigned list."""
         self.followers = followers
         self._target, self._list_keys = target, list_keys
         self._signed_list = SignedListState()
@@ -83,7 +83,7 @@ class FollowedTarget:
         at: datetime,
         parts: FileUpdates,
     ) -> PublicationResult:
-        """As the target does; the signed list is written before others follow."""
+        """Publish as `Target.publish` does, write the signed list, then start the updates of the other targets."""
         done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
         self._update_list(at)
         self._has_published = True
@@ -91,9 +91,9 @@ class FollowedTarget:
         return done
 
     def renew_list(self, at: datetime) -> SignedListState:
-        """Write the signed list if it is due, or if the keys are others than before; return how it fares.
+        """Write the signed list if it is due or its keys changed, and return the state of the list.
 
-        Nothing follows before something was published: OUTPUT may be older than what the targets have.
+        The other targets do not follow before this process has published, because OUTPUT may be older than they are.
         """
         before = self._signed_list.expires
         self._update_list(at)
@@ -122,17 +122,17 @@ class FollowedTarget:
         return self._target.has_files(files)
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """End the windows of the target that are over. Followers stay: they may be newer than the target."""
+        """End the windows of the target that are over. The other targets do not follow, because they may be newer."""
         return self._target.end_windows(at)
 
 
 def build_followers(
     settings: Settings, store: Store, source: Source, clock: Callable[[], datetime], wake: Callable[[], None]
 ) -> Followers:
-    """Whoever follows the directory that settings name; raises `UsageError` where one cannot be meant."""
+    """Return the targets in the settings, which follow OUTPUT. Raises `UsageError`."""
     names = [each.name for each in settings.targets]
     if doubled := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"--target {min(doubled)} is given twice")
+        raise UsageError(f"--target {min(doubled)} appears twice; remove one")
     return Followers(
         [
             Follower(
@@ -167,7 +167,9 @@ def _build_target(
         folder = target_address.folder.resolve()
         for name, other in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
             if folder.is_relative_to(other) or other.is_relative_to(folder):
-                raise UsageError(f"--target {target_address.name}: {other} is {name}: name a folder outside of it")
+                raise UsageError(
+                    f"--target {target_address.name}: the folder overlaps {name} ({other}); choose a separate folder"
+                )
         return target(folder_opener(target_address.folder))
     if isinstance(target_address, RsyncAddress):
         folder = settings.state / "targets" / compute_digest(target_address.name.encode())[:16]
@@ -183,9 +185,11 @@ def _build_branch_target(
     is_followed_there = _repository_place(target_address.url) == _repository_place(settings.git.repository)
     reference = source.reference
     if is_followed_there and reference in (target_address.branch, target_address.ref):
-        raise UsageError(f"--target {target_address.name} is the branch that this instance follows; name another")
+        raise UsageError(
+            f"--target {target_address.name} is the branch that this instance follows; choose another branch"
+        )
     remote_of = partial(_build_remote, target_address, settings.git)
-    # This raises at the start. Files that cannot be read only make the target not current.
+    # Check the settings at the start. A credentials file that cannot be read only delays the target.
     remote_of(read=lambda _: ("", ""))
     folder = settings.state / "targets" / f"{compute_digest(target_address.name.encode())[:16]}.git"
     return BranchTarget(
@@ -200,7 +204,7 @@ def _build_branch_target(
 
 
 def _repository_place(url: str) -> tuple[str | None, str]:
-    """Return what two URLs of one repository have in common, whichever way it is reached."""
+    """Return the host and path of a repository. They are equal for all URLs of one repository."""
     parts = parse_git_url(url)
     if parts.scheme in ("", "file"):
         return None, str(Path(parts.path).resolve()).removesuffix("/.git")
@@ -214,7 +218,7 @@ def _build_remote(
     if target_address.ssh_key is not None:
         if target_address.known_hosts is None:
             raise UsageError(
-                f"--target {target_address.name}: a host key that nobody checks proves nothing: ssh-key needs known-hosts"
+                f"--target {target_address.name}: ssh-key also needs known-hosts, so that gitboot can verify the host"
             )
         credentials = SshKey(private_key=target_address.ssh_key, known_hosts=target_address.known_hosts)
     elif target_address.credentials is not None:

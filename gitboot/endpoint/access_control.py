@@ -1,4 +1,4 @@
-"""Access control: client addresses behind proxies, networks, operators and tokens."""
+"""Access control: client addresses behind proxies, networks of operators, and tokens."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FORWARDED_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})  # RFC 
 
 
 def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None], bool]:
-    """What tells whether an address lies in one of ``networks``; no address lies in none."""
+    """Return a predicate: whether an address is in one of ``networks``. It returns False for None."""
     ranges = tuple(networks)
 
-    @lru_cache(maxsize=4096)  # parsing an address costs as much as answering it
+    @lru_cache(maxsize=4096)  # to parse an address takes as long as to answer a request
     def contains(address: str | None) -> bool:
         found = _parse_address(address) if address else None
         return found is not None and any(found in network for network in ranges)
@@ -35,11 +35,11 @@ def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None],
 
 
 def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """The address a request comes from, in its shortest spelling; None if it cannot be told.
+    """Return the address of the client of a request, in its shortest spelling. None: the address is not known.
 
-    Each proxy appends to ``X-Forwarded-For`` the address that it was asked from. So it is read from its end,
-    as far as proxies are trusted; what stands before that, anyone could have written. An address that is not trusted,
-    loopback too, is the client itself, whatever it sends.
+    Each proxy appends to ``X-Forwarded-For`` the address from which it received the request. gitboot reads the header
+    from its end, as long as the addresses are trusted proxies. Any client could have written the part before that. An
+    address that is not trusted is the client itself, also a loopback address.
     """
     peer = scope["client"]
     address = _normalize_address(peer[0]) if peer else None
@@ -56,7 +56,7 @@ def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) 
 
 
 def find_untrusted_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return the address that states for whom it asks, and is no trusted proxy; None: there is none."""
+    """Return the address of a client that sends a forwarding header and is not a trusted proxy. None: there is none."""
     peer = scope["client"]
     address = (
         _normalize_address(peer[0]) if peer and any(name in FORWARDED_HEADERS for name, _ in scope["headers"]) else None
@@ -72,7 +72,7 @@ def _normalize_address(address: str) -> str | None:
 
 def _parse_address(address: str) -> IPv4Address | IPv6Address | None:
     try:
-        found = ip_address(address.partition("%")[0])  # fe80::1%eth0: which interface it came by
+        found = ip_address(address.partition("%")[0])  # fe80::1%eth0 names an interface of this host
     except ValueError:
         return None
     # A socket for both families shows IPv4 clients as ::ffff:10.0.0.1.
@@ -86,30 +86,33 @@ _PROXY_HEADERS: Final = FORWARDED_HEADERS | {b"via", b"x-real-ip", b"x-forwarded
 
 
 class OperatorDenial(StrEnum):
-    """Why somebody is taken for no operator."""
+    """Why gitboot does not accept a request as an operator's."""
 
-    NETWORK = "Network"  # asks from elsewhere
-    PROXY = "Proxy"  # came through a proxy that is not trusted, or that does not state for whom it asks
-    HOST = "Host"  # asks for a name that is not this endpoint's: a page in an operator's browser, perhaps
-    TOKEN = "Token"  # noqa: S105 - shows one that is none
-    SOCKET = "Socket"  # asks where machines ask
-    HANDSHAKE = "Handshake"  # has not agreed with the endpoint on how to encrypt what it wants to ask
+    NETWORK = "Network"  # the address is in no network of operators
+    PROXY = "Proxy"  # the proxy is not trusted, or it does not name its client
+    HOST = "Host"  # the Host header names another host: perhaps a page in an operator's browser sent it
+    TOKEN = "Token"  # noqa: S105 - the token is not in the file
+    SOCKET = "Socket"  # the request came to the socket for machines
+    HANDSHAKE = "Handshake"  # the TLS handshake failed
 
 
 class Tokens:
-    """The tokens in a file, a line each, by which programs may read what operators may; read for each request."""
+    """The tokens with which programs read what operators may read: one on each line of a file.
+
+    gitboot reads the file for each request.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def check(self) -> None:
-        """Raise `UsageError` where they cannot be read, or one is too short to be guessed by nobody."""
+        """Raise `UsageError` if the file cannot be read, or a token is so short that a client could guess it."""
         try:
             tokens = self._read()
         except OSError as error:
             raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
         if not tokens or min(map(len, tokens)) < _MIN_TOKEN_LENGTH:
-            raise UsageError(f"{self._file} needs a token on each line, of {_MIN_TOKEN_LENGTH} characters or more")
+            raise UsageError(f"{self._file} needs one token a line, with at least {_MIN_TOKEN_LENGTH} characters each")
 
     def has(self, token: bytes) -> bool:
         with suppress(OSError):
@@ -123,7 +126,7 @@ class Tokens:
 
 
 class OperatorAccess:
-    """Says of each request whether it is an operator's."""
+    """Decides whether a request is an operator's."""
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class OperatorAccess:
         is_proxy: Callable[[str | None], bool],
         names: Iterable[str],
         tokens: Tokens | None,
-        operators_socket: tuple[str, int] | None,  # the socket that is for operators alone
+        operators_socket: tuple[str, int] | None,  # the address of the socket that only operators use
     ) -> None:
         self._is_operator, self._is_proxy = is_operator, is_proxy
         self._names, self._tokens, self._operators_socket = (
@@ -142,17 +145,16 @@ class OperatorAccess:
         )
 
     def is_operators_only(self, server: tuple[str, int | None] | None) -> bool:
-        """Whether a socket is the one that is for operators alone."""
-        everywhere = ("0.0.0.0", "::")  # noqa: S104 - it is asked whether it is
+        everywhere = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
         at = self._operators_socket
         return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
     def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
-        """Whether operators ask at another socket than this one."""
+        """Return whether operators have a socket of their own, and this is not that socket."""
         return self._operators_socket is not None and not self.is_operators_only(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
-        """Why a request, of a client as proxies say, is no operator's; None: it is."""
+        """Return why a request is not an operator's. None: it is. ``client`` is the address that proxies state."""
         if self.is_machines_only(scope.get("server")):
             return OperatorDenial.SOCKET
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -163,7 +165,7 @@ class OperatorAccess:
         names = {name for name, _ in headers}
         if self._is_proxy(scope["client"][0] if scope["client"] else None):
             is_hidden = b"x-forwarded-for" not in names
-        else:  # a proxy that is not configured for this sends HTTP/1.0 (nginx before 1.29.7, proxy_http_version)
+        else:  # without configuration nginx before 1.29.7 sends HTTP/1.0 (proxy_http_version)
             is_hidden = not names.isdisjoint(_PROXY_HEADERS) or scope.get("http_version") == "1.0"
         if is_hidden:
             return OperatorDenial.PROXY
@@ -175,7 +177,7 @@ class OperatorAccess:
     def _is_own_name(self, host: str) -> bool:
         """Return whether a Host header has a name of this endpoint, or an address.
 
-        No name server of a stranger can lead an address elsewhere.
+        An address is safe: an attacker's name server can redirect a name, but not an address.
         """
         name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
         name = name.lower().removesuffix(".")
@@ -186,14 +188,17 @@ class OperatorAccess:
 
 
 class CredentialFiles:
-    """The files that an endpoint reads for each request. ``checks`` has what raises `UsageError`, by option."""
+    """The credential files that an endpoint reads for each request.
+
+    ``checks`` has a function for each option. It raises `UsageError` if the option's file cannot be used.
+    """
 
     def __init__(self, checks: Mapping[str, Callable[[], object]]) -> None:
         self._checks = checks
-        self._failures: tuple[str, ...] = ()  # at the last look
+        self._failures: tuple[str, ...] = ()  # at the last check
 
     def find_failures(self) -> tuple[str, ...]:
-        """Return why files cannot be used now, each with its option, file and cause."""
+        """Return a message for each file that cannot be used now, with its option, file and cause."""
         found = []
         for option, check in sorted(self._checks.items()):
             try:
@@ -203,11 +208,11 @@ class CredentialFiles:
         return tuple(found)
 
     def report_changes(self, at: datetime) -> Event | None:
-        """Return the event if other files than at the last look cannot be used. A second call returns None."""
+        """Return an event if the files that cannot be used have changed since the last call."""
         before, self._failures = self._failures, self.find_failures()
         if self._failures == before:
             return None
         if self._failures:
-            message = f"{'; '.join(self._failures)}: what needs them is refused until they can be read"
+            message = f"{'; '.join(self._failures)}: requests that need these files are refused until they can be read"
             return Event(at=at, type="CredentialsUnreadable", message=message, warning=True)
         return Event(at=at, type="CredentialsRead", message="all credential files can be read again")

@@ -1,4 +1,4 @@
-"""The operators' API below /api/v1/, and the page that shows what it has: files of the package, and published data."""
+"""Operator API below /api/v1/, and the page for operators: files of the package, and published data."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from gitboot.render.paths import PAGE_DATA, is_immutable
 from gitboot.text import printable_lines
 
 API_ROOT: Final = "/api/v1"
-MAX_PAGE_ITEMS: Final = 500  # on a page
-_LIMIT: Final = re.compile("[0-9]{1,3}")  # of more digits than 4,300 Python makes no number
+MAX_PAGE_ITEMS: Final = 500  # servers in one response
+_LIMIT: Final = re.compile("[0-9]{1,3}")  # Python's int refuses more than 4,300 digits
 FILTERS: Final = ("site", "role", "phase", "image", "step")
 
-_MAX_CACHED_ITEMS: Final = 10_000  # items; one is about 600 bytes
+_MAX_CACHED_ITEMS: Final = 10_000  # items of about 600 bytes
 _ITEM_KEYS: Final = (
     *("server", "uuid", "macs", "phase", "cause", "policy", "maintenance", "image", "version", "nextTransition"),
     *("site", "role", "labels", "step", "installing"),
@@ -48,11 +48,11 @@ _ITEM_KEYS: Final = (
 
 
 class Api:
-    """The pages below /api/v1/. None is async: Starlette runs them in threads, where they hold up nobody else."""
+    """The routes below /api/v1/. They are not async: Starlette runs them in threads, so they block no other request."""
 
     def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:
         self._tree, self._root, self._clock = tree, str(root), clock
-        self._paging = threading.Lock()  # guards what was read last of the list of servers
+        self._paging = threading.Lock()  # guards _names and _items
         self._names: tuple[Signature | None, list[str]] = (None, [])
         self._items: OrderedDict[str, _Item] = OrderedDict()
         self.routes = [
@@ -108,7 +108,7 @@ class Api:
         return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
 
     def _list_names(self) -> list[str]:
-        """The names of all servers, sorted; read anew when a state has come, gone or changed."""
+        """Return the names of all servers, sorted. The folder is read again when it has changed."""
         folder = f"{self._root}/ops/servers"
         now = read_signature(folder)
         if self._names[0] != now or now is None:
@@ -131,7 +131,7 @@ class Api:
         summary: Mapping[str, Any] = parse_state(read.content).summary
         item = _Item(
             read.signature,
-            # A state of 2fefe59 has no "installing".
+            # A state that 2fefe59 wrote has no "installing".
             encode_canonical({"name" if key == "server" else key: summary.get(key) for key in _ITEM_KEYS}),
             {field: summary[field] for field in FILTERS},
             summary["labels"],
@@ -145,7 +145,7 @@ class Api:
 @cache
 def build_openapi() -> bytes:
     """Return the description of this API, an OpenAPI 3.1 document, as JSON."""
-    import yaml  # takes memory in each process, and most serve boots alone
+    import yaml  # only here: it takes memory in each process, and most processes only serve boots
 
     document = yaml.safe_load(_OPENAPI_FILE.read_text())
     document["info"]["version"] = __version__
@@ -156,7 +156,7 @@ _OPENAPI_FILE: Final = Path(__file__).with_name("openapi.yaml")
 
 
 def format_unknown_machines(table: UnknownMachines) -> dict[str, Any]:
-    """Who asked and is described by no document, as `gitboot unknown-machines` says it, too."""
+    """Return the unknown machines as JSON values, in the format of `gitboot unknown-machines`."""
     items = [each.facts() for each in table.machines]
     return {"apiVersion": "gitboot.dev/v1alpha1", "items": items, "unkept": table.unkept}
 
@@ -170,19 +170,19 @@ def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
 
 
 def _json_response(content: bytes) -> Response:
-    """Answer JSON, in which what a terminal would obey is escaped: people look at it with curl."""
+    """Return a JSON response. Terminal control characters are escaped, because people read it with curl."""
     headers = {"content-type": "application/json", "cache-control": "no-store"}
     return Response(printable_lines(content.decode()).encode(), headers=headers)
 
 
-# The list of servers, a page at a time
+# Pages of the list of servers
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """Which servers are asked for."""
+    """The servers that a request selects."""
 
     limit: int = MAX_PAGE_ITEMS
-    after: str = ""  # the name that the page before ended with
+    after: str = ""  # the last name of the previous page
     fields: tuple[tuple[str, str], ...] = ()  # each name with the value that it must have
     labels: tuple[tuple[str, str], ...] = ()
 
@@ -193,7 +193,7 @@ class Selection(Struct, frozen=True, kw_only=True):
 
 
 def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
-    """What a query asks for. Raises UsageError for what is no parameter of it."""
+    """Return the selection that query parameters describe. Raises UsageError for an unknown or malformed parameter."""
     limit, after = MAX_PAGE_ITEMS, ""
     fields: list[tuple[str, str]] = []
     labels: list[tuple[str, str]] = []
@@ -209,19 +209,19 @@ def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
             labels.append((key, label_value))
         else:
             known = ", ".join(("limit", "continue", *FILTERS, "label"))
-            raise UsageError(f"{name}={value}: expected {known}; a limit up to {MAX_PAGE_ITEMS}, a label as key=value")
+            raise UsageError(f"{name}={value}: expected {known}; limit is 1 to {MAX_PAGE_ITEMS}, label is KEY=VALUE")
     return Selection(limit=limit, after=after, fields=tuple(fields), labels=tuple(labels))
 
 
 class _Item(Struct, frozen=True):
-    # a server of the list, as it is told and as it is found
+    # One server of the list: its JSON, and what filters compare.
     signature: Signature
     content: bytes
     fields: Mapping[str, str | None]
     labels: Mapping[str, str]
 
 
-# The page that operators look at
+# The page for operators
 
 PAGE_PATH: Final = "/page/"
 PAGE_REDIRECTS: Final = ("/", "/page")
@@ -232,7 +232,7 @@ This is gitboot. The page for operators is off. To publish the page, add pages t
     spec:
       outputs: [ipxe, grub, pages]
 
-Until then /page/ shows only what the API has.
+Until then /page/ shows only the data of the API.
 """
 _HEADERS: Final = {
     "cache-control": "no-cache",
@@ -245,7 +245,7 @@ _HEADERS: Final = {
 
 
 def build_page_routes(tree: PublishedTree) -> list[Route]:
-    """The page at `PAGE`, and what it is made of beside it; its data is there where the Fleet's outputs have it."""
+    """Return the routes of the page, its scripts and styles, and its data. Its data needs the output `pages`."""
 
     def serve_data(request: Request) -> Response:
         name = request.path_params["name"]
@@ -259,7 +259,7 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
         return Response(found.content, headers=headers)
 
     def redirect_to_page(_: Request) -> Response:
-        """Redirect to the page if it is published; else say how to publish it."""
+        """Redirect to the page if it is published, else explain how to publish it."""
         if not tree.is_ready:
             return UNAVAILABLE
         if tree.read(f"{PAGE_DATA}fleet.js") is None:

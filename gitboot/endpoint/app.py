@@ -1,4 +1,4 @@
-"""The ASGI application: settings, admission and routes."""
+"""ASGI application of the endpoint: routes, operator access, boots and reports."""
 
 from __future__ import annotations
 
@@ -116,17 +116,17 @@ _PUBLIC_PATHS: Final = ("/healthz", "/readyz")
 _ASSETS: Final = "/assets/"
 _IMMUTABLE: Final = "/o/"
 _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
-_MAX_REPORT_BYTES: Final = 1024 * 1024  # of a report and its log, of which the end counts
-DEADLINE_S: Final = 1.0  # for a fetch to stand recorded
-_POLL_S: Final = 0.01  # between two looks: for a server that moves, whether a client has received an answer
+_MAX_REPORT_BYTES: Final = 1024 * 1024  # a report with its log; gitboot keeps the end of the log
+DEADLINE_S: Final = 1.0  # for recording a fetch
+_POLL_S: Final = 0.01  # between two checks of a server that moves, or of a client that receives a response
 _MOVING_POLLS: Final = 50
 
 
 class Endpoint:
-    """Answers each request from one state of one server, and at one instant.
+    """The ASGI application. It answers each request from one state of one server, for one time.
 
-    Without a ``recorder`` nothing can be recorded: a boot that is made once is then not given. Without ``keys`` no
-    secret is.
+    Without a ``recorder`` gitboot records no fetch, and so withholds one-time boots. Without ``keys`` it withholds
+    secrets.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Endpoint:
         tree: PublishedTree,
         clock: Callable[[], datetime],
         recorder: Recorder | None = None,
-        clients: ClientRules | None = None,  # None: as `Clients` has it
+        clients: ClientRules | None = None,  # None: the defaults
         assets: Path | None = None,
         keys: AgeKeys | None = None,
     ) -> None:
@@ -156,11 +156,13 @@ class Endpoint:
         self._bodies = RequestBodies()
         self.limits = Limits(clients.max_idle, self._is_trusted, self._find_client)
         self._certificate = clients.certificate
-        self.requests: Counter[tuple[RequestKind, int]] = Counter()  # by their status
-        self.operator_denials: Counter[OperatorDenial] = Counter()  # who asked for what is for operators
+        self.requests: Counter[tuple[RequestKind, int]] = Counter()  # by kind and status
+        self.operator_denials: Counter[OperatorDenial] = Counter()  # requests for operators' pages
         self._webhooks = clients.webhooks
         self._unknown = UnknownMachineIntake(tree, clients.unknown_recorder)
-        content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)  # what is too large there to be held
+        content = ServedFiles(
+            root / "boot" / "o", cache_control=FOR_A_YEAR
+        )  # the files that are too large for the cache
         routes = [
             *Api(tree, root, lambda: tree.clock.choose_time(clock())).routes,
             *build_page_routes(tree),
@@ -175,10 +177,10 @@ class Endpoint:
             routes.append(Route(_PXELINUX_CORE, partial(files.serve_file, f"loaders/{PXELINUX_CORE}")))
         self._pages = Router(routes, redirect_slashes=False, default=NOT_FOUND)
 
-    # At once, without Starlette
+    # Answers without Starlette
 
     def quickly(self, path: str, headers: Iterable[Header]) -> Reply | None:
-        """The reply to what was asked for before, still stands, and is given to anybody; else None."""
+        """Return a response that is cached, valid and for every client. None: there is none."""
         if not self._tree.can_answer or self._tree.stops_all:
             return None
         answer = self._responses.find_cached(path, self._clock())
@@ -186,22 +188,24 @@ class Endpoint:
             return None
         return self._build_reply(answer, headers)
 
-    # All else
+    # All other requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (proxy := find_untrusted_proxy(scope, self._is_trusted)) is not None:
             self.denials.add_proxy(proxy, self._clock())
         try:
             reply = await (self._handle_post(scope, receive) if scope["method"] == "POST" else self._handle_get(scope))
-        except ServerMoving:  # for longer than a publication takes: the tree is half of one
+        except ServerMoving:  # for longer than a publication takes: the tree is incomplete
             reply = self._count_reply(RequestKind.NOTHING, RETRY_LATER)
         except Exception:
             _logger.exception(_FAILED_REQUEST, scope["method"], scope["path"][:200])
             reply = self._count_reply(RequestKind.NOTHING, INTERNAL_ERROR)
-        await (reply or NOT_FOUND)(scope, receive, send)  # who has left takes neither, but uvicorn wants one
+        await (reply or NOT_FOUND)(
+            scope, receive, send
+        )  # a client that has gone gets neither, but uvicorn needs a response
 
     async def _handle_get(self, scope: Scope) -> ASGIApp | None:
-        """What a request is answered; None where nobody is there any more."""
+        """Return the response to a GET or HEAD request. None: the client has gone."""
         path = scope["path"]
         if scope["method"] not in _METHODS:
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
@@ -214,7 +218,7 @@ class Endpoint:
             return self._count_reply(RequestKind.NOTHING, UNAUTHORIZED if why is OperatorDenial.TOKEN else NOT_FOUND)
         if path in PAGE_REDIRECTS and self._is_operator(scope):
             return partial(self.serve_page, RequestKind.PAGE)
-        if self.door.is_operators_only(scope.get("server")):  # machines are answered elsewhere
+        if self.door.is_operators_only(scope.get("server")):  # machines use another socket
             return self._count_reply(RequestKind.NOTHING, NOT_FOUND)
         if self._assets is not None and (path.startswith(_ASSETS) or path == _PXELINUX_CORE):
             return partial(self.serve_page, RequestKind.ARTIFACT)
@@ -241,14 +245,14 @@ class Endpoint:
         return self._count_reply(RequestKind.NOTHING, NOT_FOUND)
 
     async def _handle_post(self, scope: Scope, receive: Receive) -> Reply | None:
-        """The reply to a POST: a forge's push, an inventory, or a report of an installer. All else is not allowed."""
+        """Return the response to a POST request: a webhook, an inventory or an installer's report. None: 404."""
         path, server = scope["path"], scope.get("server")
         read = partial(self._bodies.read, receive, self._find_client(scope))
         if path == WEBHOOK_PATH and self._webhooks is not None and not self.door.is_machines_only(server):
             return self._count_reply(RequestKind.PAGE, await self._webhooks.handle(scope, read))
-        if self.door.is_operators_only(server):  # machines are answered elsewhere
+        if self.door.is_operators_only(server):  # machines use another socket
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
-        if not self._tree.is_ready:  # no tree states which reports are expected, so an installer has to try again
+        if not self._tree.is_ready:  # gitboot cannot decide which reports it expects, so installers have to try again
             is_expected = path == INVENTORY_PATH or find_non_script_kind(f"boot{path}") in REPORTS
             return self._count_reply(RequestKind.NOTHING, UNAVAILABLE if is_expected else METHOD_NOT_ALLOWED)
         request = _parse_client_request(scope, self._find_client(scope), self._clock())
@@ -263,11 +267,11 @@ class Endpoint:
             return self._count_reply(RequestKind.NOTHING, refusal)
         log_end = last_lines(bytes(end)) if kind is FAILED else None
         if not await self._gate.record_fetch(answer.guarded, request, log_end):
-            return self._count_reply(RequestKind.NOTHING, RETRY_LATER)  # it is to send it again
+            return self._count_reply(RequestKind.NOTHING, RETRY_LATER)  # the installer sends it again
         return self._count_reply(answer.request_kind, answer.reply)
 
     async def _find(self, scope: Scope, at: datetime) -> BootResponse | None:
-        """Return what a path is answered; None: nothing is there. Raises `Moving` if that is not decided in time."""
+        """Return the response of a path. None: no such path. Raises `ServerMoving` if a server moves for too long."""
         client = partial(self._find_client, scope)
         for _ in range(_MOVING_POLLS):
             try:
@@ -284,7 +288,9 @@ class Endpoint:
                     return self._count_reply(answer.request_kind, answer.not_modified)
                 if name == b"range" and answer.allows_ranges:
                     range_header = value
-                has_other |= name == b"if-range" and value != etag  # RFC 9110, 13.1.5: it has a part of another version
+                has_other |= (
+                    name == b"if-range" and value != etag
+                )  # RFC 9110, 13.1.5: the client has a part of another version
         is_part = range_header and not has_other
         return self._count_reply(
             answer.request_kind, select_range(answer.reply, range_header) if is_part else answer.reply
@@ -293,7 +299,7 @@ class Endpoint:
     async def _serve_guarded(
         self, answer: BootResponse, guarded: GuardedPath, scope: Scope, at: datetime
     ) -> ASGIApp | None:
-        """The reply once it is known that this may be given, and that stands recorded; else what is given instead."""
+        """Return the boot if the gate allows it and the fetch is recorded, else a fallback. None: client has gone."""
         if await _has_left(scope):
             return None
         request = _parse_client_request(scope, self._find_client(scope), at)
@@ -312,7 +318,7 @@ class Endpoint:
     async def _send_and_conclude(
         self, reply: Reply, request: ClientRequest, scope: Scope, _receive: Receive, send: Send
     ) -> None:
-        """Send a reply, and record that it was served once the client has received all of it."""
+        """Send a response. Record that it was served once the client has received all of it."""
         await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
         self._gate.conclude(request, Outcome.SERVED if await _has_received(scope) else None)
@@ -366,7 +372,7 @@ class Endpoint:
             await self._pages(scope, receive, send_and_note_status)
         except Exception:
             if status:
-                raise  # too late for another answer: what was begun is broken off
+                raise  # the response has begun, so it can only be aborted
             _logger.exception(_FAILED_REQUEST, scope["method"], scope["path"][:200])
             await INTERNAL_ERROR(scope, receive, send_and_note_status)
         self.requests[kind, status] += 1
@@ -384,7 +390,7 @@ class Endpoint:
         return Response(page, headers={"content-type": content_type, "cache-control": "no-store", "vary": "accept"})
 
     async def _readyz(self, request: Request) -> Response:
-        """Return whether this endpoint is ready; to operators also why not, who has stopped boots, and the progress."""
+        """Return whether this endpoint is ready. Operators also get the reason, the stop order and the progress."""
         unready_reason = await self._find_unready_reason()
         lines = ["ready" if unready_reason is None else "not ready"]
         if self._is_operator(request.scope):
@@ -402,18 +408,18 @@ class Endpoint:
 
 
 async def _has_left(scope: Scope) -> bool:
-    """Return whether the client of a GET has closed its connection, as far as the event loop has seen."""
+    """Return whether the event loop has seen that the client of a GET request closed its connection."""
     if scope["method"] != "GET":
         return False
-    await asyncio.sleep(0)  # so that the loop sees it
+    await asyncio.sleep(0)  # lets the loop process a close
     return bool(scope.get("extensions", {}).get(CLIENT_GONE, bool)())
 
 
 async def _has_received(scope: Scope) -> bool:
-    """Wait until the client has received all that was sent; return False if it breaks off, or takes a minute."""
+    """Wait until the client has received all data. Return False if it closes the connection or takes too long."""
     has_received, loop = scope.get("extensions", {}).get(CLIENT_RECEIVED, lambda: True), asyncio.get_running_loop()
     ends_s = loop.time() + PATIENCE_S
-    while (found := has_received()) is None and loop.time() < ends_s:  # noqa: ASYNC110 - no event tells it
+    while (found := has_received()) is None and loop.time() < ends_s:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(_POLL_S)
     return bool(found)
 
@@ -422,18 +428,18 @@ async def _has_received(scope: Scope) -> bool:
 
 
 class ServedFiles:
-    """The files below ``root``; nothing that a symlink or a spelling of its path leads out to."""
+    """The files below a folder. A path or a symlink that leads out of the folder gets 404."""
 
     def __init__(self, root: Path, *, cache_control: bytes) -> None:
         self._root = root
         self._cache_control = cache_control
 
-    # Not async: Starlette runs it in a thread, where a slow disk holds up nobody else.
+    # Not async: Starlette runs it in a thread, so that a slow disk blocks no other request.
     def serve(self, request: Request) -> Response:
         return self.serve_file(request.path_params["path"], request)
 
     def serve_file(self, path: str, request: Request) -> Response:
-        """The answer with the file at ``path`` below the root, whatever was asked for."""
+        """Return the file at ``path`` below the folder, whatever path was requested."""
         try:
             found = find_file_below(self._root.resolve(), path)
         except OSError:
@@ -450,7 +456,7 @@ class ServedFiles:
 
 
 def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | None:
-    """Why a file is not what a boot needs, where an endpoint would answer it by itself; None: nothing is wrong."""
+    """Return why a file that a boot needs is unusable. None: it is usable, or this endpoint does not serve it."""
     asset = need.path.removeprefix("assets/")
     folder = root / "boot" if asset == need.path else assets
     if folder is None:
@@ -460,8 +466,8 @@ def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | No
         found = find_file_below(folder.resolve(), asset)
         size = found.stat().st_size if found is not None else None
     if size is None:
-        return f"{need.path} is not there"
-    return None if need.size in (None, size) else f"{need.path} has {size} bytes, and the image says {need.size}"
+        return f"{need.path} is missing"
+    return None if need.size in (None, size) else f"{need.path} has {size} bytes, but the image states {need.size}"
 
 
 def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> ClientRequest:
@@ -473,7 +479,7 @@ def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> Cli
 
 
 def _build_withheld_reply(refusal: GateDenial) -> Reply:
-    """What is answered in place of data or a secret: another endpoint, or this one later, may give it."""
+    """Return the response in place of withheld data. 503 if another endpoint, or this one later, may serve it."""
     return RETRY_LATER if refusal.reason in _TEMPORARY_REASONS else NOT_FOUND
 
 
@@ -489,33 +495,33 @@ def _text_response(status: int, text: str) -> Response:
 
 
 INVENTORY_PATH: Final = "/v1/inventory"
-MAX_INVENTORIES_PER_ADDRESS: Final = 60  # a minute, of one network address: a rack that is booted behind one
-_MAX_INVENTORIES: Final = 600  # a minute, of all
+MAX_INVENTORIES_PER_ADDRESS: Final = 60  # a minute from one address, behind which a rack may boot
+_MAX_INVENTORIES: Final = 600  # a minute from all addresses
 _MINUTE: Final = timedelta(minutes=1)
 
 
 class UnknownMachineIntake:
-    """Notes what machines ask for and send, as far as their fetches would count: not people, not monitors.
+    """Records the requests and inventories of unknown machines.
 
-    A machine that a document describes after all is not noted.
+    It ignores people, monitors, and machines that a document describes.
     """
 
     def __init__(self, tree: PublishedTree, recorder: UnknownMachineRecorder) -> None:
         self._tree, self.recorder, self._fetch_filter = tree, recorder, FetchFilter(tree)
-        self._minute: int | None = None  # in which these inventories were sent
-        self._sent_inventories: Counter[str] = Counter()  # by the network address
+        self._minute: int | None = None  # the minute in which these inventories were sent
+        self._sent_inventories: Counter[str] = Counter()  # by network
 
     def record_request(self, path: str, request: ClientRequest) -> None:
-        """Take note of a request that was answered 404, or what unknown machines boot."""
+        """Record a request that got 404 or a boot script for unknown machines."""
         if not request.is_head and request.client is not None and self._is_counted(request, Role.BOOT_SCRIPT):
             self._record(parse_unknown_machine(path, request.query, request.client, request.at))
 
     async def record_inventory(self, read: ReadBody, request: ClientRequest) -> Reply:
-        """Return the reply to the sender of an inventory: the same whether a document describes the machine or not."""
+        """Record an inventory and return the response. It is the same if a document describes the machine."""
         if request.client is None or not self._is_counted(request, Role.DATA):
             return NOT_FOUND
         if not self.recorder.is_forwarded:
-            return RETRY_LATER  # it would be lost
+            return RETRY_LATER  # gitboot would lose it
         if not self._reserve_inventory(request):
             return TOO_MANY_REQUESTS
         content = bytearray()
@@ -549,16 +555,16 @@ class UnknownMachineIntake:
 
 
 class ClientRules(Struct, frozen=True, kw_only=True):
-    """Who may do what: proxies may say for whom they ask, operators may see what is planned."""
+    """The rights of clients: proxies may name their client, operators may read plans."""
 
-    trusted_proxies: Iterable[Network] = ()  # whose X-Forwarded-For states who asks
+    trusted_proxies: Iterable[Network] = ()  # gitboot reads their X-Forwarded-For header
     operators: Iterable[Network] = LOOPBACK
-    names: tuple[str, ...] = ()  # by which operators may ask, besides addresses
-    tokens: Tokens | None = None  # that let read what operators may, from anywhere
-    operators_socket: tuple[str, int] | None = None  # the socket at which they ask, and machines do not
-    certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
-    max_idle: int = MAX_IDLE  # connections of one address that wait for their client
-    webhooks: Webhooks | None = None  # who hears webhooks of forges
+    names: tuple[str, ...] = ()  # host names that operators may use, besides addresses
+    tokens: Tokens | None = None  # for programs, which may read what operators may, from any address
+    operators_socket: tuple[str, int] | None = None  # a socket that only operators use; None: one socket for all
+    certificate: Certificate | None = None  # for that socket; None: no TLS
+    max_idle: int = MAX_IDLE  # idle connections of one address
+    webhooks: Webhooks | None = None  # of forges; None: none are accepted
     unknown_recorder: UnknownMachineRecorder = field(
         default_factory=UnknownMachineRecorder
-    )  # where it is noted who is found by nothing
+    )  # records the unknown machines

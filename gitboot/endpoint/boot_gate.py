@@ -1,4 +1,4 @@
-"""Boot gate: decide whether a client gets a one-time boot."""
+"""Boot gate: the checks before gitboot serves an install boot, a one-time boot or a secret."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ from gitboot.model.scalars import Malformed, is_placeholder_serial, is_placehold
 from gitboot.render.endpoint_files import DiskWrite, NeededFile, ServingTerms
 from gitboot.render.paths import HOP, Role, find_token
 
-# Whose fetches count: a machine's, not a person's, a monitor's or this host's own
+# Which fetches count: those of machines, not those of people, monitors and this host
 
 
 class FetchFilter:
-    """Tells by the terms of a tree, as they are published at present, whose fetches count."""
+    """Decides whether a fetch counts, by the terms that the tree has now."""
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree, self._terms = tree, ServingTerms()
         self._is_monitor = self._is_boot_client = build_network_matcher(())
 
     def is_own_system(self, client: str | None, agent: str, served_to: str | None) -> bool:
-        """Return whether the machine's own system asks for user data by a UUID, which every client can do.
+        """Return whether the machine's own system fetches user data by a UUID. Every client can send such a request.
 
-        ``served_to`` is the client to which the boot was served; None: it was not served. ``why_not`` decides about
-        addresses and checks. If the Fleet names clients, each of them counts.
+        ``served_to`` is the client to which gitboot served the boot. None: gitboot did not serve it. Addresses and
+        checks are the job of `find_reason_to_ignore`. If the Fleet names clients, all their fetches count.
         """
         if self._tree.terms.clients or is_system(agent):
             return True
@@ -67,9 +67,9 @@ class FetchFilter:
         return served_to is not None and (may_be_system(agent) or is_same)
 
     def find_reason_to_ignore(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
-        """Return why a fetch does not count; None: it counts. Each client counts if the Fleet names clients."""
+        """Return why a fetch does not count. None: it counts. If the Fleet names clients, all their fetches count."""
         if is_check(agent, query):
-            return "it is a check by gitboot"
+            return "the request is a check by gitboot"
         if self._terms != (terms := self._tree.terms):
             self._terms, self._is_monitor, self._is_boot_client = (
                 terms,
@@ -77,18 +77,18 @@ class FetchFilter:
                 build_network_matcher(terms.clients),
             )
         if self._is_monitor(client):
-            return f"{client} lies in provisioning.monitors"
+            return f"{client} is in provisioning.monitors"
         if self._terms.clients and not self._is_boot_client(client):
-            return f"{client} does not lie in provisioning.clients"
+            return f"{client} is not in provisioning.clients"
         if role is not Role.BOOT_SCRIPT or self._terms.clients or is_loader(agent):
             return None
         if is_tool(agent):
-            return f"{agent.split()[0][:40]} is no boot loader"
+            return f"{agent.split()[0][:40]} is not a boot loader"
         if client is None or _is_own_address(client):
-            return f"{client or 'who asks'} is this host itself, and no boot loader"
+            return f"{client or 'the client'} is this host, and not a boot loader"
         if has_identity(query):
             return None
-        return f"{agent[:40] or 'who asks'} does not say that it is a boot loader, and sends no UUID and serial number"
+        return f"{agent[:40] or 'the client'} does not identify as a boot loader, and sends no UUID or serial number"
 
 
 _is_loopback: Final = build_network_matcher(LOOPBACK)
@@ -96,7 +96,7 @@ _is_loopback: Final = build_network_matcher(LOOPBACK)
 
 @lru_cache(maxsize=4096)
 def _is_own_address(client: str) -> bool:
-    """Whether an address is one of this host's: only those can be bound to."""
+    """Return whether an address is one of this host's. A socket can be bound only to those."""
     if _is_loopback(client):
         return True
     address = ip_address(client)
@@ -111,22 +111,22 @@ def _is_own_address(client: str) -> bool:
     return True
 
 
-# What was withheld
+# Boots that were withheld
 
-_MAX_DENIALS: Final = 500  # servers, of each reason
+_MAX_DENIALS: Final = 500  # servers for each reason
 _MAX_PROXIES: Final = 16
 _PROXY_INTERVAL: Final = timedelta(minutes=10)
 
 
 class GateDenial(NamedTuple):
-    """Why a boot is not given."""
+    """Why gitboot withholds a boot."""
 
     reason: DenialReason
     words: str
 
 
 class DenialLog:
-    """What was refused lately: the last of each server and reason; from any thread."""
+    """The recent denials: the last one of each server and reason. For any thread."""
 
     def __init__(self) -> None:
         self.counts: Counter[DenialReason] = Counter()
@@ -146,13 +146,13 @@ class DenialLog:
                 last.popitem(last=False)
 
     def clear(self, server: str) -> None:
-        """Take note that a server's boot was given: what was in its way is no more."""
+        """Remove the denials of a server whose boot was served."""
         with self._lock:
             for last in self._last.values():
                 last.pop(server, None)
 
     def add_proxy(self, address: str, at: datetime) -> None:
-        """Take note of an address that states for whom it asks, and that no setting names as a proxy."""
+        """Add a client that sends a forwarding header and is not a trusted proxy."""
         with self._lock:
             known = self._proxies.get(address)
             if known is not None and at - known.at < _PROXY_INTERVAL:
@@ -163,7 +163,7 @@ class DenialLog:
                 self._proxies.popitem(last=False)
 
     def build_report(self, at: datetime) -> EndpointReport:
-        """Return what was noted within the last hour, sorted."""
+        """Return the denials and proxies of the last hour, sorted."""
         with self._lock:
             found = [each for last in self._last.values() for each in last.values() if each.at > at - REPORT_LIFETIME]
             proxies = sorted(each for each in self._proxies.values() if each.at > at - REPORT_LIFETIME)
@@ -172,7 +172,7 @@ class DenialLog:
 
 @contextmanager
 def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Callable[[datetime], None]]:
-    """What leaves a report in the spool, where another one is due at an instant; it goes with the endpoint."""
+    """Return a function that writes a report to the spool if it has changed. The report is removed at the end."""
     name = f"{os.getpid()}-{token_hex(8)}"
     written = EndpointReport()
 
@@ -191,56 +191,56 @@ def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Call
 
 _HEADER_LINES: Final = b"#!"
 _OTHER_ENDPOINT: Final = GateDenial(
-    DenialReason.ANOTHER_SPOOL, "another endpoint gives it, by the instance's own spool"
+    DenialReason.ANOTHER_SPOOL, "only an endpoint with the instance's own spool serves it"
 )
-_NOT_RECORDED: Final = GateDenial(DenialReason.NOT_RECORDED, "its fetch could not be recorded")
-_NO_SPOOL: Final = GateDenial(DenialReason.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
+_NOT_RECORDED: Final = GateDenial(DenialReason.NOT_RECORDED, "the fetch could not be recorded")
+_NO_SPOOL: Final = GateDenial(DenialReason.NOT_RECORDED, "the fetch could not be recorded: this endpoint has no spool")
 
 
 def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
-    reason = recorder.failure or "the spool does not answer in time"
-    return GateDenial(DenialReason.NOT_RECORDED, f"its fetch could not be recorded: {reason}")
+    reason = recorder.failure or "the spool does not respond in time"
+    return GateDenial(DenialReason.NOT_RECORDED, f"the fetch could not be recorded: {reason}")
 
 
 _OLDER_TREE: Final = GateDenial(
-    DenialReason.OLDER_TREE, "the tree is an older copy, and may not know what was given since"
+    DenialReason.OLDER_TREE, "the tree is an old copy, and boots may have been served since"
 )
-_UNKNOWN_CLIENT: Final = ""  # to whom a boot was perhaps served
+_UNKNOWN_CLIENT: Final = ""  # a client that the records do not name
 _OTHER_ENDPOINT_REASONS: Final = (
     DenialReason.ANOTHER_SPOOL,
     DenialReason.NOT_RECORDED,
-)  # by which another endpoint may give it
+)  # another endpoint may serve the boot
 
 
 class GuardedPath(Struct, frozen=True, kw_only=True):
-    """What is looked at before a path is answered, and written down."""
+    """A path that the boot gate checks before the endpoint serves it, and whose fetches it records."""
 
     server: str
     path: str  # below the output directory
     role: Role
-    digest: str | None  # what is written down of a fetch; None: nothing is
-    identity_values: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
-    disk_write: DiskWrite | None = None  # None: what it boots writes no disk
+    digest: str | None  # what a recorded fetch names; None: fetches are not recorded
+    identity_values: Mapping[str, tuple[str, ...]]  # the UUIDs and serial numbers that the machine may send
+    disk_write: DiskWrite | None = None  # None: the boot writes no disk
 
 
 class ClientRequest(Struct, frozen=True, kw_only=True):
-    """Who asks, as far as it says so."""
+    """The client of a request, and the time. The client can send any agent and query."""
 
     client: str | None
     agent: str
     query: Mapping[str, str]
     at: datetime
-    is_head: bool  # HEAD: it spends nothing
-    intents: list[str] = field(default_factory=list)  # whose outcomes are to be recorded
+    is_head: bool  # a HEAD request consumes no boot
+    intents: list[str] = field(default_factory=list)  # the ids of intents whose outcomes are to be recorded
 
     @property
     def is_check(self) -> bool:
-        """Whether gitboot itself asks, which spends nothing, and is no machine that is refused."""
+        """Return whether gitboot sent the request. It consumes no boot, and its denials are not reported."""
         return is_check(self.agent, self.query)
 
 
 class BootGate:
-    """Decides by the terms of a tree, by what is there, and by the spool; takes note of what is refused."""
+    """Decides whether a path is served: by the tree's terms, the files that are there, and the spool. Logs denials."""
 
     def __init__(
         self,
@@ -260,10 +260,10 @@ class BootGate:
         self._fetch_filter = FetchFilter(tree)
 
     async def check(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
-        """Why a path is not answered with what it has; None: it is, and stands recorded where that means something.
+        """Return why a path is not served. None: it may be served, and its fetch is recorded if it has to be.
 
-        What writes no disk is answered whether it could be recorded or not. An exception is a report: its sender has to
-        repeat a report that is not recorded.
+        A boot that writes no disk is served even if its fetch could not be recorded. A report is different: its sender
+        has to send it again if gitboot could not record it.
         """
         if (disk_write := guarded.disk_write) is None:
             if guarded.digest is None:
@@ -289,7 +289,10 @@ class BootGate:
     async def decrypt_secret(
         self, guarded: GuardedPath, request: ClientRequest, encrypted: bytes
     ) -> bytes | GateDenial:
-        """What a secret holds, or why it is not given: to machines alone, on record, until their installer is done."""
+        """Return the content of a secret, or why it is not served.
+
+        gitboot serves a secret only to machines, only if the fetch is recorded, and until the installer has reported.
+        """
         found = self._check_conditions(guarded, request) or self._decrypt(guarded, encrypted)
         if isinstance(found, bytes) and (denial := await self._check_secret_fetch(guarded, request)) is not None:
             found = denial
@@ -321,7 +324,7 @@ class BootGate:
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
         if is_done:
-            return GateDenial(DenialReason.SERVED_BEFORE, "its installer has reported since")
+            return GateDenial(DenialReason.SERVED_BEFORE, "the installer has reported since")
         return None if request.is_head or await self.record_fetch(guarded, request) else _NOT_RECORDED
 
     def _log_decision(self, guarded: GuardedPath, request: ClientRequest, refusal: GateDenial | None) -> None:
@@ -363,10 +366,10 @@ class BootGate:
         if guarded.role is Role.DATA:
             served_to = None if served is None or served.first.is_start else served.first.client
             is_own = self._is_own_system(guarded, request, served_to)
-            is_shown = is_own or served_to is None  # a boot that was served is used up, whoever asks for its data
+            is_shown = is_own or served_to is None  # a boot that was served is consumed, whichever client asks for data
             is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=is_shown)
             if not is_own:
-                self.conclude(request, None)  # perhaps it is not the machine
+                self.conclude(request, None)  # perhaps the client is not the machine
             return None if is_recorded or self._find_reason_to_ignore(guarded, request) is not None else _NOT_RECORDED
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
@@ -376,7 +379,7 @@ class BootGate:
         return None if may_serve else _NOT_RECORDED
 
     def _is_served_elsewhere(self, recorder: Recorder) -> bool:
-        """Whether only another endpoint may give what is made once; by the spool's identity at the last look."""
+        """Return whether only another endpoint may serve one-time boots. The spool's identity is of the last check."""
         return (
             self._tree.is_foreign
             or recorder.serving_identity is None
@@ -384,21 +387,19 @@ class BootGate:
         )
 
     def _is_tree_outdated(self, recorder: Recorder) -> bool:
-        """Whether the tree does not know all that the spool has forgotten, as it was at the last look."""
+        """Return whether the tree is older than the spool's last deletion, as of the last check."""
         return recorder.deletion_count > self._tree.terms.loss_count
 
     async def record_fetch(
         self, guarded: GuardedPath, request: ClientRequest, log: str | None = None, *, may_be_evidence: bool = True
     ) -> bool:
-        """Return whether a fetch is recorded, or what an installer reports, with the end of its log if it failed."""
+        """Record a fetch or an installer's report, with the end of its log if it failed. Return whether that worked."""
         recorder = self._recorder
         if recorder is None or guarded.digest is None or self._tree.is_foreign or request.is_head:
             return False
         is_counted = guarded.role is not Role.DATA or self._find_reason_to_ignore(guarded, request) is None
         is_evidence = is_counted and may_be_evidence
-        has_outcome = (
-            is_evidence and guarded.role is not Role.REPORT
-        )  # a report is its request, whatever it is answered
+        has_outcome = is_evidence and guarded.role is not Role.REPORT  # a report counts whatever the response is
         offer = guarded.disk_write.offer if guarded.disk_write is not None else None
         observation = Observation(
             server=guarded.server,
@@ -417,12 +418,12 @@ class BootGate:
         return await recorder.record(observation, self._tree.terms.fetch_log_id)
 
     def conclude(self, request: ClientRequest, outcome: Outcome | None) -> None:
-        """Record what became of the intents of a request; None: that stays unknown."""
+        """Record the outcome of the intents of a request. None: the outcome stays unknown."""
         while request.intents and self._recorder is not None:
             self._recorder.intents.conclude(request.intents.pop(), outcome)
 
     def _is_own_system(self, guarded: GuardedPath, request: ClientRequest, served_to: str | None) -> bool:
-        """Return whether the machine's own system asks, if it is for user data. Only the machine has a token."""
+        """Return whether the machine's own system sent a request for user data. Only the machine has a token."""
         if guarded.role is not Role.DATA or find_token(guarded.path) is not None:
             return True
         return self._fetch_filter.is_own_system(request.client, request.agent, served_to)
@@ -432,28 +433,27 @@ class BootGate:
 
 
 def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
-    """Whether who is not given a boot here is sent to who may give it; nobody is sent on twice."""
+    """Return whether the script sends the client to another endpoint. A client is sent on only once."""
     has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
     return has_hop and refusal.reason in _OTHER_ENDPOINT_REASONS and HOP not in request.query
 
 
 def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
-    """A script with a comment that says why it is answered in place of another; all loaders' begin with #."""
-    explanation = (
-        f"{escape_comment(refusal.words)} ({refusal.reason}); look with: gitboot boot-script {server} --tree OUTPUT"
-    )
-    comment = f"# gitboot: not given: {explanation}\n".encode()
+    """Return a script with a comment that explains the denial. Comments begin with # for all loaders."""
+    reason = f"{escape_comment(refusal.words)} ({refusal.reason})"
+    hint = f"see the script with: gitboot boot-script {server} --tree OUTPUT"
+    comment = f"# gitboot: boot withheld: {reason}; {hint}\n".encode()
     first, newline, rest = content.partition(b"\n")
     return first + newline + comment + rest if first.startswith(_HEADER_LINES) else comment + content
 
 
 def escape_comment(words: str) -> str:
-    """Words as a script's comment can have them, whoever has written them."""
+    """Return a text with ? for each character that a script's comment must not have."""
     return "".join(each if each.isprintable() and each.isascii() else "?" for each in words)
 
 
 def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapping[str, str]) -> str | None:
-    """What who asks says of itself, where it is not the machine; what nobody has set tells nothing."""
+    """Return how the identity that a client sends differs from the expected one. None: no difference is proven."""
     sent: dict[str, str] = {}
     with suppress(Malformed):
         if query.get("uuid") and not is_placeholder_uuid(uuid := parse_uuid(query["uuid"])):
@@ -461,10 +461,12 @@ def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapp
     if (serial := _parse_serial(query.get("serial", ""))) is not None:
         sent["serial"] = serial
     names = {"uuid": expected.get("uuid", ()), "serial": tuple(map(_parse_serial, expected.get("serial", ())))}
-    compared = {what: value for what, value in sent.items() if any(names[what])}
-    if not compared or any(value in names[what] for what, value in compared.items()):
+    compared = {kind: value for kind, value in sent.items() if any(names[kind])}
+    if not compared or any(value in names[kind] for kind, value in compared.items()):
         return None
-    return ", ".join(f"its {what} is {value}, not {names[what][0]}" for what, value in sorted(compared.items()))
+    return ", ".join(
+        f"the client's {kind} is {value}, not {names[kind][0]}" for kind, value in sorted(compared.items())
+    )
 
 
 def _parse_serial(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Boot responses: the prepared answer of each path."""
+"""Boot responses: the prepared response of each path, cached while its file is unchanged."""
 
 from __future__ import annotations
 
@@ -68,46 +68,46 @@ from gitboot.render.paths import (
 
 _MAX_CACHED: Final = 4096
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
-MAX_CACHED_BYTES: Final = 1024 * 1024  # what is larger is an artifact, which is read from the disk each time
+MAX_CACHED_BYTES: Final = 1024 * 1024  # a larger file is an artifact, which is read from the disk for each request
 
 
 class RequestKind(StrEnum):
-    """What a request was for."""
+    """What a request fetched or sent."""
 
-    ENTRY = "boot_script"  # what boots a machine for a key, or reports, and so is recorded
-    FILE = "file"  # another file of boot/
+    ENTRY = "boot_script"  # a boot of one server, or a report: its fetches are recorded
+    FILE = "file"  # any other file of boot/
     PAGE = "page"  # API, metrics, health
     ARTIFACT = "artifact"  # a file read from the disk
-    INVENTORY = "inventory"  # what an image found in a machine, and sends
-    NOTHING = "not_found"  # no file, no page
+    INVENTORY = "inventory"  # an inventory that an image sends
+    NOTHING = "not_found"  # no such path
 
 
 class BootScript(NamedTuple):
-    """By what somebody boots."""
+    """A boot script, and the machine that boots with it."""
 
     path: str
     machine: str
-    local_disk: str | None = None  # how its loaders hand over to its disk
+    local_disk: str | None = None  # how its loaders boot its disk
 
 
 class BootResponse(Struct, frozen=True, kw_only=True):
-    """What a path is answered, for as long as a file stands and the clock is between two instants."""
+    """The response of a path. It is valid while a file is unchanged, and from ``since`` until before ``until``."""
 
     request_kind: RequestKind
     reply: Reply
     etag: bytes | None = None
-    not_modified: Reply | None = None  # to who has it already
-    allows_ranges: bool = False  # whether who asks for a part of it is given that: a BMC reads a disc as it is read
-    guarded: GuardedPath | None = None  # None: anybody is given it, and nothing is written down
-    fallback: bytes | None = None  # where it is not given; None: 404
-    hop: bytes | None = None  # what sends on to who gives it
+    not_modified: Reply | None = None  # for a client that has the content
+    allows_ranges: bool = False  # BMCs read a disc in parts
+    guarded: GuardedPath | None = None  # None: every client gets it, and fetches are not recorded
+    fallback: bytes | None = None  # served if the boot is withheld; None: 404
+    hop: bytes | None = None  # a script that sends the client to the endpoint that serves the boot
     content_type: str = ContentType.TEXT
-    boot_script: BootScript | None = None  # None: nobody boots by it
-    file: str  # that says so
+    boot_script: BootScript | None = None  # None: not a boot script
+    file: str  # the file from which the response was made
     signature: Signature
-    since: datetime | None = None  # None: from before all turns
-    until: datetime | None = None  # None: never by the clock
-    in_window: bool = False  # whether a maintenance says so: its end comes, whatever a clock says that was set back
+    since: datetime | None = None  # None: before the first transition
+    until: datetime | None = None  # None: no transition is planned
+    in_window: bool = False  # of a maintenance, which must end even if the clock was set back
 
     def is_valid(self, at: datetime) -> bool:
         return (
@@ -118,15 +118,15 @@ class BootResponse(Struct, frozen=True, kw_only=True):
 
 
 class BootResponses:
-    """The answers of one tree; those that were asked for last are held."""
+    """The boot responses of one tree. Those that were used last are cached."""
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree = tree
-        self._cached: OrderedDict[str, BootResponse] = OrderedDict()  # by what is asked for, in any spelling
-        self._latest: datetime | None = None  # that was answered for
+        self._cached: OrderedDict[str, BootResponse] = OrderedDict()  # by path as requested, in any spelling
+        self._latest: datetime | None = None  # the latest time of a request
 
     def find_cached(self, path: str, at: datetime) -> BootResponse | None:
-        """The answer to ``path`` if it was asked for before, and still stands."""
+        """Return the response of a path if it is cached and still valid."""
         clock = self._tree.clock
         if clock.problem is None and (self._latest is None or self._latest < at):
             self._latest = at
@@ -142,9 +142,9 @@ class BootResponses:
         return answer
 
     def find(self, path: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        """What ``path``, as it is asked for, is answered; None: nothing is there.
+        """Return the response of a path as requested. None: there is no such path.
 
-        Raises `Moving` where that is decided in a moment, and ValueError for what is damaged.
+        Raises `ServerMoving` if a server is being published, and ValueError for a damaged file.
         """
         if (answer := self.find_cached(path, at)) is not None:
             return answer
@@ -176,7 +176,7 @@ class BootResponses:
                 return None
         return self._build_shared(CHAIN if path == "ipxe/" else BOOT + path)
 
-    # One server's
+    # Paths of one server
 
     def _build_for_server(self, located: LocatedServer, lookup: PathLookup, at: datetime) -> BootResponse | None:
         version, until = self._find_version(located.state.paths[lookup.path], at)
@@ -220,9 +220,9 @@ class BootResponses:
         )
 
     def _build_for_replaced_plan(self, located: LocatedServer, lookup: PathLookup) -> BootResponse | None:
-        """What an installation asks for, or says last, that a commit or a window has overtaken: it goes on.
+        """Return the response for data or a report of an installation whose plan a commit or a window has replaced.
 
-        It is heard for as long as its data is there, by which its token is known.
+        The installation goes on. gitboot accepts its token as long as the data that the token names is in the tree.
         """
         if lookup.kind is DATA:
             if (found := self._tree.read(lookup.path, MAX_CACHED_BYTES)) is None:
@@ -242,9 +242,9 @@ class BootResponses:
     def _find_version(
         self, versions: tuple[PathVersion, ...], at: datetime
     ) -> tuple[PathVersion | None, datetime | None]:
-        """Return the version at ``at``, and when the next one comes.
+        """Return the version at a time, and the time of the next one.
 
-        A clock that is set back opens no window that was left. A clock in doubt opens no window at all.
+        A clock that was set back opens no window that has ended. A clock that may be wrong opens no window at all.
         """
         version, until = find_version(versions, at)
         latest = _find_time_past(until, self._latest, self._tree.clock.latest_time)
@@ -261,11 +261,11 @@ class BootResponses:
             return text.encode()
         path = located.state.stored_paths.get(sha)
         if path is None or (found := self._tree.read(path)) is None or _sha256(found.content) != sha:
-            raise ValueError(f"{located.file} names content {sha}, which is not there")
+            raise ValueError(f"{located.file} names content {sha}, which is missing")
         return found.content
 
     def _build_for_address(self, client: str | None, at: datetime) -> BootResponse | None:
-        """What boot-operator answers the server with this address: what its firmware boots."""
+        """Return what boot-operator serves to the server with this address: the program that its firmware boots."""
         if client is None:
             return None
         answer = None
@@ -288,23 +288,23 @@ class BootResponses:
             fallback=add_client_ip(answer.fallback) if answer.fallback is not None else None,
         )
 
-    # All others
+    # All other paths
 
     def _build_shared(self, path: str) -> BootResponse | None:
-        """A file that is no server's; what is published anew is served before the manifest lists it so."""
+        """Return a file that belongs to no server. A new version is served before the manifest lists it."""
         if path not in self._tree.read_shared_files() or (found := self._tree.read(path)) is None:
             return None
         answer = self._build_file(found, find_content_type(path), find_delivery(path))
         return structs.replace(answer, boot_script=BootScript(path, "unknown machine")) if path in UNKNOWN else answer
 
     def _build_immutable(self, path: str) -> BootResponse | None:
-        """Content, if it is what its path says; None where it is none, or too large to be held."""
+        """Return a file whose digest is in its path. None: there is none, or it is too large for the cache."""
         parts = path.split("/")
         if len(parts) != 4 or not all(parts) or any(part.startswith(".") for part in parts):
             return None
         try:
             found = self._tree.read(path, MAX_CACHED_BYTES)
-        except OSError:  # whoever reads it from the disk, in ranges if need be, finds out why
+        except OSError:  # `ServedFiles` reads it from the disk and reports the error
             return None
         if found is None:
             return None
@@ -315,7 +315,7 @@ class BootResponses:
         return self._build_file(found, find_content_type(path), find_delivery(path))
 
     def _matches_digest(self, folder: str, name: str, content: bytes) -> bool:
-        """Whether a file's folder is its digest, or that of the bundle that it is part of."""
+        """Return whether a file's folder is named by the file's digest, or by the digest of its bundle."""
         if _sha256(content) == folder:
             return True
         bundle = {name: _sha256(content)}
@@ -341,7 +341,7 @@ class BootResponses:
 def _build_unplanned(
     located: LocatedServer, lookup: PathLookup, reply: Reply, file: str, file_signature: Signature
 ) -> BootResponse:
-    """What is answered an installation whose plan has been replaced, and written down."""
+    """Return a response to an installation whose plan was replaced. Its fetches are recorded."""
     return BootResponse(
         request_kind=RequestKind.ENTRY,
         reply=reply,
@@ -358,7 +358,7 @@ def _build_unplanned(
 
 
 def _find_time_past(until: datetime | None, *times: datetime | None) -> datetime | None:
-    """The latest of the instants that a clock has shown, if it is past ``until``."""
+    """Return the latest of several times if it is at or after ``until``."""
     latest = max(filter(None, times), default=None)
     return latest if until is not None and latest is not None and latest >= until else None
 
@@ -367,18 +367,18 @@ def _sha256(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
-_WITHOUT_SLASH: Final = "/ipxe"  # boot-operator's users have iPXE ask for it, without a query
+_WITHOUT_SLASH: Final = "/ipxe"  # iPXE of boot-operator's users requests it without a query
 
 
 class AliasResponses:
-    """What `Answers` has, also for those who ask by the paths of other systems that the Fleet's outputs name."""
+    """Boot responses by gitboot's own paths and by the paths of other systems that the Fleet's outputs name."""
 
     def __init__(self, tree: PublishedTree, responses: BootResponses) -> None:
         self._tree, self._responses = tree, responses
-        self._cached_outputs: tuple[Signature | None, frozenset[str]] = (None, frozenset())  # as they were read last
+        self._cached_outputs: tuple[Signature | None, frozenset[str]] = (None, frozenset())  # as of the last read
 
     def find(self, path: str, query: bytes, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        """As `Answers.find`; an alias is answered by what it means, and as that."""
+        """Return the response of a path, or of the path that an alias means. Raises as `BootResponses.find` does."""
         below, outputs = path.removeprefix("/"), self.read_outputs()
         parameters = {key: value for key, value in parse_query(query.decode("latin-1")).items() if value}
         alias = find_alias(below, outputs) if outputs else None
@@ -395,7 +395,7 @@ class AliasResponses:
         )
 
     def read_outputs(self) -> frozenset[str]:
-        """Whose paths are answered; none where what says so is missing or damaged."""
+        """Return the outputs whose paths the endpoint serves. The set is empty if the file of aliases is unusable."""
         file_signature = read_signature(f"{self._tree.root}/{ALIASES}")
         if file_signature != self._cached_outputs[0]:
             found = self._tree.read(ALIASES)
@@ -426,7 +426,7 @@ class AliasResponses:
         return self._tree.find_server(format_identity(IdentityKind.ADDRESS, address)) if address is not None else None
 
     def _build_for_ec2(self, rest: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        # EC2's metadata service has what is said of the machine itself, and its user data.
+        # The paths of EC2's metadata service: facts about the machine, and its user data.
         if (located := self._locate_by_address(client)) is None:
             return None
         if rest == "user-data":
@@ -443,13 +443,13 @@ class AliasResponses:
 
 
 def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
-    """What is made for who asks, and says nothing by being fetched."""
+    """Return a text made for one request. Its fetches are not recorded."""
     reply = file_reply(text.encode(), ContentType.TEXT, UNCACHED)
     return BootResponse(request_kind=RequestKind.FILE, reply=reply, file=located.file, signature=located.signature)
 
 
 def _format_variables(state: PublishedServer, parameters: Mapping[str, str], query: bytes) -> str:
-    """Labels and what was asked, as matchbox has them: a line for each, which a shell can read (docs/api-http.md)."""
+    """Return labels and query parameters as matchbox's metadata: shell variables, one a line (docs/api-http.md)."""
     request_variables = ((f"REQUEST_QUERY_{key}", value) for key, value in sorted(parameters.items()))
     found = (*sorted(state.summary["labels"].items()), *request_variables)
     variables = {re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII): value for name, value in found}

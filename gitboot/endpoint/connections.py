@@ -21,17 +21,21 @@ from gitboot.endpoint.access_control import FORWARDED_HEADERS, OperatorAccess
 from gitboot.fetchlog.log_entries import client_network
 from gitboot.render import paths
 
-CLIENT_GONE: Final = "gitboot.gone"  # the ASGI extension by which an application asks whether the client has left
-CLIENT_RECEIVED: Final = "gitboot.received"  # by which it asks whether the client has received all that was sent
-PATIENCE_S: Final = 60  # how long a client may take to take what it is sent
-HEAD_S: Final = 10  # how long it may take to ask for something
+CLIENT_GONE: Final = (
+    "gitboot.gone"  # ASGI extension: a function that returns whether the client has closed the connection
+)
+CLIENT_RECEIVED: Final = (
+    "gitboot.received"  # ASGI extension: a function that returns whether the client has received all data
+)
+PATIENCE_S: Final = 60  # how long a client may accept no data
+HEAD_S: Final = 10  # how long a client may take to send the head of a request
 MAX_UNANSWERED_BYTES: Final = 64 * 1024
 
 
 class Limits:
-    """How many connections the clients of one endpoint may hold.
+    """Limits of the connections to one endpoint.
 
-    Behind a trusted proxy a connection counts for the client for which the proxy asks by it.
+    A connection of a trusted proxy counts for the client that the proxy names.
     """
 
     def __init__(
@@ -53,17 +57,17 @@ class Limits:
         return self.idle.closed_count + self.all.closed_count
 
 
-_MAX_TRIED: Final = 8  # clients that may have to make room
+_MAX_TRIED: Final = 8  # networks from which `make_room` tries to close a connection
 T = TypeVar("T")
 
 
 class ClientQuota(Generic[T]):
-    """What clients hold, by address and in the order in which they came to hold it.
+    """Items of clients, such as connections, by network and in the order in which they were added.
 
-    One address holds at most ``most_of_one``: if it takes one more, its oldest goes. All hold at most ``most``: if one
-    more comes, the oldest goes of the address that holds most. So a client that holds little always finds room.
-    ``close`` returns False for what cannot go yet. ``is_exempt`` addresses, such as proxies, may hold more than
-    ``most_of_one``.
+    One network has at most ``limit_per_address`` items. If it adds another one, its oldest item is closed. All networks
+    together have at most ``limit`` items. If another one is added, the oldest item of the network with the most items
+    is closed. So a client with few items always gets another one. ``close`` returns False for an item that cannot be
+    closed yet. ``limit_per_address`` does not apply to ``is_exempt`` addresses, such as proxies.
     """
 
     def __init__(
@@ -77,10 +81,10 @@ class ClientQuota(Generic[T]):
         self._close, self._limit, self._limit_per_address, self._is_exempt = close, limit, limit_per_address, is_exempt
         self._items_by_network: dict[str, dict[T, None]] = {}
         self._networks: dict[T, str] = {}
-        self.closed_count = 0  # that had to go
+        self.closed_count = 0
 
     def add(self, item: T, address: str | None) -> None:
-        """Count something that a client holds from now on; it is the newest. Something else may go for it."""
+        """Add an item as the newest one of a client. Another item may be closed for it."""
         self.remove(item)
         self._networks[item] = network = client_network(address)
         own = self._items_by_network.setdefault(network, {})
@@ -91,14 +95,14 @@ class ClientQuota(Generic[T]):
             self._close_oldest((item,))
 
     def remove(self, item: T) -> None:
-        """Stop counting it; a second call changes nothing."""
+        """Remove an item. A second call changes nothing."""
         if (network := self._networks.pop(item, None)) is not None:
             del self._items_by_network[network][item]
             if not self._items_by_network[network]:
                 del self._items_by_network[network]
 
     def make_room(self) -> bool:
-        """Close the oldest of the address that holds most; False: none can go."""
+        """Close the oldest item of the network that has the most. Return False if no item can be closed."""
         return any(map(self._close_oldest, nlargest(_MAX_TRIED, self._items_by_network.values(), key=len)))
 
     def _close_oldest(self, items: Iterable[T]) -> bool:
@@ -111,17 +115,20 @@ class ClientQuota(Generic[T]):
 
 
 class ClosableConnection(Protocol):
-    """A connection."""
+    """A connection that can be closed."""
 
     def try_close(self, *, if_sending: bool) -> bool:
-        """Close it at once. False: the endpoint prepares an answer, or sends one and ``if_sending`` is not set."""
+        """Close the connection at once.
+
+        Return False if the endpoint prepares a response, or sends one and ``if_sending`` is false.
+        """
 
 
 @cache
 def most_connections() -> int:
-    """Return a third of the files that this process may open.
+    """Return a third of the number of files that this process may open.
 
-    A client that downloads an asset uses two: its connection and the asset. All clients leave a third to all else.
+    A client that downloads an asset uses two files: its connection and the asset. One third is for everything else.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft // 3 if soft != resource.RLIM_INFINITY else 100_000
@@ -132,11 +139,11 @@ _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
 
 
 class _TitleCaseTransport:
-    """A transport for one response, which spells the names of its headers as they are registered.
+    """A transport for one response that writes header names in title case.
 
-    uvicorn writes them in lower case. GRUB before 2.12 knows ``Content-Length`` only as it stands here (net/http.c),
-    and without it waits for each file until the connection is closed. A response that comes before the end of the
-    request's body closes the connection, because gitboot reads no more of that body.
+    uvicorn writes header names in lower case. GRUB before 2.12 recognizes only the spelling ``Content-Length``
+    (net/http.c). Without this header it waits for each file until the connection is closed. A response before the end
+    of the request's body closes the connection, because gitboot reads no more of that body.
     """
 
     def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
@@ -144,9 +151,11 @@ class _TitleCaseTransport:
         self._awaits_head = True
 
     def write(self, data: bytes) -> None:
-        if self._transport.is_closing():  # the client has left; uvloop would raise, and uvicorn log that
+        if self._transport.is_closing():  # the client has gone; uvloop would raise, and uvicorn would log that
             return
-        if self._awaits_head and self._cycle.response_started:  # uvicorn writes the head by itself, after a 100 if any
+        if (
+            self._awaits_head and self._cycle.response_started
+        ):  # uvicorn writes the head in one call, after a 100 if there is one
             self._awaits_head = False
             data = _HEADER_NAME.sub(lambda name: name[0].title(), data)
             if self._cycle.more_body and self._cycle.keep_alive:
@@ -159,20 +168,20 @@ class _TitleCaseTransport:
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, which by itself reads heads and bodies without end and waits for ever."""
+    """A connection of uvicorn with limits. uvicorn has none for the size of heads and bodies, and for waiting."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
         super().connection_made(transport)
         self._client = transport
-        self._is_answering = False  # whether a request is being answered
+        self._is_answering = False  # whether the application is answering a request
         self._unanswered_bytes = 0
         self._unsent_bytes = 0
-        self._active_at = self.loop.time()  # when the client was last seen to do something
+        self._active_at = self.loop.time()  # when the client last sent or accepted data
         self._extensions: dict[str, Any] = {CLIENT_GONE: transport.is_closing, CLIENT_RECEIVED: self._has_received}
-        self._had_received = False  # when the connection ended
+        self._had_received = False  # as of the end of the connection
         self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
-        self._has_cycle = False  # whether the application was asked on this connection
-        self._is_answered = False  # whether the request that is being read was answered here
+        self._has_cycle = False  # whether the application got a request of this connection
+        self._is_answered = False  # whether this class answered the current request by itself
         door: OperatorAccess | None = getattr(self.app, "door", None)
         if door is not None and door.is_operators_only(self.server):
             self._quickly = None
@@ -180,7 +189,7 @@ class Connection(HttpToolsProtocol):
         self._address: str | None = peer[0] if peer else None
         self._limits: Limits = getattr(self.app, "limits", _NO_LIMITS)
         self._is_from_proxy = self._limits.is_proxy(self._address)
-        self._head_since: float | None = self._active_at  # None: it is not being waited for one
+        self._head_since: float | None = self._active_at  # None: the connection does not wait for a head
         self._limits.idle.add(self, self._address)
         self._limits.all.add(self, self._address)
 
@@ -194,10 +203,10 @@ class Connection(HttpToolsProtocol):
         super().eof_received()
 
     def _has_received(self) -> bool | None:
-        """Return whether the client's system has acknowledged all that was sent; None: it may do so later.
+        """Return whether the client's system has acknowledged all sent data. None: it may still do so.
 
-        Linux counts what is not acknowledged (tcp(7), SIOCOUTQ). A client that breaks off with data unread resets the
-        connection, which loses the answer.
+        Linux counts the bytes that are not acknowledged (tcp(7), SIOCOUTQ). A client that closes its connection before
+        it has read all data resets the connection, and the response is lost.
         """
         if self._client.is_closing():
             return self._had_received
@@ -228,12 +237,12 @@ class Connection(HttpToolsProtocol):
         if self._is_from_proxy:
             self._limits.all.add(self, self._limits.client(dict(self.scope)))
         super().on_headers_complete()
-        self.cycle.transport = _TitleCaseTransport(self._client, self.cycle)  # type: ignore[assignment] # what a cycle uses of it
+        self.cycle.transport = _TitleCaseTransport(self._client, self.cycle)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         if self._is_answered:
             return
-        if not self.cycle.response_complete:  # uvicorn reads on only as the application takes it
+        if not self.cycle.response_complete:  # uvicorn reads on only when the application takes the body
             self._unanswered_bytes -= len(body)
         super().on_body(body)
 
@@ -242,18 +251,18 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _find_quick_reply(self) -> Reply | None:
-        is_busy = self._has_cycle and not self.cycle.response_complete  # the last one, where several wait
+        is_busy = self._has_cycle and not self.cycle.response_complete  # of pipelined requests, the last one
         if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
             return None
         path = self.url.partition(b"?")[0]
-        # The application takes note of a proxy that no setting names.
+        # The application logs a proxy that no setting names.
         is_forwarded = not self._is_from_proxy and not FORWARDED_HEADERS.isdisjoint(name for name, _ in self.headers)
         if self.parser.get_method() not in (b"GET", b"HEAD") or not path.isascii() or is_forwarded:
             return None
         return self._quickly(path.decode(), self.headers)
 
     def _send_reply(self, reply: Reply) -> None:
-        # As a cycle of uvicorn's would.
+        # This writes what uvicorn's RequestResponseCycle would write.
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
         end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
@@ -271,22 +280,22 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
 
     def abort_if_stuck(self, late_s: float) -> None:
-        """Give up a client that has kept us waiting for too long; to be called every few seconds.
+        """Abort the connection of a client that is too slow. Call this every few seconds.
 
-        ``late_s`` is by how much that was later than it should: what clients have sent meanwhile was not read yet.
+        ``late_s`` is the delay of this call. The event loop has not read yet what clients sent in that time.
         """
         now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:
             self._unsent_bytes, self._active_at = unsent_bytes, now
         elif self._is_answering and not unsent_bytes:
-            self._active_at = now  # it is we who take so long
+            self._active_at = now  # the application is slow, not the client
         elif now - self._active_at > PATIENCE_S:
             self._client.abort()
         if self._head_since is not None and now - self._head_since > HEAD_S + late_s:
             self._client.abort()
 
     def try_close(self, *, if_sending: bool) -> bool:
-        """Close the connection at once. False: the endpoint prepares an answer, or sends one."""
+        """Close the connection at once. Return False if the endpoint prepares or sends a response."""
         is_sending = self._client.get_write_buffer_size() > 0 or (self._is_answering and self.cycle.response_started)
         if may_close := if_sending if is_sending else not self._is_answering or self.cycle.more_body:
             self._client.abort()
@@ -294,18 +303,18 @@ class Connection(HttpToolsProtocol):
 
 
 MAX_IDLE: Final = 32
-BODY_S: Final = 20  # for a whole body, from the end of its head
+BODY_S: Final = 20  # for the whole body, from the end of the head
 MAX_BODIES: Final = 128
-MAX_BODIES_PER_ADDRESS: Final = 16  # of one address
+MAX_BODIES_PER_ADDRESS: Final = 16  # from one address
 
 
 class Reply(Response):
-    """A response that is quickly made: one is for each boot file that is served."""
+    """A response that is cheap to create, for boot files."""
 
     def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
-        # Response's own works out the headers.
+        # Response.__init__ is not called: it computes the headers.
         self.status_code, self.raw_headers, self.body, self.background = status, headers, body, None
-        # As they are sent: GRUB before 2.12 knows Content-Length only as it is registered (net/http.c).
+        # In title case: GRUB before 2.12 recognizes only the spelling Content-Length (net/http.c).
         self.header_bytes = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in headers)
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -314,16 +323,16 @@ class Reply(Response):
 
 
 Header = tuple[bytes, bytes]
-# Passes a body part by part to the second argument. Returns the refusal of a body that has more bytes than the first
-# argument, or breaks another bound; None: the body ended.
+# A function that passes a body to its second argument, part by part. It returns an error response if the body has more
+# bytes than its first argument or exceeds another limit. None: the body was read to its end.
 ReadBody = Callable[[int, Callable[[bytes], object]], Awaitable[Reply | None]]
 
 
 class RequestBodies:
-    """The bodies that are on their way to one endpoint. Every route that takes a body reads it here.
+    """The request bodies that one endpoint is reading. Every route with a body reads it here.
 
-    If one address sends too many at once, gitboot refuses its oldest one. If all addresses do, gitboot refuses the
-    oldest one of the address that sends most.
+    If one address sends too many bodies at once, gitboot refuses its oldest one. If all addresses together send too
+    many, gitboot refuses the oldest one of the address that sends the most.
     """
 
     def __init__(self) -> None:
@@ -353,7 +362,7 @@ class RequestBodies:
 
 
 def _expire(deadline: asyncio.Timeout) -> bool:
-    """End the time of a body now: its deadline is 0 then. False: it has ended."""
+    """Let the deadline of a body expire now, by setting it to 0. Return False if it has already expired."""
     if deadline.expired():
         return False
     deadline.reschedule(0)
@@ -368,7 +377,7 @@ UNCACHED: Final = paths.UNCACHED.encode()
 def file_reply(
     content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None, status: int = 200
 ) -> Reply:
-    """A whole file; without an entity tag, who has it is sent it again."""
+    """Return a response with a whole file. Without an entity tag, a client that has the file gets it again."""
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
     if etag is not None:
         headers.append((b"etag", etag))
@@ -376,12 +385,15 @@ def file_reply(
 
 
 def allow_ranges(reply: Reply) -> Reply:
-    """The same, saying that parts of it may be asked for."""
+    """Return the response with a header that allows range requests."""
     return Reply(reply.status_code, [*reply.raw_headers, (b"accept-ranges", b"bytes")], bytes(reply.body))
 
 
 def select_range(reply: Reply, range_header: bytes) -> Reply:
-    """The part that a Range asks for (RFC 9110, 14.2); the whole where it asks for several, or for what is no range."""
+    """Return the part that a Range header selects (RFC 9110, 14.2).
+
+    If the header selects several parts or is malformed, return the whole.
+    """
     if (found := _RANGE.fullmatch(range_header)) is None or found[1] == found[2] == b"":
         return reply
     content, first = bytes(reply.body), found[1]
@@ -399,7 +411,7 @@ _RANGE: Final = re.compile(rb"bytes=(\d{0,18})-(\d{0,18})")
 
 
 def not_modified_reply(etag: bytes, cache_control: bytes) -> Reply:
-    """The reply to who has it already."""
+    """Return a 304 response."""
     return Reply(304, [(b"etag", etag), (b"cache-control", cache_control)])
 
 
@@ -407,14 +419,14 @@ def _empty(status: int, *headers: Header) -> Reply:
     return Reply(status, [(b"content-length", b"0"), (b"cache-control", UNCACHED), *headers])
 
 
-# Without a Content-Length, which a 204 must not have (RFC 9110, 8.6).
+# A 204 must not have a Content-Length (RFC 9110, 8.6).
 NO_CONTENT: Final = Reply(204, [(b"cache-control", UNCACHED)])
-# GRUB runs the body of a 404 as configuration, so none of these has one.
+# GRUB runs the body of a 404 as configuration, so these responses have no body.
 NOT_FOUND: Final = _empty(404)
-UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # one is shown that is none
+UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # the request has an invalid token
 METHOD_NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 FORBIDDEN: Final = _empty(403)
-# These refuse a body whose rest nobody reads, so they end the connection.
+# These close the connection, because gitboot does not read the rest of the body.
 _CLOSE: Final = (b"connection", b"close")
 REQUEST_TIMEOUT: Final = _empty(408, _CLOSE)
 TOO_LARGE: Final = _empty(413, _CLOSE)
@@ -424,9 +436,9 @@ INTERNAL_ERROR: Final = _empty(500)
 UNAVAILABLE: Final = _empty(503)
 RETRY_LATER: Final = _empty(
     503, (b"retry-after", b"5")
-)  # the data of a direct boot, while its fetch cannot be recorded
+)  # for example, data of an installation while its fetch cannot be recorded
 
 
 def matches_etag(if_none_match: bytes, etag: bytes) -> bool:
-    """Whether a list of entity tags holds ``etag``, by the weak comparison (RFC 9110, 13.1.2)."""
+    """Return whether a list of entity tags contains ``etag``, by the weak comparison (RFC 9110, 13.1.2)."""
     return if_none_match == b"*" or etag in (tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b","))

@@ -27,7 +27,7 @@ from gitboot.status.conditions import BMC, CONDITIONS
 
 
 class MetricKind(StrEnum):
-    """What a metric is, as Prometheus and OpenMetrics call it."""
+    """The type of a metric in Prometheus and OpenMetrics."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -36,31 +36,31 @@ class MetricKind(StrEnum):
 
 
 class Family(Struct, frozen=True):
-    """One metric. No label has as many values as there are servers."""
+    """One metric. The number of values of a label must not grow with the number of servers."""
 
     name: str  # without the suffix of its kind
     kind: MetricKind
     help_text: str
     labels: tuple[str, ...] = ()
-    values: str = ""  # of the labels, where they are not clear
+    values: str = ""  # the values of labels, if they are not obvious
 
     @property
     def sample_name(self) -> str:
-        """The name by which it is asked for."""
+        """The name in queries."""
         return f"{self.name}{_SUFFIXES.get(self.kind, '')}"
 
 
 _SUFFIXES: Final = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info", MetricKind.HISTOGRAM: "_bucket"}
 _COUNTER, _GAUGE, _HISTOGRAM, _INFO = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM, MetricKind.INFO
 FAMILIES: Final = (
-    # Of the endpoint that is asked
-    Family("gitboot_build", _INFO, "The version of gitboot that answers.", ("version",)),
-    Family("gitboot_ready", _GAUGE, "Whether every boot is given that there is to give."),
-    Family("gitboot_fetch_log_writable", _GAUGE, "Whether fetches can be recorded in the spool; absent without one."),
+    # Of this endpoint
+    Family("gitboot_build", _INFO, "The version of gitboot that serves this page.", ("version",)),
+    Family("gitboot_ready", _GAUGE, "1 if the endpoint is ready: it serves every boot that machines may get."),
+    Family("gitboot_fetch_log_writable", _GAUGE, "1 if fetches can be recorded in the spool; absent without a spool."),
     Family(
         "gitboot_clock_offset_seconds",
         _GAUGE,
-        "How far the clock is ahead of the instance's; 0 while that is in bounds.",
+        "How far this clock is ahead of the instance's; 0 if the difference is within the limit.",
     ),
     Family(
         "gitboot_http_requests",
@@ -73,35 +73,41 @@ FAMILIES: Final = (
     Family(
         "gitboot_boots_withheld",
         _COUNTER,
-        "Boots that write a disk, and secrets, that were not given.",
+        "Install boots and secrets that were withheld.",
         ("reason",),
         "as in events and in the condition BootsServed",
     ),
     Family(
         "gitboot_operator_requests_rejected",
         _COUNTER,
-        "Requests for operators' pages by whoever is not taken for an operator.",
+        "Requests for operators' pages that were refused.",
         ("reason",),
     ),
     Family("gitboot_idle_connections_closed", _COUNTER, "Idle connections closed to make room for others."),
-    Family("gitboot_unknown_machine_requests", _COUNTER, "Requests for a boot by machines that no document describes."),
+    Family("gitboot_unknown_machine_requests", _COUNTER, "Requests for a boot by unknown machines."),
     Family(
         "gitboot_operators_certificate_readable",
         _GAUGE,
-        "Whether operators are shown the certificate that stands in its files now; absent without TLS.",
+        "1 if the endpoint uses the certificate that is in its files now; absent without TLS.",
     ),
     Family(
         "gitboot_operators_certificate_expiration_timestamp_seconds",
         _GAUGE,
-        "When the certificate that operators are shown ends; absent without TLS.",
+        "When the certificate for operators expires; absent without TLS.",
     ),
-    # Of the instance, as the tree has its status
+    # Of the instance, by its status in the tree
     Family(
         "gitboot_status_timestamp_seconds",
         _GAUGE,
-        "When the instance said last how it fares, which it does at each reconcile.",
+        "When the instance last wrote its status, which it does at each reconcile.",
     ),
-    Family("gitboot_commit", _INFO, "Commits.", ("state", "commit"), "state: attempted (last), accepted, applied"),
+    Family(
+        "gitboot_commit",
+        _INFO,
+        "The commit of each state.",
+        ("state", "commit"),
+        "state: attempted (the newest), accepted, applied",
+    ),
     Family(
         "gitboot_accepted_commit_timestamp_seconds",
         _GAUGE,
@@ -110,87 +116,90 @@ FAMILIES: Final = (
     Family(
         "gitboot_commit_problems",
         _GAUGE,
-        "Problems of the commit attempted last, warnings too.",
+        "Problems and warnings of the newest attempted commit.",
         ("severity", "code"),
-        "code: of problems.md",
+        "code: see problems.md",
     ),
-    Family("gitboot_servers", _GAUGE, "Servers by what they boot now.", ("phase",)),
-    Family("gitboot_records", _GAUGE, "Servers by what is known of their provisioning.", ("known",)),
+    Family("gitboot_servers", _GAUGE, "Servers by phase: what they boot now.", ("phase",)),
+    Family("gitboot_records", _GAUGE, "Servers by the state of their provisioning record.", ("known",)),
     Family(
         "gitboot_installs",
         _GAUGE,
-        "Servers that are offered a boot that may write their disks, or will be as far as is planned.",
+        "Servers that are offered an install boot now, or that have one planned for later.",
         ("when",),
         "when: Now, Later",
     ),
     Family(
-        "gitboot_maintenance_runs", _GAUGE, "Servers in an open window by what was seen of their one boot.", ("step",)
+        "gitboot_maintenance_runs",
+        _GAUGE,
+        "Servers in an open maintenance window by the last step of their one-time boot.",
+        ("step",),
     ),
     Family(
         "gitboot_servers_installing",
         _GAUGE,
         "Servers from the first fetch of an install boot until there is evidence of completion.",
         ("state", "step"),
-        "state: Installing, or Served if nothing reports completion; step: the last one",
+        "state: Installing, or Served if no evidence of completion is configured; step: the last step",
     ),
     Family(
         "gitboot_installing_last_step_timestamp_seconds",
         _GAUGE,
-        "The time of the oldest last step of all servers at an installation; absent if there are none.",
+        "The oldest of the last steps of all running installations; absent if there are none.",
     ),
-    Family("gitboot_drifted_servers", _GAUGE, "Provisioned servers that are not as planned.", ("type",)),
-    Family("gitboot_bmcs", _GAUGE, "BMCs of which something is wanted, by what came of it last.", ("outcome",)),
+    Family("gitboot_drifted_servers", _GAUGE, "Provisioned servers that differ from their plan.", ("type",)),
+    Family("gitboot_bmcs", _GAUGE, "BMCs with a task, by the last task result.", ("outcome",)),
     Family(
         "gitboot_servers_below_minimum_version",
         _GAUGE,
-        "Servers whose policy boots a version below their stream's minimum, of each stream that has one.",
+        "Servers whose policy boots a version below the minimum of their stream, for each stream with a minimum.",
         ("stream",),
     ),
     Family(
         "gitboot_condition",
         _GAUGE,
-        "Whether a condition has this status: 1 for the one that it has, 0 for the other.",
+        "1 for the status that a condition has, 0 for the other status.",
         ("type", "status"),
         "status: true, false",
     ),
-    Family("gitboot_condition_reason", _GAUGE, "1 for the reason that a condition has.", ("type", "reason")),
+    Family("gitboot_condition_reason", _GAUGE, "1 for the reason of each condition.", ("type", "reason")),
     Family(
         "gitboot_bmc_conditions",
         _GAUGE,
-        "BMCs whose condition does not hold, by its reason.",
+        "BMCs whose condition is false, by reason.",
         ("reason",),
-        "as of the condition Bmc/SERVER",
+        "the reasons of the condition Bmc/SERVER",
     ),
-    Family("gitboot_planned_timestamp_seconds", _GAUGE, "When the answers were last planned."),
+    Family("gitboot_planned_timestamp_seconds", _GAUGE, "When the instance last planned all boots."),
     Family(
         "gitboot_next_transition_timestamp_seconds",
         _GAUGE,
-        "When they next change by the clock; absent if they never do.",
+        "The next transition: when a plan next changes by itself; absent if no plan does.",
     ),
     Family(
         "gitboot_unknown_machines",
         _GAUGE,
-        "Machines that asked for a boot within 30 days, and that no document describes; at most 1,000.",
+        "Unknown machines that requested a boot within 30 days; at most 1,000.",
     ),
-    Family("gitboot_reconcile_duration_seconds", _HISTOGRAM, "How long reconciles take, since the instance's start."),
+    Family("gitboot_reconcile_duration_seconds", _HISTOGRAM, "Duration of reconciles since the start of the instance."),
     Family(
         "gitboot_stage_duration_seconds",
         _HISTOGRAM,
-        "How long each part of the work takes, since the instance's start.",
+        "Duration of each stage since the start of the instance.",
         ("stage",),
-        "of a reconcile: take_in, accept, learn, write, plan, publish, ask, report; beside them: fetch, evaluate (one "
-        "commit), bmc (one job)",
+        "stages of a reconcile: take_in, accept, learn, write, plan, publish, ask, report; in parallel: fetch, "
+        "evaluate (one commit), bmc (one task)",
     ),
 )
 
 
 _BY_NAME: Final = {each.name: each for each in FAMILIES}
-L = TypeVar("L", bound=tuple[str, ...])  # the values of labels
+L = TypeVar("L", bound=tuple[str, ...])  # label values
 _OPENMETRICS: Final = "application/openmetrics-text"
 
 
 class Exposition(Collector):
-    """Everything is read when it is asked for."""
+    """Collects all metrics for one request."""
 
     def __init__(
         self,
@@ -211,7 +220,7 @@ class Exposition(Collector):
         self._records, self._unready_reason = records, unready_reason
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """All of it, and its content type: OpenMetrics for who accepts that, else Prometheus' own format."""
+        """Return the page and its content type: OpenMetrics if the client accepts it, else Prometheus text."""
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
         return encode(self), content_type
 
@@ -222,7 +231,7 @@ class Exposition(Collector):
             yield _build_single("gitboot_fetch_log_writable", self._records.failure is None)
         off = self._tree.clock.offset
         yield _build_single("gitboot_clock_offset_seconds", off.total_seconds() if off is not None else 0)
-        faults = {(kind, "500"): 0 for kind in RequestKind}  # so that the first is an increase
+        faults = {(kind, "500"): 0 for kind in RequestKind}  # so that the first error is an increase
         requests = {(kind, str(code)): count for (kind, code), count in self._requests.items()}
         yield _build_metric("gitboot_http_requests", faults | requests)
         yield _build_metric("gitboot_boots_withheld", {(each,): self._denials.get(each, 0) for each in DenialReason})
@@ -242,7 +251,7 @@ class Exposition(Collector):
 
 
 def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
-    """How an instance fares by its status."""
+    """Yield the metrics of an instance, from its status."""
     commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
     yield _build_metric(
         "gitboot_commit", {(state, commit): 1 for state, commit in commits.items() if commit is not None}
@@ -275,7 +284,7 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
             yield _build_single(name, datetime.fromisoformat(at).timestamp())
 
 
-# By the word for it in the status; an older instance has not all of them.
+# The key in the status for each metric. The status of an older instance lacks some keys.
 _COUNT_KEYS: Final = {
     "gitboot_servers": "phases",
     "gitboot_records": "records",

@@ -1,4 +1,4 @@
-"""Recorder of fetches and of unknown machines, and whether it can record."""
+"""Recorder of fetches: the spool, the shared fetch log, and the readiness of the endpoint."""
 
 from __future__ import annotations
 
@@ -56,34 +56,35 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_TRIED_EVERY_S: Final = 10.0  # while nothing else is written
+_TRIED_EVERY_S: Final = 10.0  # if no fetch is written
 
 
 class SpoolRecorder:
-    """Records each fetch within a deadline, and what became of each intent; knows what was given, by whichever process.
+    """Records each fetch within a deadline, and the outcome of each intent. Finds the boots that any process served.
 
-    Where something could not be written, nothing counts as recordable until a write was seen to stand again.
+    After a failed write, gitboot treats the spool as unusable until a write succeeds again.
     """
 
     def __init__(self, spool: Spool, deadline_s: float) -> None:
         self._spool, self._deadline_s = spool, deadline_s
         self._served_boots = ServedBoots(spool.folder)
         self.repeated, self.intents = RepeatedFetches(), OpenIntents(spool)
-        self._last_written_s = -math.inf  # when something was last seen to stand, by a clock that only goes forward
-        self._trial: tuple[float, Future[None]] | None = None  # since when something is tried out
-        self.serving_identity: str | None = None  # the identity of the spool, as it was at the last look
-        self.withheld_reason: str | None = None  # why no boot that writes a disk may be served, likewise
-        self.deletion_count = 0  # how often it had forgotten something by then
-        self.failure: str | None = None  # why nothing can be recorded; None: it can, as far as is known
+        self._last_written_s = -math.inf  # when a write last succeeded, by the monotonic clock
+        self._trial: tuple[float, Future[None]] | None = None  # the start of a trial write, and its result
+        self.serving_identity: str | None = None  # the identity of the spool at the last check
+        self.withheld_reason: str | None = None  # why no install boot may be served, as of the last check
+        self.deletion_count = 0  # how often the spool had deleted fetches by the last check
+        self.failure: str | None = None  # why fetches cannot be recorded; None: no problem is known
 
     async def record(self, observation: Observation, serving_identity: str | None = None) -> bool:
-        """Return whether the fetch is recorded in time, for the instance of a tree that names this ``giver``.
+        """Record a fetch, and return whether that succeeded in time.
 
-        An intent that may be recorded though this returns False is followed by `withheld`. The instance of another
-        giver does not read this spool. A fetch of a secret that is one of many by its client is counted, and recorded
+        ``serving_identity`` is the spool or lease that the tree names. If it is not this spool, the instance of the
+        tree does not read this spool, and the result is False. If an intent may have been recorded although the result
+        is False, `OpenIntents.withhold` follows. Repeated fetches of a secret by one client are counted, and recorded
         within a minute.
         """
-        if serving_identity is not None and self.serving_identity is None:  # the spool was not looked at yet
+        if serving_identity is not None and self.serving_identity is None:  # the spool was not checked yet
             with suppress(TimeoutError, FetchLogUnavailable):
                 await self._call_in_time("", lambda: None)
         if serving_identity not in (None, self.serving_identity):
@@ -95,7 +96,10 @@ class SpoolRecorder:
         return is_recorded
 
     async def _write_in_time(self, observation: Observation) -> bool:
-        """Return whether an observation was written in time; withhold an intent that may have been, or may yet be."""
+        """Write an observation, and return whether that succeeded in time.
+
+        If it did not, but an intent may be in the spool or still get there, withhold the intent.
+        """
         written = self._spool.record(observation)
         pending = asyncio.wrap_future(written)
         pending.add_done_callback(_consume_result)
@@ -115,11 +119,14 @@ class SpoolRecorder:
         return False
 
     async def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
-        """How a boot was given; None: it was not. Raises `Unrecordable` where that is not known in time."""
+        """Return how a boot was served. None: it was not. Raises `FetchLogUnavailable` if the spool is too slow."""
         return await self._call_in_time(server, partial(self._served_boots.find, server, offer, report))
 
     async def has_installer_reported(self, server: str, token: str) -> bool:
-        """Whether an installer has reported since its boot was given. Raises `Unrecordable` likewise."""
+        """Return whether an installer has reported since its boot was served.
+
+        Raises `FetchLogUnavailable` if there is no result in time.
+        """
         return await self._call_in_time(server, partial(self._served_boots.has_installer_reported, server, token))
 
     async def _call_in_time(self, server: str, function: Callable[[], _T]) -> _T:
@@ -131,11 +138,11 @@ class SpoolRecorder:
             return await asyncio.wait_for(asyncio.wrap_future(self._spool.run_in_writer(look)), self._deadline_s)
         except OSError as error:
             self._note_result(error)
-            _logger.error("what was given to %s cannot be read: %r", server, error)
+            _logger.error("the boots that were served to %s cannot be read: %r", server, error)
             raise FetchLogUnavailable from error
 
     def check(self) -> None:
-        """See whether anything could be recorded, where that is not known from what was; it is not waited for."""
+        """Check whether fetches can be recorded, unless a recent write proves it. Do not wait for the result."""
         now_s = time.monotonic()
         self._write_counted(self.repeated.take_due(now_s))
         self.intents.retry_writes()
@@ -151,13 +158,13 @@ class SpoolRecorder:
             self._note_result(TimeoutError())
 
     def flush(self) -> None:
-        """Leave to the spool what was only counted until now, and the outcomes that it has not taken."""
+        """Write the counted fetches and the remaining outcomes to the spool."""
         self._write_counted(self.repeated.take_due(math.inf))
         self.intents.retry_writes()
 
     def _write_counted(self, observations: Iterable[Observation]) -> None:
         for each in observations:
-            # It was answered without lines of its own, and perhaps not wholly. A report has no intent.
+            # gitboot answered these fetches without an intent, and perhaps not completely. A report has no intent.
             plain = replace(each, intent=None, is_evidence=each.is_evidence and each.intent is None)
             self._spool.record(plain).add_done_callback(partial(self._put_back_failed, each))
 
@@ -166,7 +173,7 @@ class SpoolRecorder:
             self.repeated.put_back(observation)
 
     async def wait_for_check(self) -> None:
-        """Look, and wait within the deadline for what that shows."""
+        """Check, and wait for the result within the deadline."""
         self.check()
         if self._trial is not None:
             waited = asyncio.wrap_future(self._trial[1])
@@ -187,19 +194,19 @@ class SpoolRecorder:
         if error is None:
             self._last_written_s, self.failure = time.monotonic(), None
         elif isinstance(error, TimeoutError):
-            self.failure = f"{self._spool.folder} takes nothing within {self._deadline_s:g} s"
+            self.failure = f"{self._spool.folder}: a write takes longer than {self._deadline_s:g} s"
         else:
             self.failure = f"{self._spool.folder} cannot be written: {getattr(error, 'strerror', None) or error}"
 
 
 def _consume_result(written: asyncio.Future[None]) -> None:
-    """Take out what was not waited for, so that nobody is told that nobody did: it is told what came of the fetch."""
+    """Read the result of a future after its deadline, so that asyncio does not log it as never retrieved."""
     if not written.cancelled():
         written.exception()
 
 
 class SharedRecorder:
-    """Records as `Recording` does: one-time boots in the shared fetch log, all else in this host's spool."""
+    """Records fetches of one-time boots in the shared fetch log, and all others in this host's spool."""
 
     def __init__(self, spool_recorder: SpoolRecorder, fetch_log: SharedFetchLog, deadline_s: float) -> None:
         self._spool_recorder, self._fetch_log, self._deadline_s, self.intents = (
@@ -221,16 +228,17 @@ class SharedRecorder:
     def failure(self) -> str | None:
         if self._spool_recorder.failure is not None or self._fetch_log.failure is None:
             return self._spool_recorder.failure
-        return f"{self._fetch_log.name} does not take it: {self._fetch_log.failure}"
+        return f"{self._fetch_log.name} cannot be used: {self._fetch_log.failure}"
 
     @property
     def withheld_reason(self) -> str | None:
         return self._spool_recorder.withheld_reason
 
     async def record(self, observation: Observation, serving_identity: str | None = None) -> bool:
-        """Return whether the fetch is recorded, where it has to be.
+        """Record a fetch, and return whether that succeeded in time.
 
-        A tree whose ``giver`` is a spool belongs to an instance without a shared ledger, which would not read it.
+        If the ``serving_identity`` of the tree is a spool, its instance has no shared ledger and would not read this
+        fetch. The result is False.
         """
         if serving_identity is not None and not is_lease(serving_identity):
             return False
@@ -243,7 +251,7 @@ class SharedRecorder:
         given_up = threading.Event()
         try:
             await self._call_in_time(partial(self._fetch_log.record, counted, serving_identity, given_up.is_set))
-        except FetchLogUnavailable:  # the thread goes on, and the database may have the intent or still get it
+        except FetchLogUnavailable:  # the thread goes on: the database may have the intent, or still get it
             given_up.set()
             self.intents.withhold(counted)
             repeated.put_back(counted)
@@ -252,7 +260,7 @@ class SharedRecorder:
         return True
 
     async def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
-        """Return how a boot was served, by any host; a line that this host has not sent yet counts as well."""
+        """Return how any host served a boot. Lines that this host has not sent yet count too."""
         served = await self._call_in_time(partial(self._fetch_log.find_served_boot, server, offer, report))
         return merge_served_boots(await self._spool_recorder.find_served_boot(server, offer, report), served)
 
@@ -265,7 +273,7 @@ class SharedRecorder:
         await asyncio.to_thread(self._fetch_log.ping)
 
     def check(self) -> None:
-        """Check whether this host could record a fetch; `Forwarder` asks the database."""
+        """Check whether this host can record a fetch in its spool. `Forwarder` checks the database."""
         self._spool_recorder.check()
 
     async def _call_in_time(self, function: Callable[[], _T]) -> _T:
@@ -284,13 +292,13 @@ class _FetchCounter:
     __slots__ = ("recorded", "recorded_s", "waiting", "waiting_times")
 
     def __init__(self) -> None:
-        self.recorded = 0  # fetches that lines of the spool stand for
-        self.recorded_s = 0.0  # when the last line was written, by a clock that only goes forward
-        self.waiting: Observation | None = None  # the last fetch that no line stands for
+        self.recorded = 0  # fetches that are in the spool
+        self.recorded_s = 0.0  # when the last line was written, by the monotonic clock
+        self.waiting: Observation | None = None  # the last fetch that is not in the spool
         self.waiting_times = 0
 
     def take(self, now_s: float) -> Observation | None:
-        """Return what waits, as one observation; nothing waits then."""
+        """Return the waiting fetches as one observation, and reset the counter of waiting ones."""
         waiting, times = self.waiting, self.waiting_times
         if waiting is None:
             return None
@@ -300,10 +308,10 @@ class _FetchCounter:
 
 
 class RepeatedFetches:
-    """Lets the first fetches of each secret through, and counts the others for one line a minute; from any thread.
+    """Lets the first fetches of each secret through, and counts the others for one line a minute. For any thread.
 
-    A client that fetches a secret all the time would else fill the spool, which has the fetches of all servers. The
-    count is in memory: an endpoint that is killed loses at most a minute of it, and no address.
+    Otherwise a client that fetches a secret all the time would fill the spool. The count is in memory: an endpoint that
+    is killed loses at most a minute of it, and no address.
     """
 
     _EVERY_S: Final = 60.0
@@ -313,11 +321,11 @@ class RepeatedFetches:
         self._lock = threading.Lock()
         self._secrets: OrderedDict[tuple[str, str, str, bool], dict[str, _FetchCounter]] = (
             OrderedDict()
-        )  # last used last
-        self._evicted: list[Observation] = []  # what waited for a secret that is not known any more
+        )  # the most recently used last
+        self._evicted: list[Observation] = []  # waiting fetches of secrets that were removed from _secrets
 
     def count(self, observation: Observation, now_s: float) -> Observation | None:
-        """Return what to record now, with how many fetches it stands for; None: it waits, and was counted."""
+        """Count a fetch. Return the observation to record now, with the number of fetches. None: the fetch waits."""
         secret = find_secret(observation.path)
         if secret is None:
             return observation
@@ -328,7 +336,7 @@ class RepeatedFetches:
             return counted.take(now_s) if is_due else None
 
     def take_due(self, now_s: float) -> list[Observation]:
-        """Return what has waited for a minute, to be recorded now; all that waits at the end of time, ``math.inf``."""
+        """Return the observations that have waited for a minute, to record them now. ``math.inf`` returns all."""
         with self._lock:
             left, self._evicted = self._evicted, []
             due = (
@@ -340,13 +348,13 @@ class RepeatedFetches:
             return [*left, *(each for each in due if each is not None)]
 
     def put_back(self, observation: Observation) -> None:
-        """Count what could not be recorded, so that the next fetch by its client is recorded at once with it."""
+        """Count an observation that could not be recorded. The next fetch by its client is recorded at once with it."""
         if (secret := find_secret(observation.path)) is None:
             return
         with self._lock:
             counted = self._find_counter(observation, secret)
             counted.recorded, counted.recorded_s = counted.recorded - observation.times, float("-inf")
-            if observation.times > 1:  # the fetch that could not be recorded was perhaps not answered
+            if observation.times > 1:  # the last fetch was perhaps not answered, so it is left out
                 counted.waiting, counted.waiting_times = observation, counted.waiting_times + observation.times - 1
 
     def _find_counter(self, observation: Observation, secret: str) -> _FetchCounter:
@@ -364,13 +372,11 @@ class RepeatedFetches:
 
 # Outcomes of intents
 
-_MAX_UNWRITTEN: Final = (
-    4096  # outcomes that wait to be written; an outcome that is dropped stays unknown, which is safe
-)
+_MAX_UNWRITTEN: Final = 4096  # outcomes that wait; an outcome that is dropped stays unknown, which is safe
 
 
 class OpenIntents:
-    """Records the outcome of each intent in a spool, and tries again until it is written; from any thread."""
+    """Records the outcome of each intent in a spool, and tries again after a failed write. For any thread."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -378,14 +384,14 @@ class OpenIntents:
         self._unwritten: deque[Observation] = deque(maxlen=_MAX_UNWRITTEN)  # outcomes whose last write has failed
 
     def add(self, observation: Observation) -> None:
-        """Note that an observation is recorded and that `conclude` follows, if it is an intent."""
+        """Add a recorded observation if it is an intent. `conclude` follows."""
         if observation.intent is not None:
             self._open[observation.intent] = observation
 
     def withhold(self, observation: Observation) -> None:
-        """Record that nothing is served, if the observation is an intent. It may be in the log, or still get there.
+        """Record for an intent that the boot is withheld. The intent may be in the log, or still get there.
 
-        If it is answered all the same, add it: `conclude` follows.
+        If the fetch is answered all the same, add the intent: `conclude` follows.
         """
         if observation.may_serve_unrecorded:
             self.add(observation)
@@ -393,7 +399,7 @@ class OpenIntents:
             self._write(replace(observation, outcome=Outcome.WITHHELD))
 
     def conclude(self, intent: str, outcome: Outcome | None) -> None:
-        """Record what became of an intent that was added; None: that stays unknown. For any other id, do nothing.
+        """Record the outcome of an intent that was added. None: it stays unknown. For any other id, do nothing.
 
         This returns at once. If the process ends before the outcome is written, the outcome stays unknown.
         """
@@ -403,7 +409,7 @@ class OpenIntents:
     def retry_writes(self) -> None:
         """Try again to write the outcomes whose last write has failed."""
         for _ in range(len(self._unwritten)):
-            with suppress(IndexError):  # another thread was first
+            with suppress(IndexError):  # another thread took the last one
                 self._write(self._unwritten.popleft())
 
     def _write(self, observation: Observation) -> None:
@@ -415,41 +421,38 @@ class OpenIntents:
 
 
 Recorder = SpoolRecorder | SharedRecorder
-# Whether machines are well answered here, or better sent to another endpoint
+# Readiness
 
-_NOT_PUBLISHED: Final = "nothing is published yet"
+_NOT_PUBLISHED: Final = "the instance has not published yet"
 
 
 def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str | None:
-    """Why machines are better sent to another endpoint, in words; None: this one gives what there is to give.
+    """Return why a load balancer should send machines to another endpoint. None: this endpoint is ready.
 
-    Where no spool is named nobody gives what is made once, and no other endpoint does better.
+    If the tree names no spool, no endpoint can serve one-time boots, so this one is as good as any other.
     """
     if not tree.is_ready:
-        return "the tree is prepared for a host that does not act yet" if tree.terms.is_prepared else _NOT_PUBLISHED
+        return "the tree was prepared for a host that is not active yet" if tree.terms.is_prepared else _NOT_PUBLISHED
     if (doubt := tree.clock.problem) is not None:
-        return f"{doubt}: no boot that writes a disk is given"
+        return f"{doubt}; install boots are withheld"
     terms = tree.terms
     if recorder is None:
         if terms.fetch_log_id is None or terms.forwards_machines:
             return None
-        return (
-            "this endpoint has no spool, and the Fleet names no endpoint to send machines on to: no boot that is made "
-            "once is given"
-        )
+        return "this endpoint has no spool, and the Fleet names no endpoint; one-time boots are withheld"
     if recorder.withheld_reason is not None:
-        return f"{recorder.withheld_reason}: no boot that writes a disk is served"
+        return f"{recorder.withheld_reason}; install boots are withheld"
     if recorder.failure is not None:
-        return f"nothing can be recorded: {recorder.failure}: no boot that is made once is given"
+        return f"fetches cannot be recorded: {recorder.failure}; one-time boots are withheld"
     if terms.fetch_log_id is not None and (tree.is_foreign or recorder.serving_identity != terms.fetch_log_id):
-        return "the tree names another spool than this endpoint's: no boot that is made once is given"
+        return "the tree names another spool than this endpoint's; one-time boots are withheld"
     if recorder.deletion_count > terms.loss_count:
-        return "the tree is older than what the spool has forgotten: no boot that is made once is given"
+        return "the tree is older than the last deletion in the spool; one-time boots are withheld"
     return None
 
 
 class ReadinessEvents:
-    """Announces that an endpoint is ready no more, and why, and that it is again."""
+    """Returns an event when an endpoint stops being ready, and when it is ready again."""
 
     def __init__(self) -> None:
         self._is_ready = True
@@ -459,27 +462,27 @@ class ReadinessEvents:
         if self._is_ready is was_ready:
             return None
         if unready_reason is None:
-            return Event(at=at, type="Ready", message="every boot is given that there is to give")
+            return Event(at=at, type="Ready", message="the endpoint serves every boot that machines may get")
         return Event(at=at, type="NotReady", message=unready_reason, warning=True)
 
 
 _SEND_INTERVAL_S: Final = 0.5
 _PAUSE_S: Final = 2.0  # after a failure
-_END_TIMEOUT_S: Final = 2.0  # for what is being sent at the end
+_END_TIMEOUT_S: Final = 2.0  # for the last batch when gitboot ends
 _LOCK: Final = "forwarding"
 
 
 class Forwarder:
-    """Sends what this host's spool holds to the shared fetch log, and deletes what arrived; in a thread.
+    """Sends this host's spool to the shared fetch log, in a thread, and deletes the files that arrived.
 
-    Of several processes that write to one spool, one sends. The database says how far it has each file, so that no line
-    is lost or counted twice, whichever of the two restarts. A writer whose sync failed cuts its file off, perhaps after
-    the database has taken the lines. Then the rest of the file counts as sent, and sending goes on at its end.
+    If several processes write to one spool, one of them sends. The database stores how far it has read each file, so
+    that no line is lost or counted twice after a restart of either side. A writer whose sync failed truncates its file,
+    perhaps after the database has received the lines. Then sending continues at the end of the file.
     """
 
     def __init__(self, folder: Path, fetch_log: SharedFetchLog) -> None:
         self._folder, self._fetch_log = folder, fetch_log
-        self._places: Counter[str] = Counter()  # by file: how many bytes of it have arrived, as far as this one knows
+        self._places: Counter[str] = Counter()  # by file: how many bytes have arrived, as far as this process knows
         self._stopping = threading.Event()
         self._thread = BackgroundThread(self._run, name="forwarder")
 
@@ -504,19 +507,21 @@ class Forwarder:
                 pause_s, was_failing = _SEND_INTERVAL_S, False
             except (OSError, BatchRejected) as error:
                 if not was_failing:
-                    _logger.error("recorded fetches wait for %s: %s", self._fetch_log.name, format_error(error))
+                    _logger.error(
+                        "recorded fetches cannot be sent to %s: %s", self._fetch_log.name, format_error(error)
+                    )
                 pause_s, was_failing = _PAUSE_S, True
         if lock is not None:
             os.close(lock)
 
     def send(self) -> None:
-        """Send all that the spool holds by now. Raises OSError and `NotTaken`."""
+        """Send all lines that the spool has now. Raises OSError and `BatchRejected`."""
         spool, spool_files = read_or_create_identity(self._folder), list_files(self._folder)
         names = [path.stem for path in spool_files]
         for path in spool_files:
             writer = Writer(spool, path.stem)
             self._go_back_to_end(path, writer)
-            # Of a file that this process does not know, the database is asked even if there is nothing to send.
+            # For a file that this process has not seen, query the database even if there is no line to send.
             while (batch := read_batch(path, writer, self._places[path.name])).lines or path.name not in self._places:
                 self._places[path.name] = self._fetch_log.receive_batch(batch, names)
                 self._go_back_to_end(path, writer)
@@ -525,20 +530,20 @@ class Forwarder:
         self._places = Counter({path.name: self._places[path.name] for path in spool_files if path.exists()})
 
     def _go_back_to_end(self, path: Path, writer: Writer) -> None:
-        """Go on at the end of a file that is shorter than the part of it that was sent."""
+        """Continue at the end of a file that is shorter than the part that was sent."""
         place = self._places[path.name]
         with suppress(FileNotFoundError):
             if place > (size := path.stat().st_size):
                 self._fetch_log.reset_place(writer, size)
                 self._places[path.name] = size
                 _logger.warning(
-                    "%s has %d bytes, and gitboot has sent %d bytes of it. It sends what is appended from now on.",
+                    "%s has %d bytes, but gitboot has sent %d bytes of it. gitboot continues with new lines.",
                     *(path, size, place),
                 )
 
 
 def _lock_spool(folder: Path) -> int | None:
-    """Return a file that keeps other processes from sending until it is closed; None: another process sends."""
+    """Lock a spool for sending. Return the lock's file, which holds the lock until it is closed. None: it is locked."""
     endpoint_folder(folder).mkdir(exist_ok=True)
     fd = open_lock(endpoint_folder(folder) / _LOCK, mode=0o640)
     if lock_file(fd):

@@ -1,4 +1,4 @@
-"""Served files: the published tree as an endpoint reads it."""
+"""Served files: the output tree as an endpoint reads it, and the clock that it compares with the instance's."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from gitboot.status.conditions import STALE_S, find_remedy
 from gitboot.system_clock import ClockState, Uptime, read_uptime
 
 _logger = logging.getLogger(__name__)
-REFRESH_S: Final = 1  # how often it is looked at whose tree it is
+REFRESH_S: Final = 1  # between two reads of the manifest and the status
 _NO_TERMS: Final = ServingTerms()
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-Signature = tuple[int, int, int]  # inode, nanoseconds since 1970, bytes: whether a file is still the one that was read
+Signature = tuple[int, int, int]  # inode, mtime in ns, size in bytes: shows whether a file has changed
 
 
 class ReadFile(NamedTuple):
-    """A file as it was read."""
+    """A file's content, and its signature when it was read."""
 
     file: str
     signature: Signature
@@ -50,7 +50,7 @@ class ReadFile(NamedTuple):
 
 
 class LocatedServer(NamedTuple):
-    """A server's state, and the file that it was read from."""
+    """A server's state, and the file from which it was read."""
 
     file: str
     signature: Signature
@@ -58,11 +58,11 @@ class LocatedServer(NamedTuple):
 
 
 class ServerMoving(Exception):
-    """An identity on its way from one server to another: ask again."""
+    """An identity moves from one server to another. Try again."""
 
 
 def read_signature(file: str) -> Signature | None:
-    """What stands at ``file``; None if nothing does."""
+    """Return the signature of a file or folder. None: there is none, or it cannot be read."""
     try:
         found = os.stat(file)
     except OSError:
@@ -71,11 +71,11 @@ def read_signature(file: str) -> Signature | None:
 
 
 class PublishedTree:
-    """The tree at ``root``; any number of processes may read one, while another publishes to it.
+    """The output tree at ``root``. Several processes may read it while another one publishes to it.
 
-    An endpoint that an instance has started also reads the ``status`` that the instance leaves in its state directory,
-    and goes by the newer one: either disk may be full. It knows the instance's ``ledger``: a tree of another is
-    answered from as one whose fetches cannot be recorded.
+    An endpoint that an instance has started also reads the ``status`` in the instance's state directory, and uses the
+    newer one: the disk of one of them may be full. If the tree belongs to another ``ledger``, the endpoint serves it as
+    if fetches could not be recorded.
     """
 
     def __init__(
@@ -90,33 +90,33 @@ class PublishedTree:
     ) -> None:
         self.root, self._clock, self._ledger = str(root), clock, ledger
         self._statuses = [str(path) for path in (status, root / STATUS) if path is not None]
-        self._parsed: dict[str, tuple[Signature, Any]] = {}  # of what is one for the whole tree
+        self._parsed: dict[str, tuple[Signature, Any]] = {}  # files of the whole tree, by path
         self.head: Head | None = None
-        self.can_answer = False  # whether its format is known, and its instance acts
+        self.can_answer = False  # whether the format is known, and the instance is active
         self._condition: dict[str, Any] = {}
-        self.stop_orders = stop_orders or StopReader(*stop_folders(root, None))  # by which a person has stopped boots
-        self.stops_all = False  # whether nobody is to boot from the network, as of the last look
-        self.clock = checked_clock or CheckedClock(clock)  # beside the instance's
+        self.stop_orders = stop_orders or StopReader(*stop_folders(root, None))  # with which operators stop boots
+        self.stops_all = False  # whether an operator has stopped all network boots, as of the last refresh
+        self.clock = checked_clock or CheckedClock(clock)  # compared with the instance's
         self.refresh()
 
-    # What is asked for
+    # Lookups
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is something to answer from; where there was nothing a moment ago, it is looked for anew."""
+        """Return whether the tree can be served. If it could not at the last refresh, refresh first."""
         if not self.can_answer:
             self.refresh()
         return self.can_answer
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is of another instance than the one that started this endpoint."""
+        """Return whether the tree belongs to another instance than the one that started this endpoint."""
         return self._ledger is not None and self.head is not None and self.head.stamp.ledger != self._ledger
 
     def find_server(self, identity: str) -> LocatedServer | None:
-        """The server that is found by this; None where there is none.
+        """Return the server with an identity. None: no server has it.
 
-        Raises `Moving`, ValueError for damage, and OSError for what cannot be read.
+        Raises `ServerMoving`, ValueError for a damaged file, and OSError for a file that cannot be read.
         """
         if (shard := self.read(shard_path(identity))) is None:
             return None
@@ -130,17 +130,17 @@ class PublishedTree:
         return None
 
     def read_server(self, name: str) -> LocatedServer | None:
-        """The state of the server of this name. Raises ValueError for what is none."""
+        """Return the state of a server. None: no such server. Raises ValueError for a damaged file."""
         found = self.read(state_path(name))
         return None if found is None else LocatedServer(found.file, found.signature, parse_state(found.content))
 
     def read_shared_files(self) -> Mapping[str, ListedFile]:
-        """The files that are no server's."""
+        """Return the files that belong to no server."""
         return self._parse_cached(f"{self.root}/{SHARED}", parse_listing) or {}
 
     @property
     def terms(self) -> ServingTerms:
-        """On which terms boots are given; where they are missing or damaged, nobody gives what is made once."""
+        """Return the terms for serving boots. If the file is missing or damaged, the terms allow no one-time boots."""
         try:
             found: ServingTerms | None = self._parse_cached(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
         except (ValueError, OSError):
@@ -148,13 +148,13 @@ class PublishedTree:
         return found or _NO_TERMS
 
     def read(self, path: str, most_bytes: int | None = None) -> ReadFile | None:
-        """Return a file of the tree; None: it is absent, or larger. Raises OSError for one that cannot be read."""
+        """Return a file of the tree. None: it is absent, or larger than ``most_bytes``. Raises OSError."""
         return _read_file(f"{self.root}/{path}", most_bytes)
 
-    # What the instance says of itself
+    # Manifest and status of the instance
 
     def refresh(self) -> None:
-        """See whose tree it is, and whether it can be read; what is damaged there is answered from as it was before."""
+        """Read the manifest and the status. If the manifest is damaged, keep the previous one."""
         try:
             self.head = self._parse_cached(f"{self.root}/{MANIFEST}", parse_head)
         except UnknownFormat as error:
@@ -164,9 +164,9 @@ class PublishedTree:
             self._set_condition(False, "Unreadable", f"{self.root}/{MANIFEST}: {error}")
         else:
             if self.head is None:
-                self._set_condition(False, "Absent", f"{self.root}: nothing is published there")
+                self._set_condition(False, "Absent", f"{self.root}: the instance has not published yet")
             else:
-                self._set_condition(True, "Read", f"{self.root}: of {self.head.stamp.commit}")
+                self._set_condition(True, "Read", f"{self.root}: published from commit {self.head.stamp.commit}")
         instance = self._read_instance_status()
         self.clock.compare(instance.get("clock"))
         conditions = instance.get("conditions", ())
@@ -178,7 +178,7 @@ class PublishedTree:
         self.stops_all = (stopped := self.stop_orders.current) is not None and stopped.stoppage.everything
 
     def read_status(self) -> dict[str, Any]:
-        """Return the instance's status with its age, and whether the tree can be read."""
+        """Return the instance's status with its age, and with the condition TreeRead."""
         from gitboot.status.instance_status import Status, add_age  # only here: an endpoint starts without it
 
         self.refresh()
@@ -192,7 +192,7 @@ class PublishedTree:
         }
 
     def _read_instance_status(self) -> dict[str, Any]:
-        """Return the newest status of the instance; {}: there is none."""
+        """Return the newest status of the instance, or {} if there is none."""
         found: list[dict[str, Any]] = []
         for file in self._statuses:
             with suppress(ValueError, OSError):
@@ -203,7 +203,7 @@ class PublishedTree:
     def _set_condition(self, status: bool, reason: str, message: str) -> None:
         known = self._condition
         if known.get("message") != message:
-            begins = not known and reason == "Absent"  # before the first commit is published, that is no trouble
+            begins = not known and reason == "Absent"  # before the first publication this is normal
             (_logger.info if status or begins else _logger.error)("%s", message)
         changed = known["lastTransitionTime"] if known.get("status") == status else format_instant(self._clock())
         facts = {
@@ -230,7 +230,7 @@ class PublishedTree:
 def _read_file(file: str, most_bytes: int | None = None) -> ReadFile | None:
     try:
         fd = os.open(file, _READ)
-    except (OSError, ValueError) as error:  # a NUL is a ValueError
+    except (OSError, ValueError) as error:  # a NUL in the path is a ValueError
         if isinstance(error, OSError) and error.errno not in ABSENT:
             raise
         return None
@@ -249,9 +249,10 @@ def _parse_status(data: bytes) -> dict[str, Any]:
 
 
 def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:
-    """The machine, with whose document has it as far as one does; None: a document has its UUID, or all that it says.
+    """Return the machine with the name of a server that shares an identity with it.
 
-    What cannot be told just now counts as known.
+    None: a document has its UUID, or the machine sent no UUID and a document has another identity of it. A machine
+    that cannot be looked up now counts as described.
     """
     try:
         found = {each: tree.find_server(each) for each in machine.identities}
@@ -265,7 +266,7 @@ def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMach
 
 
 def read_unknown_machines(tree: PublishedTree) -> UnknownMachines | None:
-    """The machines that no document describes, as the instance has left them; None: it has left nothing."""
+    """Return the unknown machines that the instance has published. None: it has published none."""
     found = tree.read(UNKNOWN)
     return parse_unknown(found.content) if found is not None else None
 
@@ -276,12 +277,13 @@ _SAVED_FILE: Final = "clock"
 
 
 class CheckedClock:
-    """Tells by how much a clock is off, by what is seen of another, again and again.
+    """This host's clock, compared with the instance's clock by the times that the instance writes to its status.
 
-    One that is behind is known at once, by the other's time or by its own, which is kept in ``folder`` from one process
-    to the next. One that is ahead cannot be told from an instance that is silent, or a tree that is an old copy, but by
-    what was written between two looks. Where the kernel does not vouch for it, it is waited for that, for a while after
-    the start: then the instance is silent, and machines are not to wait for it.
+    A clock that is behind shows at once: by the instance's time, or by this clock's own last time, which is saved in
+    ``folder`` for the next process. A clock that is ahead looks like a silent instance or an old copy of the tree. Only
+    a time that the instance writes between two comparisons shows the difference. Until then, if the kernel does not
+    state that its clock is synchronized, gitboot does not trust the clock. This wait is limited: after `STALE_S`
+    seconds the instance counts as silent, and machines shall not wait for it.
     """
 
     def __init__(
@@ -295,28 +297,28 @@ class CheckedClock:
         self._clock, self._keeping, self._uptime = clock, keeping, uptime
         self._saved_file = folder / _SAVED_FILE if folder is not None else None
         self._began_s = uptime().seconds
-        self._instance_time: datetime | None = None  # by the other's clock, what was seen last
-        self._seen_s = self._began_s  # when this process saw it first
-        self._age_s = 0.0  # how old it was then
-        self._last_right: datetime | None = None  # by the other's clock, when this clock was last found right
-        self._is_compared = False  # whether something was written while this process looked
+        self._instance_time: datetime | None = None  # the last time that the instance wrote
+        self._seen_s = self._began_s  # uptime when this process first read that time
+        self._age_s = 0.0  # the age of that time then
+        self._last_right: datetime | None = None  # the last time of the instance with which this clock agreed
+        self._is_compared = False  # whether the instance wrote while this process ran
         self._saved, kept_at = _read_saved_clock(self._saved_file)
-        self._newest = self._saved  # the latest instant that it has shown, before this process; None: it was wrong
+        self._newest = self._saved  # the latest time of this clock before this process; None: it was wrong
         is_same = kept_at is not None and kept_at.boot == uptime().boot
         self._newest_s = min(kept_at.seconds, self._began_s) if kept_at and is_same else self._began_s
-        self.offset: timedelta | None = None  # by how much this one is ahead; None: by no more than it may be
+        self.offset: timedelta | None = None  # how far this clock is ahead; None: within the limit
         self._check_behind()
 
     @property
     def up(self) -> Uptime:
-        """How long the kernel runs by whose clock this goes."""
+        """Return the uptime of this host's kernel."""
         return self._uptime()
 
     @property
     def latest_time(self) -> datetime | None:
-        """Return how far time has come at least, whatever this clock shows now; None: nothing tells it.
+        """Return a time that is certainly not in the future, whatever this clock shows now. None: there is none.
 
-        The latest time that this clock has shown tells it, if that was not wrong, and the other's clock.
+        It comes from the latest correct time of this clock, or from the instance's clock.
         """
         found = [self._clock() - (self.offset or timedelta())] if self.problem is not None else []
         if self._newest is not None:
@@ -325,35 +327,35 @@ class CheckedClock:
 
     @property
     def instance_time(self) -> datetime | None:
-        """Return the last time that the other wrote, by its clock; None: it has not written it yet."""
+        """Return the last time that the instance wrote, by its clock. None: it has not written one yet."""
         return self._instance_time.astimezone(UTC) if self._instance_time is not None else None
 
     @property
     def silent_s(self) -> float | None:
-        """Return the seconds since the other wrote its time; None: it has not written it yet."""
+        """Return the seconds since the instance wrote its time. None: it has not written one yet."""
         return None if self._instance_time is None else self._age_s + self.up.seconds - self._seen_s
 
     def choose_time(self, at: datetime) -> datetime:
-        """Return the time to answer for: ``at``, or while this clock is in doubt, the last time when it was right.
+        """Return the time for which to answer: ``at``, or if this clock has a problem, the last time that was correct.
 
-        A clock that was never right since this process began stays at the time that the other wrote first.
+        If the clock was never correct in this process, the result stays at the first time that the instance wrote.
         """
         return at if self.problem is None else self._last_right or self._newest or at
 
     @property
     def problem(self) -> str | None:
-        """Why no boot that writes a disk is given by this clock; None: it is right, as far as can be told."""
+        """Return why install boots are withheld because of this clock. None: no problem is known."""
         if self.offset is not None:
             return f"the clock is {self.offset.total_seconds():+.0f} s off the instance's"
-        # Whether it may be ahead, and nothing has shown yet that it is not.
+        # The rest decides whether the clock may be ahead.
         if self._instance_time is None or self._is_compared or self._clock() - self._instance_time <= _MAX_OFFSET:
             return None
         if self.up.seconds - self._began_s >= STALE_S or self._keeping() is ClockState.SYNCHRONISED:
             return None
-        return "the clock is not compared with the instance's yet, which is silent or behind"
+        return "the clock is ahead of the last time that the instance wrote: it may be wrong, or the instance is silent"
 
     def compare(self, instance_time: object) -> None:
-        """Take note of the other's time, as it was written; what is none tells nothing."""
+        """Compare this clock with a time that the instance wrote. A malformed time is ignored."""
         with suppress(ValueError):
             other, up_s = datetime.fromisoformat(str(instance_time)), self.up.seconds
             is_first, is_new = self._instance_time is None, self._instance_time not in (None, other)
@@ -366,18 +368,18 @@ class CheckedClock:
                 self._last_right = other
             self._is_compared |= is_new
             if is_new and abs(off) <= _MAX_OFFSET:
-                self._newest = None  # whatever it has shown before
+                self._newest = None  # the earlier times of this clock do not count any more
             if off < -_MAX_OFFSET or (is_new and off > _MAX_OFFSET):
                 self._set_offset(off)
                 return
             if not is_new and off > _MAX_OFFSET and self.offset is not None and self.offset > timedelta():
-                return  # it is ahead, as it was found to be
+                return  # the clock is still ahead
         self._check_behind()
 
     def save(self) -> None:
-        """Note, where the next process finds it, how far this clock has come; once a minute, and only if it is right.
+        """Save the time of this clock for the next process, once a minute and only if the clock has no problem.
 
-        A disk that refuses it loses only that.
+        A disk error is ignored.
         """
         now = self._clock()
         if (
@@ -399,12 +401,12 @@ class CheckedClock:
     def _set_offset(self, off: timedelta | None) -> None:
         if off is not None and self.offset is None:
             seconds = off.total_seconds()
-            _logger.error("the clock is %+.0f s off the instance's: no boot that writes a disk is given", seconds)
+            _logger.error("the clock is %+.0f s off the instance's; install boots are withheld", seconds)
         self.offset = off
 
 
 def _read_saved_clock(path: Path | None) -> tuple[datetime | None, Uptime | None]:
-    """The latest instant that a clock had shown, and how long the kernel ran then; None: nobody knows."""
+    """Return the saved time of a clock, and the kernel's uptime then. None: it is not known."""
     with suppress(OSError, ValueError):
         words = path.read_text().split() if path is not None else []
         if len(words) == 3:

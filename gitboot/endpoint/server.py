@@ -1,4 +1,4 @@
-"""HTTP server: listening sockets, and the worker processes of an endpoint."""
+"""HTTP server: listening sockets and worker processes of an endpoint."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ if TYPE_CHECKING:
     from gitboot.status.instance_status import Endpoints
 
 _BACKLOG: Final = 2048
-_KEEP_ALIVE_S: Final = 30  # firmware and loaders take their time between two files
+_KEEP_ALIVE_S: Final = 30  # firmware and loaders may pause for long between two files
 _STUCK_CHECK_S: Final = 2
 
 
 class EndpointServer:
-    """Serves ``app`` at sockets that listen, from `start` to `stop`; others may serve at them as well.
+    """Serves ``app`` at listening sockets, from `start` to `stop`. Other processes may serve at the same sockets.
 
-    ``encrypted`` is one more, at which clients are let in by TLS. It handles no signals: whoever runs it does, and
-    calls `stop`.
+    ``tls_socket`` is one more socket, for TLS. The server handles no signals: its caller has to, and calls `stop`.
     """
 
     def __init__(self, app: ASGIApp, *listening: socket.socket, tls_socket: TlsSocket | None = None) -> None:
@@ -52,9 +51,9 @@ class EndpointServer:
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            log_level=logging.ERROR,  # what clients do wrong is no news
+            log_level=logging.ERROR,  # errors of clients are not logged
             access_log=False,
-            proxy_headers=False,  # gitboot.endpoint.access_control knows better whom to trust
+            proxy_headers=False,  # gitboot.endpoint.access_control decides which proxies are trusted
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
@@ -66,13 +65,13 @@ class EndpointServer:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5) -> None:
-        """Take no more requests, give those under way ``timeout_s`` to end, and return."""
+        """Accept no more requests, and return after the running ones have ended, or after ``timeout_s``."""
         self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
         self._server.should_exit = True
         self._thread.join()
 
     def write_heartbeat(self, pipe: int) -> None:
-        """Let the thread that answers write a byte to a pipe, soon: whoever reads it sees that it goes on."""
+        """Let the serving thread write a byte to a pipe soon. The reader sees that the thread responds."""
         self._server.heartbeat_pipe = pipe
 
     def __enter__(self) -> Self:
@@ -90,14 +89,14 @@ class EndpointServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which by itself has one way for all sockets."""
+    """uvicorn's server with a TLS socket beside the others. uvicorn treats all sockets alike."""
 
     def __init__(self, config: uvicorn.Config, tls_socket: TlsSocket | None) -> None:
         super().__init__(config)
         self._tls_socket = tls_socket
         self._accepting: asyncio.Task[None] | None = None
-        self._stuck_checked_s = time.monotonic()  # when clients that are stuck were looked for last
-        self.heartbeat_pipe: int | None = None  # a pipe to which a byte is due
+        self._stuck_checked_s = time.monotonic()  # when it last looked for stuck clients
+        self.heartbeat_pipe: int | None = None  # the pipe to write the next heartbeat to
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -110,9 +109,9 @@ class _Server(uvicorn.Server):
             )
 
     async def on_tick(self, counter: int) -> bool:
-        """Show life, and look for clients that are stuck. uvicorn calls this ten times a second."""
+        """Write a heartbeat, and look for stuck clients. uvicorn calls this ten times a second."""
         if self.heartbeat_pipe is not None:
-            with suppress(BlockingIOError):  # nobody reads: what is in the pipe is enough
+            with suppress(BlockingIOError):  # the pipe is full, which shows life too
                 os.write(self.heartbeat_pipe, b".")
             self.heartbeat_pipe = None
         late_s = time.monotonic() - self._stuck_checked_s - _STUCK_CHECK_S
@@ -130,7 +129,7 @@ class _Server(uvicorn.Server):
 
 
 def open_listening_socket(address: str) -> socket.socket:
-    """A socket that listens at HOST:PORT; port 0 takes one that is free. Raises UsageError where that cannot be."""
+    """Return a socket that listens at HOST:PORT. Port 0 chooses a free port. Raises UsageError if that fails."""
     host, port = _parse_listen(address)
     try:
         return socket.create_server(
@@ -144,7 +143,7 @@ def open_listening_socket(address: str) -> socket.socket:
 
 
 def build_url(address: str, listening: socket.socket, scheme: str = "http") -> str:
-    """The base URL of what listens, with the port that was taken."""
+    """Return the base URL of a listening socket, with its real port."""
     return _format_url(_parse_listen(address)[0], listening.getsockname()[1], scheme)
 
 
@@ -165,19 +164,19 @@ def _parse_listen(listen: str) -> tuple[str, int]:
 _logger = logging.getLogger(__name__)
 _MIN_PAUSE_S: Final = 0.1
 _MAX_PAUSE_S: Final = 5.0
-_STEADY_S: Final = 30  # who has run for so long may begin again at once
+_STEADY_S: Final = 30  # a worker that ran for so long is restarted without a pause
 
 
 class WorkerLimits(NamedTuple):
-    """How long a process that shows life once a second may show none, and how long it may take to end.
+    """How long a worker, which writes a heartbeat once a second, may write none, and how long it may take to end.
 
-    The seconds without life are seconds in which this process ran itself, so that a machine that was suspended, or is
-    short of everything, is no reason.
+    gitboot counts only seconds in which this process ran itself. So a machine that was suspended or is overloaded does
+    not make its workers look hung.
     """
 
-    silent_s: int = 10  # from then on it does not respond
+    silent_s: int = 10  # then the worker counts as not responding
     hung_s: int = 30  # then gitboot replaces it
-    starting_s: int = 50  # more, until its first sign of life
+    starting_s: int = 50  # in addition, until the first heartbeat
     end_s: float = 5  # between SIGTERM and SIGKILL
 
 
@@ -185,11 +184,11 @@ _LIMITS: Final = WorkerLimits()
 
 
 class Workers:
-    """As many processes as wanted that serve at one socket, within a block.
+    """Worker processes that serve at one socket, within a `with` block.
 
-    ``command`` gets the socket as ``--fd``, one that is for operators alone as ``--operators-fd``, and as ``--life-fd``
-    a pipe to which it writes while it responds. A process that does not, such as one that was sent SIGSTOP, is killed
-    and replaced. ``on_change`` is called, from any thread, when a process ends, begins, responds no more or again.
+    ``command`` gets the socket as ``--fd``, the operators' socket as ``--operators-fd``, and a pipe as ``--life-fd``.
+    It writes to the pipe while it responds. gitboot kills and replaces a worker that stops writing, for example after
+    SIGSTOP. ``on_change`` is called from any thread when a worker starts, ends, stops responding or responds again.
     """
 
     def __init__(
@@ -209,10 +208,10 @@ class Workers:
         self._count, self._on_change, self._limits = count, on_change, limits
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
-        self._silent_s = [0] * count  # for how long each process has shown no life
+        self._silent_s = [0] * count  # seconds since the last heartbeat of each worker
         self._restarts = 0
         self._stopping = threading.Event()
-        # The system ends a worker with the thread that started it, so that thread waits for it too.
+        # Linux ends a worker when the thread that started it ends, so that thread also waits for the worker.
         self._threads = [
             BackgroundThread(
                 partial(self._keep_running, number), name=f"endpoint {number}", on_death=lambda _: on_change()
@@ -221,7 +220,7 @@ class Workers:
         ]
 
     def close(self) -> None:
-        """End all of them, within a few seconds."""
+        """End all workers, within a few seconds."""
         self._stopping.set()
         with self._lock:
             processes = [process for process in self._processes if process is not None]
@@ -274,7 +273,7 @@ class Workers:
                 self._on_change()
 
     def _start_process(self, number: int) -> tuple[subprocess.Popen[bytes], int] | None:
-        """Start a process, and return it with the pipe that it writes to while it responds."""
+        """Start a worker. Return it with its heartbeat pipe. None: the workers are being stopped."""
         with self._lock:
             if self._stopping.is_set():
                 return None
@@ -292,7 +291,7 @@ class Workers:
         return process, life
 
     def _watch_process(self, number: int, process: subprocess.Popen[bytes], life: int) -> None:
-        """Wait until a process has ended; kill it if it hangs."""
+        """Wait until a worker has ended. Kill it if it hangs."""
         poll = select.poll()
         poll.register(life, select.POLLIN)
         silent_s = -self._limits.starting_s
@@ -304,7 +303,9 @@ class Workers:
             else:
                 silent_s += 1
                 if silent_s == self._limits.hung_s:
-                    _logger.error("endpoint process %d has not responded for %d s: replaced", process.pid, silent_s)
+                    _logger.error(
+                        "endpoint process %d has not responded for %d s and will be replaced", process.pid, silent_s
+                    )
                     process.kill()
             with self._lock:
                 before, self._silent_s[number] = self._silent_s[number], silent_s

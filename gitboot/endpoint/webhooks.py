@@ -1,4 +1,4 @@
-"""Webhooks of forges: who shows that it has the secret lets the instance fetch now; nothing else is read of them."""
+"""Webhooks of forges: a request that proves that its sender has the secret triggers a fetch."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from gitboot.errors import UsageError
 WEBHOOK_PATH: Final = "/hooks/push"
 
 _MAX_BYTES: Final = 5 << 20
-_PAUSE_S: Final = 2.0  # between two fetches that are asked for
+_PAUSE_S: Final = 2.0  # between two fetches
 _MIN_SECRET_LENGTH: Final = 16  # characters
 _PREFIX: Final = b"sha256="
 
-# GitHub signs the body, Gitea and Forgejo likewise without a prefix; GitLab shows the secret itself.
+# GitHub signs the body with a prefix, Gitea and Forgejo without one. GitLab sends the secret itself.
 _SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature")
 _TOKEN_HEADER: Final = b"x-gitlab-token"
 
 
 class PushSecret:
-    """The secret in a file, read for each request: it may change."""
+    """The secret in a file, which gitboot reads for each request."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def read(self) -> bytes:
-        """Return the secret. Raises `UsageError` if it cannot be read, or is so short that it may be guessed."""
+        """Return the secret. Raises `UsageError` if it cannot be read, or is so short that it could be guessed."""
         try:
             secret = self._file.read_bytes().strip()
         except OSError as error:
             raise UsageError(f"--push-secret: {self._file} cannot be read: {error.strerror}") from None
         if len(secret) < _MIN_SECRET_LENGTH:
-            raise UsageError(f"--push-secret: {self._file} needs {_MIN_SECRET_LENGTH} characters or more")
+            raise UsageError(f"--push-secret: {self._file} needs at least {_MIN_SECRET_LENGTH} characters")
         return secret
 
 
 class Webhooks:
-    """Hears webhooks, and wakes an instance, at once and then no more often than every two seconds."""
+    """Handles webhooks. The first one triggers a fetch at once, later ones at most every two seconds."""
 
     def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
         self._secret, self._wake = secret, wake
@@ -53,7 +53,7 @@ class Webhooks:
         self._later: asyncio.TimerHandle | None = None
 
     async def handle(self, scope: Scope, read: ReadBody) -> Reply:
-        """The reply to what may be a webhook. Of its body only the HMAC is kept."""
+        """Check a webhook and return the response. gitboot keeps only the HMAC of the body."""
         try:
             secret = self._secret.read()
         except UsageError:
@@ -61,7 +61,7 @@ class Webhooks:
         digest = hmac.new(secret, digestmod=sha256)
         if (refusal := await read(_MAX_BYTES, digest.update)) is not None:
             return refusal
-        # One of the headers has to show that the sender has the secret; each that is there is compared in full.
+        # A header must prove that the sender has the secret. Each one is compared in constant time, and all must match.
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         signature = digest.hexdigest().encode()
         found = [

@@ -1,1 +1,1 @@
-"""Evaluate commits in a process with limits, and reuse cached results of what did not change."""
+"""Evaluate commits in a process with limits, and reuse cached results of unchanged servers and files."""

@@ -32,13 +32,13 @@ RECENT: Final = 8192  # decoded values in memory: an evaluation reads each serve
 
 
 class _ServerName(msgspec.Struct, frozen=True, gc=False):
-    """What `Decision` and `Host` have in common."""
+    """The common part of `Decision` and `Host`."""
 
     server: str
 
 
 class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `DecidedServer` as bytes, of which an evaluation decodes no more than it needs."""
+    """A `DecidedServer` as bytes. An evaluation decodes only the parts that it needs."""
 
     decision: bytes  # a Decision
     host: bytes  # a Host
@@ -62,7 +62,7 @@ def decode_row(data: bytes) -> DecidedRow | None:
 
 
 def decode_server_row(data: bytes, server: str) -> DecidedRow | None:
-    """Return the row of a server, or None if the bytes are none: they may be the row of another server."""
+    """Return the row of a server, or None if the bytes are not a row or are the row of another server."""
     if (row := decode_row(data)) is None:
         return None
     parts = (_decode_or_none(_name_decoder, part) for part in (row.decision, row.host))
@@ -79,7 +79,7 @@ def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
 
 
 def is_result(kind: ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a valid result of an evaluation: they decode, and all parts name one server."""
+    """Return whether the bytes are a valid result: gitboot can decode them, and all parts belong to one server."""
     if kind is ResultKind.PARSED:
         return decode_servers(data) is not None
     if kind is not ResultKind.DECIDED or (row := decode_row(data)) is None:
@@ -186,7 +186,7 @@ def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
 
 
 def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
-    """Answer a lookup; without a cache, each key is a miss. Raises ValueError for too many keys."""
+    """Answer a lookup. Without a cache, each key is a miss. Raises ValueError for too many keys."""
     if len(request.keys) > protocol.MAX_KEYS:
         raise ValueError(f"{len(request.keys):,} keys at once")
     return CacheHits(dict(cache.get_many(request.kind, request.keys)) if cache is not None else {})
@@ -228,7 +228,7 @@ class ResultsFile:
         self._verified: set[bytes] = set()  # digests of decisions with their hosts
 
     def verify(self, servers: Iterable[protocol.ServerPart]) -> None:
-        """Take the decisions and hosts of these servers as verified: the instance has decoded and compared them."""
+        """Mark the decisions and hosts of these servers as verified, after the instance decoded and compared them."""
         for each in servers:
             if each.decision is not None and each.network is not None:
                 self._verified.add(_compute_digest(each.decision, each.network))

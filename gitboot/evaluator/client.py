@@ -52,7 +52,7 @@ class EvaluatorClient:
         self._cache = cache  # of results; the evaluator process does not open it
         self._site = site  # only its servers are evaluated; None: all servers
         self._limits = limits or EvaluationLimits()
-        self._waits_for_answer = waits_for_answer  # whether `evaluate` waits for the answer instead of returning None
+        self._waits_for_answer = waits_for_answer  # whether `evaluate` waits for the answer. If not, it may return None
         self._start_timer = (
             start_timer  # is called when an evaluation begins, and returns a function to call at its end
         )
@@ -68,7 +68,7 @@ class EvaluatorClient:
         self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
-        """Return the evaluation of ``revision`` and what it changes against ``base``. None: everything is new.
+        """Return the evaluation of ``revision`` and its changes since ``base``. Without a base, everything is new.
 
         Returns None while the process evaluates this or an earlier commit: call again. Raises `InvalidRepository` with
         all problems of the commit, `NotEvaluated` if the evaluation did not end, and `SourceError` if the clone cannot
@@ -109,7 +109,7 @@ class EvaluatorClient:
         self._storing.submit(lambda: None).result()
 
     def end_unless_accepted(self, accepted: Revision | None) -> None:
-        """End the process if it evaluated a commit that was not accepted. ``accepted`` counts as accepted."""
+        """End the process if it evaluated a commit that is not accepted. ``accepted``: the commit accepted now."""
         if self._evaluated - self._accepted - {accepted}:
             self._end_process()
 
@@ -137,7 +137,7 @@ class EvaluatorClient:
             self._end_process()
         if self._process is None:
             self._process, self._evaluated = Child("gitboot.evaluator", str(self._state)), set()
-            self._accepted &= {base.revision} if base is not None else set()  # the new process has evaluated no other
+            self._accepted &= {base.revision} if base is not None else set()  # the new process has no other commit
         untrusted = frozenset(self._evaluated - self._accepted)
         self._evaluated |= {revision} if base is None else {revision, base.revision}
         spooled = _UnstoredResults(ResultsFile(self._state), untrusted)
@@ -171,7 +171,7 @@ _MAX_UNSTORED: Final = 8
 
 class _UnstoredResults(NamedTuple):
     results: ResultsFile
-    untrusted: frozenset[Revision]  # the commits that its process had evaluated before and that were not accepted
+    untrusted: frozenset[Revision]  # earlier commits of the same process that were not accepted
 
 
 class _RunningEvaluation(Struct, frozen=True, kw_only=True):
@@ -185,7 +185,7 @@ class _RunningEvaluation(Struct, frozen=True, kw_only=True):
 
 
 class _EvaluatorKilled(Exception):
-    """Another process killed the evaluator process: its own limits do not end it in this way."""
+    """Another process killed the evaluator process. The evaluator's own limits end it in another way."""
 
 
 def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> EvaluationResult:
@@ -279,14 +279,16 @@ class _Conversation:
     def _explain_end(self) -> InvalidRepository | _EvaluatorKilled:
         status = self._process.wait()
         if self._is_late:
-            return NotEvaluated([build_limit_problem(f"it is not evaluated after {self._wall_s:.0f} s")])
+            return NotEvaluated([build_limit_problem(f"the evaluation did not end within {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
-            return InvalidRepository([build_limit_problem("it takes more processor time to evaluate than it may")])
+            return InvalidRepository([build_limit_problem("the evaluation exceeds its limit of processor time")])
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts if it gets no memory
-            return InvalidRepository([build_limit_problem("it takes more memory to evaluate than it may")])
+            return InvalidRepository([build_limit_problem("the evaluation exceeds its memory limit")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
-            return _EvaluatorKilled("its evaluation was killed twice, perhaps because the machine has no memory left")
-        return InvalidRepository([build_limit_problem(f"its evaluation ended {describe_exit(status)}")])
+            return _EvaluatorKilled(
+                "another process killed the evaluation twice, perhaps because the host is out of memory"
+            )
+        return InvalidRepository([build_limit_problem(f"the evaluation ended {describe_exit(status)}")])
 
 
 class _Assembly:

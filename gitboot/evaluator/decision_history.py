@@ -1,4 +1,4 @@
-"""One server through the commits of a repository: which of them changed its decision, and how."""
+"""Decision history: the commits that changed a server's decision, and how."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from gitboot.resolve.server_decision import Decision
 from gitboot.review.decision_changes import EffectKind, ServerEffect, find_server_effects
 from gitboot.text import format_rest
 
-_NO_TREE = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
+_NO_TREE = ""  # replaces a missing tree: before the first commit, or if the commit lacks the fleet's folder
 
 
 class ChangingCommit(Struct, frozen=True, kw_only=True):
-    """A commit that changed what is decided for the server."""
+    """A commit that changed the decision of the server."""
 
     commit: CommitSummary
     effect: ServerEffect
 
 
 class InvalidCommit(Struct, frozen=True, kw_only=True):
-    """A commit that is invalid: no server was ever decided by it."""
+    """An invalid commit. It decided no server."""
 
     commit: CommitSummary
     problem: str
 
 
-# Evaluates a commit beside another one. Raises `InvalidRepository`.
+# Evaluates a commit against another commit. Raises `InvalidRepository`.
 Evaluate = Callable[[Revision, Revision | None], CommitPair]
 
 
 class DecisionHistory:
-    """What a repository's commits, the newest first, changed.
+    """The decision history of servers in the commits of a repository, the newest first.
 
-    The cache has the problem of each tree, and the effects of each step between two trees. Git names a tree by its
-    content, so these results never go out of date.
+    The cache has the problem of each tree, and the effects of each step between two trees. The name of a Git tree is
+    the digest of its content, so these results never go out of date.
     """
 
     def __init__(self, commits: Sequence[HistoryStep], cache: Cache | None, evaluate: Evaluate) -> None:
         self._commits, self._cache, self._evaluate = commits, cache, evaluate
-        self._pair: CommitPair | None = None  # the last that was evaluated
+        self._pair: CommitPair | None = None  # the last evaluation
 
     def list_changes(self, server: str) -> Iterator[ChangingCommit | InvalidCommit]:
-        """Yield the commits that changed a server's decision, the newest first, and the invalid ones after the first.
+        """Yield the commits that changed a server's decision, the newest first, with the invalid commits in between.
 
-        ``server`` is its name now, or the last one that it had; under another name before that it is followed by
-        its UUID. Nothing comes where no commit knows it.
+        ``server`` is the current or last name of the server. gitboot follows a renamed server by its UUID. If no commit
+        has the server, this yields no commit.
         """
         wanted: str | SystemUuid = server
-        newer: HistoryStep | None = None  # the last valid commit, of which it is not known yet what it changed
-        before: list[InvalidCommit] = []  # newer than that, and not yielded yet
+        newer: HistoryStep | None = None  # the last valid commit, whose changes are still unknown
+        before: list[InvalidCommit] = []  # invalid commits that are newer than `newer`, not yielded yet
         after: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
-        # Other commits have the fleet of their parent, byte for byte.
+        # All other commits have the same fleet as their parent, byte for byte.
         changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
         for step in (*changing, None):
             if step is not None and (problem := self._find_problem(step, newer)) is not None:
@@ -90,7 +90,7 @@ class DecisionHistory:
             found = find_server_effects(self._decide_all(old), self._decide_all(new))
         else:
             pair = self._evaluate_beside(old, new)
-            assert pair.base is not None  # noqa: S101 - it is the newer one
+            assert pair.base is not None  # noqa: S101 - it is the newer commit
             found = find_server_effects(
                 _select_decisions(pair.head, pair.servers), _select_decisions(pair.base, pair.servers)
             )
@@ -102,7 +102,7 @@ class DecisionHistory:
         return (uuid, found[uuid]) if uuid is not None else None
 
     def _find_problem(self, step: HistoryStep, newer: HistoryStep | None) -> str | None:
-        """Return what is wrong with a commit; None if it is valid. ``newer`` is a valid one, which it resembles."""
+        """Return the problem of a commit, or None if it is valid. ``newer``: a valid commit that is similar."""
         if known := self._look_up(ResultKind.HISTORY_PROBLEM, _find_tree(step)):
             problem: str | None = known[0]
             return problem
@@ -116,7 +116,7 @@ class DecisionHistory:
         return problem
 
     def _look_up(self, kind: ResultKind, key: object) -> list[Any]:
-        """Return a list of the result that the cache has for a key. The list is empty if the cache has none."""
+        """Return a list with the cached result of a key. The list is empty if the cache has no result."""
         values = self._cache.get_many(kind, [encode(key)]).values() if self._cache is not None else ()
         return [_DECODERS[kind](value) for value in values if is_history_result(kind, value)]
 
@@ -133,7 +133,7 @@ class DecisionHistory:
         return found.decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
-        """Evaluate a commit beside the next valid one, so that gitboot decides only once what both have."""
+        """Evaluate a commit against the next valid one, so that gitboot decides their common servers only once."""
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
@@ -142,7 +142,7 @@ class DecisionHistory:
 
 
 _DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
-    ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # by tree; None: it is valid
+    ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # by tree; None: the commit is valid
     ResultKind.HISTORY_CHANGED: build_decoder(
         dict[SystemUuid, str]
     ),  # by two trees: the servers that differ, with names
@@ -165,9 +165,9 @@ def _select_decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[s
 
 
 def _find_uuid(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:
-    """Return the UUID of the server that has this UUID, or else this name; of two with the name, the first.
+    """Return the UUID of the server with this UUID or name. If two servers have the name, return the first.
 
-    A name is thereby the name after the step. If no server has the name then, it is that of a removed server.
+    Servers that exist after the step come first, so a removed server matches only if no other server has the name.
     """
     if server in names:
         return SystemUuid(server)

@@ -1,4 +1,4 @@
-"""Evaluation of a commit: look up results by content key, and compute the others in parallel."""
+"""Evaluation of a commit: lookups of results by content key, and parallel computation of the others."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ if TYPE_CHECKING:
     from gitboot.review.guards import Extent
 
 
-# Returns the files of a commit. It may read only what differs from an earlier snapshot.
+# Returns the files of a commit. It may read only the files that differ from an earlier snapshot.
 Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
 
 
 Key = bytes
 T = TypeVar("T")
 _encode_input: Final = Encoder().encode
-_SIZE: Final = 16  # bytes: no two contents of one fleet have the same digest by chance
+_SIZE: Final = 16  # bytes, enough to rule out that two contents of one fleet have the same digest by chance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A valid commit, and everything that it decides."""
+    """A valid commit with the decisions of all its servers."""
 
     loaded: LoadedRevision
     keys: Mapping[str, Key]  # by server, sorted
@@ -84,7 +84,7 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results that a cache may store, by key, without those that ``beside`` has at the same place."""
+        """Return the results that a cache may store, by key, without those that ``beside`` has as well."""
         if kind is ResultKind.PARSED:
             own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
@@ -121,11 +121,11 @@ class FleetSummary:
 class CommitPair:
     base: Evaluation | None
     head: Evaluation
-    claims: dict[Key, frozenset[Digest]]  # of decisions of earlier bases, see `offered_claims`
+    claims: dict[Key, frozenset[Digest]]  # by content key, of earlier bases
 
     @cached_property
     def servers(self) -> Collection[str]:
-        """The servers of either commit whose content keys or places differ. All other servers are equal."""
+        """The servers whose content keys or source locations differ. All other servers are equal."""
         base, head = self.base, self.head
         if base is None:
             return head.keys.keys()
@@ -152,7 +152,7 @@ class CommitPair:
 
     def compute_changes(self) -> Changes:
         from gitboot.review.decision_changes import (
-            compare_decisions,  # only here: `validate` does not need it, and its import takes time
+            compare_decisions,  # a late import, because it takes time and `validate` does not need it
         )
 
         base, new, repository = self.base, self.head.decided.decisions, self.head.repository
@@ -164,7 +164,7 @@ class CommitPair:
         )
 
     def collect_offered_claims(self) -> frozenset[Digest]:
-        """Return the digest of each boot that the base offers, and that claims to write no disk.
+        """Return the digest of each boot that the base offers and that claims to write no disk.
 
         ``claims`` then has the digests by content key, so the next commit computes only those of decisions that differ.
         """
@@ -189,7 +189,7 @@ class CommitPair:
 
 
 class Evaluator:
-    """Evaluates commits. The last two stay in memory, where the next evaluation looks for results first."""
+    """Evaluates commits. It keeps the last two in memory and looks for results there first."""
 
     def __init__(
         self,
@@ -211,9 +211,9 @@ class Evaluator:
         self._claims: dict[Key, frozenset[Digest]] = {}
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
-        """Evaluate a commit beside ``base``.
+        """Evaluate a commit against ``base``.
 
-        Raises `InvalidRepository` with every problem of the commit, `SourceError` if a file cannot be read.
+        Raises `InvalidRepository` with all problems of the commit, and `SourceError` if a file cannot be read.
         """
         base_evaluation = self._evaluate(base) if base is not None else None
         head = self._evaluate(revision, base_evaluation)
@@ -283,7 +283,7 @@ class _CommitEvaluation:
             decided = structs.replace(beside.decided, repository=found.repository, decisions=decisions)
             return replace(beside, loaded=found, decided=decided)
         decided = decide_loaded(found, self._decide)
-        assert isinstance(found, LoadedRevision)  # noqa: S101 - anything else raised
+        assert isinstance(found, LoadedRevision)  # noqa: S101 - otherwise `decide_loaded` has raised
         summary = FleetSummary(found)
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
@@ -325,7 +325,7 @@ class _CommitEvaluation:
         unknown = [name for name in unknown if name not in found]
         for name, data in zip(unknown, self._workers.decide(decide, unknown), strict=True):
             row = decode_row(data)
-            assert row is not None  # noqa: S101 - it was encoded a moment ago
+            assert row is not None  # noqa: S101 - a worker or this process just encoded it
             found[name] = row
         self._rows = rows = _merge_by_name(names, beside.rows if beside is not None else {}, found)
         return DecidedServers(
@@ -340,7 +340,7 @@ def compute_decision_keys(
     names: Collection[str] | None = None,
     documents: Mapping[str, bytes] | None = None,
 ) -> dict[str, Key]:
-    """Return the content key of the decision of each server. ``names``: only of these servers.
+    """Return the content key of each server's decision. ``names``: only of these servers.
 
     ``documents``: digests of the Server documents by name, if the caller has them. All digests have the same length,
     and documents that differ have digests that differ.
@@ -374,7 +374,7 @@ class _SharedDigests:
         return found[1]
 
     def _replace_structures(self, value: object) -> object:
-        """Return a value with a digest in place of each structure, which other inputs may share."""
+        """Replace each structure in a value by its digest, because other inputs may share the structure."""
         if isinstance(value, tuple):
             return [self._replace_structures(each) for each in value]
         if not (isinstance(value, Struct) or is_dataclass(value)):
@@ -389,7 +389,7 @@ def _digest_input(value: object) -> bytes:
 
 
 def _compute_keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:
-    """Return the content key of each server. If only Server documents differ, the others keep theirs."""
+    """Return the content key of each server. If only Server documents differ, unchanged servers keep their keys."""
     if beside is None or _select_shared_documents(repository) != _select_shared_documents(beside.repository):
         return compute_decision_keys(repository, repository.servers)
     servers, before, keys = repository.servers, beside.repository.servers, beside.keys
@@ -398,7 +398,7 @@ def _compute_keys(repository: FleetRepository, beside: Evaluation | None) -> Map
 
 
 def _merge_by_name(names: Collection[str], before: Mapping[str, T], new: Mapping[str, T]) -> Mapping[str, T]:
-    """Return the value of each name in their order: the one that was found, or else the one of ``before``."""
+    """Return the value of each name, in the order of the names. New values replace those of ``before``."""
     if before.keys() == set(names):
         return {**before, **new}
     return {name: new[name] if name in new else before[name] for name in names}
@@ -429,15 +429,15 @@ def count_processors() -> int:
 
 
 class Workers(Struct, frozen=True, kw_only=True):
-    """``number`` worker processes. ``seen`` is called with the number of files that they have read so far."""
+    """Worker processes for one evaluation. ``on_read`` gets the number of files that they have read so far."""
 
     number: int = 1
     on_read: Callable[[int], None] = lambda _: None
 
     def parse(self, snapshot: Snapshot, files: Sequence[tuple[BlobId, str]]) -> dict[BlobId, bytes]:
-        """Return the encoded documents of the files that have nothing but valid Server documents.
+        """Return the encoded documents of the files that have only valid Server documents.
 
-        ``wanted``: blobs with their paths. This process reads files that are left out.
+        ``files``: blobs with their paths. The caller has to read the files that the result lacks.
         """
         if self.number < 2:
             return {}
@@ -456,7 +456,7 @@ class Workers(Struct, frozen=True, kw_only=True):
         return {blob: row for (blob, _), row in zip(files, found, strict=True) if row is not None}
 
     def decide(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
-        """Return what is decided for each server as an encoded `DecidedRow`."""
+        """Return the decision of each server as an encoded `DecidedRow`."""
         found = self._run(names, lambda name: encode_decided_server(decide(name)))
         return [
             encode_decided_server(decide(name)) if row is None else row for name, row in zip(names, found, strict=True)
@@ -465,11 +465,11 @@ class Workers(Struct, frozen=True, kw_only=True):
     def _run(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
     ) -> list[bytes | None]:
-        """Return the result of ``work`` for each item. None: this process has to do it."""
+        """Return the result of ``work`` for each item. None: this process has to compute it."""
         if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
         found: list[bytes | None] = [None] * len(items)
-        work(items[0])  # fills what is created at first use, so that each worker gets a copy
+        work(items[0])  # fills caches of this process, so that each worker starts with a copy
         limits = divide_limits(self.number)
         workers = [_start_worker(limits, items[number :: self.number], work) for number in range(self.number)]
         try:
@@ -496,7 +496,7 @@ class _Worker(Struct, frozen=True):
 
 
 def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
-    """Start a worker. On any error, it ends: this process does the rest of its work."""
+    """Start a worker. The worker ends on any error, and then this process does the rest of its work."""
     parent = os.getpid()
     reading, writing = os.pipe()
     if (process := os.fork()) != 0:
@@ -514,7 +514,7 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
 
 
 def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
-    """Yield results until all workers have ended: the worker's number, the index of its first item, the results."""
+    """Yield results until all workers ended. Each: the worker's number, the index of its first item, the results."""
     poll, buffers = select.poll(), {pipe: FrameBuffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}
     for pipe in pipes:

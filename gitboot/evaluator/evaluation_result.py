@@ -1,4 +1,4 @@
-"""The values that an instance gets of a commit: decisions, machines, and the input of the guards."""
+"""The result of an evaluation for an instance: decisions, machines, and the input of the guards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FEW: Final = 8  # for fewer than one server in so many, lookups by name are fas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """A valid commit, as an instance needs it, without its files."""
+    """A valid commit without its files, as an instance needs it."""
 
     revision: Revision
     fleet: FleetSpec
@@ -56,7 +56,7 @@ class Commit:
         return self.fleet.ledger_for(self.site)
 
     def at_site(self, site: str | None) -> Commit:
-        """Return the commit with only the servers of one site, as the site's instance has it. None: all servers."""
+        """Return the commit with only the servers of one site. None: all servers."""
         if site is None:
             return self
         names = {name for name, at in self.sites.items() if at == site}
@@ -99,7 +99,7 @@ class Commit:
 
     @property
     def orders(self) -> Orders:
-        """The orders of the Fleet that an instance obeys at once."""
+        """The orders of the Fleet that an instance executes at once."""
         return self.fleet.orders_at(self.site)
 
 
@@ -108,13 +108,13 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
 
     commit: Commit
     extent: Extent
-    new_names: tuple[str, ...]  # of servers whose machines the base does not have
+    new_names: tuple[str, ...]  # servers whose machines the base does not have
     moves: Moves = NO_MOVES  # between the site of this instance and the others
     no_site: Problem | None = None  # if the Fleet does not have the site of this instance
 
     @property
     def new_servers(self) -> Iterator[Decision]:
-        """The decisions of these servers. At a first commit, these are all servers."""
+        """The decisions of new servers. Without a base, all servers are new."""
         return (self.commit.decisions.servers[name] for name in self.new_names)
 
 

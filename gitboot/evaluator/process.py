@@ -1,4 +1,4 @@
-"""The evaluator's process: it answers requests with the report of a commit."""
+"""The evaluator process, which answers requests with the report of a commit."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
             os._exit(OUT_OF_MEMORY)
         answering.send(protocol.UnreadableClone(str(error), isinstance(error, CorruptClone)))
     except (MemoryError, SystemError):  # some extension modules raise SystemError if they get no memory
-        os._exit(OUT_OF_MEMORY)  # half-made values are not trusted
+        os._exit(OUT_OF_MEMORY)  # values in memory may be incomplete
     except BrokenPipeError:
         os._exit(0)  # the instance has ended
     return False
@@ -209,7 +209,7 @@ def _has_page(commit: Evaluation) -> bool:
 
 
 def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
-    """Return the end of the report: what is about no single server, and what the base has and the commit has not."""
+    """Return the end of the report: fleet-wide values, and the servers and documents that the commit removed."""
     base, head, names = pair.base, pair.head, pair.servers
     new, old = _select_servers(head, names, site), _select_servers(base, names, site) if base is not None else {}
     uuids = {server.uuid: name for name, server in new.items()}
@@ -224,7 +224,7 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
     no_site = None
     fleet = head.repository.fleet
     if site is not None and site not in (known_sites := [each.name for each in fleet.spec.sites]):
-        message = f"this instance is for the site {site}, which the Fleet does not have"
+        message = f"this instance is for site {site}, but the Fleet has no such site"
         hint = did_you_mean(site, known_sites, Code.NO_SUCH_SITE.hint)
         place = (Id("Fleet", fleet.metadata.name), "spec", "sites")
         no_site = head.repository.build_problem(Code.NO_SUCH_SITE, message, *place, hint=hint)
@@ -247,9 +247,9 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
 def _find_moved_documents(
     pair: CommitPair, come: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
-    """Return the places of documents that differ: of servers, of other documents, and the other documents that went.
+    """Return the source locations that differ: of servers, of other documents, and which other documents were removed.
 
-    ``come`` are the servers that the base does not have at the site.
+    ``come``: the servers that the base does not have at the site.
     """
     base, head = pair.base, pair.head
     if not _has_page(head):
@@ -276,7 +276,7 @@ def _find_moves(
     old: Mapping[str, Server],
     here: Collection[SystemUuid],
 ) -> Moves:
-    """Return the moves of machines that the base has at other sites. ``old`` are the base's servers at this site."""
+    """Return the moves of machines that the base has at other sites. ``old``: the base's servers at this site."""
     before, after = _select_servers(base, names, None), _select_servers(head, names, None)
     elsewhere = {each.uuid: each for name, each in before.items() if name not in old}
     now = {each.uuid: each for each in after.values()}

@@ -1,9 +1,10 @@
 """The frames that an instance and its evaluator process exchange.
 
-An instance sends `Question`. The evaluator sends `Begun` twice for the commit, and before that twice for the base if
-it does not hold the base. Then it sends any number of `Counted`, `ServerParts` and `NewResults`, and one `CommitEnd`.
-It may send `Refused` or `Unreadable` at any time. Before the first part, it may send `Wanted`, which the instance
-answers with `Known`. Both ends are one program, so frames have no version.
+An instance sends `Question`. The evaluator sends `EvaluationBegun` twice for the commit. If it does not have the base
+in memory, it first sends this frame twice for the base. Then it sends any number of `FilesRead`, `ServerParts` and
+`NewResults`, and one `CommitEnd`. It may send `RejectedCommit` or `UnreadableClone` at any time. Before the first part,
+it may send `CacheLookup`, which the instance answers with `CacheHits`. Both ends are the same program, so frames have
+no version.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class EvaluationLimits(Struct, frozen=True, kw_only=True):
         return _STARTING_S + _WALL * self.processor_s(files)
 
     def set_limits(self, spent: ProcessUsage, files: int) -> None:
-        """Set the limits of this process for a commit of so many files, in addition to ``spent``."""
+        """Set the limits of this process for a commit with this number of files, in addition to ``spent``."""
         spent.limit(memory=self.memory_bytes(files), processor_s=self.processor_s(files))
 
     def memory_bytes(self, files: int) -> int:
@@ -73,13 +74,13 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class ResultKind(StrEnum):
-    """The kinds of results that a cache stores for evaluations and for commands.
+    """The kinds of results that a cache stores.
 
-    `gitboot.evaluator.decision_history` describes those of a history, and `gitboot.artifacts.availability` those of
-    artifacts.
+    `gitboot.evaluator.decision_history` describes the results of a history, and `gitboot.artifacts.availability` those
+    of artifacts.
     """
 
-    PARSED = "parsed"  # blob id -> the Server documents of a file that has no others
+    PARSED = "parsed"  # blob id -> the documents of a file that has only Server documents
     DECIDED = "decided"  # content key -> `gitboot.evaluator.cache.DecidedRow`
     HISTORY_PROBLEM = "history-problem"
     HISTORY_CHANGED = "history-changed"
@@ -87,7 +88,7 @@ class ResultKind(StrEnum):
     ARTIFACT = "artifact"
 
 
-EVALUATION_KINDS: Final = (ResultKind.PARSED, ResultKind.DECIDED)  # the kinds of results that an evaluation finds
+EVALUATION_KINDS: Final = (ResultKind.PARSED, ResultKind.DECIDED)
 
 
 MAX_KEYS: Final = 1000  # of one `Wanted`
@@ -112,9 +113,9 @@ class NewResults(msgspec.Struct, frozen=True, tag=True):
 
 
 class EvaluationBegun(msgspec.Struct, frozen=True, tag=True):
-    """The evaluation of a commit of so many files has begun, and its limits are set.
+    """The evaluation of a commit with this number of files has begun, and its limits are set.
 
-    None: the process starts to list the files, and the limits start anew.
+    None: the process starts to list the files, and resets the limits.
     """
 
     files: int | None
@@ -127,7 +128,7 @@ class FilesRead(msgspec.Struct, frozen=True, tag=True):
 
 
 class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The parts of one server that differ from the base. None: the part of the base."""
+    """The parts of one server that differ from the base. None: the part is the same as in the base."""
 
     name: str
     decision: bytes | None  # a Decision
@@ -144,14 +145,14 @@ class ServerParts(msgspec.Struct, frozen=True, tag=True):
 
 
 class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of the report of a valid commit. Mappings have only entries that differ from the base."""
+    """The end of the report of a valid commit. Mappings have only the entries that differ from the base."""
 
     extent: Extent
-    fleetwide: Commit | None  # without servers; None: that of the base
+    fleetwide: Commit | None  # without servers; None: as in the base
     new_servers: tuple[str, ...]  # servers whose machines the base does not have
     moves: Moves  # between the site of the question and the other sites
     removed_servers: tuple[str, ...]  # servers
-    removed_machines: tuple[SystemUuid, ...]  # machines that no server has any more
+    removed_machines: tuple[SystemUuid, ...]
     sites: dict[str, str]  # by server
     removed_sites: tuple[str, ...]  # servers that no site selects any more
     locations: dict[str, ServerLocation]  # by server; only if the page is published
@@ -193,5 +194,5 @@ def decode_verified_decision(data: bytes) -> Decision:
     """Return a decision from an evaluator. Raises ValueError if its digest is not that of its content."""
     found = decode_decision(data)
     if found.digest != compute_digest(to_json_value(found)):
-        raise ValueError(f"the decision of {found.server} has another digest than its content")
+        raise ValueError(f"the digest of the decision of {found.server} does not match its content")
     return found

@@ -1,1 +1,1 @@
-"""Store what machines fetched from endpoints and mirrors until the controller reads it."""
+"""Store the fetches of machines from endpoints and mirrors until the controller reads them."""

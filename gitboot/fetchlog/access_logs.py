@@ -1,4 +1,4 @@
-"""Access logs of mirrors, as nginx, Caddy or a store writes them."""
+"""Access logs of mirrors: the formats of nginx, Caddy, S3 and CloudFront, and the reader of a rotated log file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from gitboot.render.paths import evidence_expression, find_non_script_kind, find
 
 
 class IgnoreReason(StrEnum):
-    """Why a line is no evidence; of several reasons, the first."""
+    """The reason why a line is no evidence. If several reasons apply, it is the first."""
 
     FORMAT = "not in the published format"
     PATH = "of another path"
@@ -50,26 +50,26 @@ class IgnoreReason(StrEnum):
     SIGNED = "with credentials, which no machine has"
 
 
-_EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror may lie below a path of its own
+_EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror may serve the files below a prefix
 
 
 class _Sender(Enum):
     MACHINE = auto()
     TOOL = auto()
-    UNCLEAR = auto()  # a machine, or a monitor: such a fetch proves nothing, and may have installed a server
+    UNCLEAR = auto()  # a machine or a monitor: the fetch is no evidence, but may have installed a server
 
 
-LineContent = Observation | UnknownMachine | IgnoreReason  # what a line says
+LineContent = Observation | UnknownMachine | IgnoreReason  # the meaning of a line
 
 
 def parse_line(line: bytes) -> LineContent:
-    """The observation that a line is, who asked by it for an entry that is not there, or why it is neither.
+    """Return the observation of a line, the unknown machine that sent the request, or the reason to ignore the line.
 
-    Which version of a path was sent is told by its date; of a log without dates, by the token in a path that has one.
+    The Last-Modified date shows which version of a path was sent. If the log has no dates, the token in the path does.
 
-    If nothing shows whether a machine sent the request, the observation is an intent without an outcome (ADR 0071). The
-    mirror has sent the boot, so a one-time boot is used up. However, it is no evidence that a machine has booted. The
-    intent's id is a digest of the line, so that a line that is read twice is one intent.
+    If the line does not show whether a machine sent the request, the observation is an intent without an outcome (ADR
+    0071). The mirror has sent the boot, so a one-time boot is consumed. However, this is no evidence that a machine has
+    booted. The intent's id is a digest of the line, so a line that is read twice is one intent.
     """
     request = _parse_request(line)
     if request is None:
@@ -93,7 +93,7 @@ def parse_line(line: bytes) -> LineContent:
     if request.last_modified is None:
         token = find_token(f"boot/{path[1]}")
     else:
-        with suppress(ValueError, OverflowError, IndexError, TypeError):  # in as many ways as Python's parser can fail
+        with suppress(ValueError, OverflowError, IndexError, TypeError):  # all errors of Python's parser
             modified = int(parsedate_to_datetime(request.last_modified).timestamp())
     if token is None and modified is None:
         return IgnoreReason.VERSION
@@ -127,10 +127,10 @@ def parse_line(line: bytes) -> LineContent:
 
 
 def _classify_sender(path: str, agent: str | None, query: Mapping[str, str]) -> _Sender:
-    """Return who sent a request. ``agent`` is None if the log has no User-Agent.
+    """Return the kind of client that sent a request. ``agent`` is None if the log has no User-Agent.
 
-    Only the installation has the token in a path. A path without a token is not enough: a cache may send a GET for the
-    HEAD of a monitor.
+    A token in the path proves that it is a machine, because only the installation has the token. Without a token, the
+    path is not enough: a cache may send a GET request for the HEAD request of a monitor.
     """
     if _has_token(path):
         return _Sender.MACHINE
@@ -181,7 +181,7 @@ def _parse_nginx(document: Any) -> LoggedRequest | None:
             **more,
         }:
             is_whole = complete == "OK" and length == str(sent)
-            query, agent = more.get("query"), more.get("agent")  # logs of before have neither
+            query, agent = more.get("query"), more.get("agent")  # logs of earlier versions have neither
             text, name = query if isinstance(query, str) else "", agent if isinstance(agent, str) else None
             return LoggedRequest(at, client, method, path, status, modified, is_whole, text, name)
     return None
@@ -196,9 +196,9 @@ def _parse_caddy(document: Any) -> LoggedRequest | None:
             "size": int(sent),
             "resp_headers": dict(headers),
         }:
-            client = str(more.get("client_ip", peer))  # since Caddy 2.7: behind proxies that it is told to trust
+            client = str(more.get("client_ip", peer))  # since Caddy 2.7, behind trusted proxies
             asked, _, query = uri.partition("?")
-            # What was asked for, or else what an alias stands for: see gitboot.render.web_servers.
+            # The target of an alias, or else the requested path: see gitboot.render.web_servers.
             path = unquote(_read_single_header(headers, "Content-Location") or asked)
             modified, length = (
                 _read_single_header(headers, "Last-Modified"),
@@ -223,11 +223,11 @@ class LoggedRequest(NamedTuple):
     method: str
     path: str
     status: int
-    last_modified: str | None  # the Last-Modified that was sent, "" if none was; None: such a log does not say it
+    last_modified: str | None  # the Last-Modified that was sent, or "". None: the log does not have it
     is_whole: bool
     query: str = ""
-    agent: str | None = None  # the User-Agent, "" if none was sent; None: the log does not have it
-    is_signed: bool = False  # whether the client has shown credentials, which no machine has
+    agent: str | None = None  # the User-Agent, or "". None: the log does not have it
+    is_signed: bool = False  # whether the client sent credentials. Machines have none
 
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -237,11 +237,11 @@ _S3: Final = re.compile(
     r' "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) \S+ (?P<sent>\d{1,18}|-) (?P<size>\d{1,18}|-) (?P<rest>.*)',
 )
 _S3_AGENT: Final = re.compile(r'\S+ \S+ "(?:[^"\\]|\\.)*" "(?P<agent>(?:[^"\\]|\\.)*)"')  # of the rest
-_CLOUDFRONT: Final = "Amazon CloudFront"  # its User-Agent at a bucket, whose files it may read with credentials
+_CLOUDFRONT: Final = "Amazon CloudFront"  # its User-Agent at a bucket, which it may read with credentials
 
 
 def parse_s3(line: str) -> LoggedRequest | None:
-    """A request for an object; its key is URL-encoded twice."""
+    """Parse a line of an S3 log. The object's key is URL-encoded twice."""
     found = _S3.fullmatch(line)
     if found is None or found["month"] not in _MONTHS:
         return None
@@ -264,7 +264,7 @@ def parse_s3(line: str) -> LoggedRequest | None:
 
 
 def _decode_field(text: str) -> str:
-    """Return what these logs have of a header or a query; a hyphen stands for nothing."""
+    """Decode a header or a query of these logs. A hyphen means an empty value."""
     return "" if text == "-" else unquote(text)
 
 
@@ -272,7 +272,7 @@ def _parse_size(text: str) -> int:
     return 0 if text == "-" else int(text)
 
 
-# Of a log without its head; v2 of these logs can be JSON, which has the same names.
+# The columns of the standard log, version 1. The JSON of version 2 has the same names.
 _FIELDS: Final = (
     *("date", "time", "x-edge-location", "sc-bytes", "c-ip", "cs-method", "cs(Host)", "cs-uri-stem", "sc-status"),
     *("cs(Referer)", "cs(User-Agent)", "cs-uri-query", "cs(Cookie)", "x-edge-result-type", "x-edge-request-id"),
@@ -281,17 +281,17 @@ _FIELDS: Final = (
     *("time-to-first-byte", "x-edge-detailed-result-type", "sc-content-type", "sc-content-len", "sc-range-start"),
     "sc-range-end",
 )
-_SENT: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShieldHit"})  # and not: Error, ClientCommError …
+_SENT: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShieldHit"})  # not Error, ClientCommError …
 
 
 def parse_cloudfront(line: str) -> LoggedRequest | None:
-    """A request that CloudFront answered, of a line of 33 fields."""
+    """Parse a line of a CloudFront log: 33 fields, separated by tabs."""
     values = line.split("\t")
     return parse_cloudfront_json(dict(zip(_FIELDS, values, strict=True))) if len(values) == len(_FIELDS) else None
 
 
 def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
-    """The same of an object; None where a field is missing that says anything of it."""
+    """Parse an object of a CloudFront log. Return None if a required field is missing."""
     match fields:
         case {
             "date": str(date),
@@ -307,7 +307,7 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
             "x-edge-detailed-result-type": str(detail),
             **more,
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
-            # All of a body is among the bytes that were sent, which have the head as well.
+            # The sent bytes include the headers, so a complete body is shorter than they are.
             is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
             is_whole = {result, detail} <= _SENT and start == "-" and is_within
             at = f"{date}T{time}+00:00"
@@ -326,22 +326,22 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
     return None
 
 
-_LONGEST_LINE_BYTES: Final = 256 * 1024  # of what is longer, the pieces count as lines
+_LONGEST_LINE_BYTES: Final = 256 * 1024  # pieces of a longer line count as lines
 _HASH_BYTES: Final = 1024
-_MAX_POSITIONS: Final = 64  # rotated files that are known again
-_SAVE_EVERY: Final = 1000  # lines, until it is remembered that they were read
+_MAX_POSITIONS: Final = 64  # of rotated files
+_SAVE_EVERY: Final = 1000  # lines
 _COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
 class _Position(NamedTuple):
-    """How far a file was read, and what stood right before: it tells a file from one that took its place."""
+    """The offset up to which a file was read, and a digest of the bytes before it, which recognises the file."""
 
     offset: int
     digest: str  # sha256
 
 
 class _OpenFile:
-    """A file that is read; it stays open, so that it can be read to its end though it is deleted."""
+    """An open log file. It stays open, so gitboot can read it to its end after it was deleted."""
 
     def __init__(self, handle: FileIO) -> None:
         self.handle = handle
@@ -353,17 +353,17 @@ class _OpenFile:
         return self._last_stat != before
 
     def read_lines(self) -> Iterator[bytes]:
-        """The whole lines from the offset on, which each moves as soon as the next is asked for."""
+        """Yield the whole lines from the offset on. The offset moves when the caller requests the next line."""
         self.handle.seek(self.offset)
         reader = BufferedReader(self.handle)
         try:
             while line := reader.readline(_LONGEST_LINE_BYTES):
                 if not line.endswith(b"\n") and len(line) < _LONGEST_LINE_BYTES:
-                    return  # its end is still to be written
+                    return  # the line is not complete yet
                 yield line
                 self.offset += len(line)
         finally:
-            reader.detach()  # a buffer would outlive what is truncated
+            reader.detach()  # a buffer would keep bytes that were truncated
 
     @property
     def stat(self) -> os.stat_result:
@@ -382,27 +382,25 @@ class _OpenFile:
 
 
 class LogFile:
-    """The log at ``path``, with what it was rotated to; the folder ``memory`` holds how far it was read.
+    """The log at ``path`` with its rotated files. The folder ``memory`` stores the offsets up to which they were read.
 
-    A rotated file lies beside the log, under a name made from the log's, and is not compressed. It may have been
-    renamed, or copied and the log truncated. The first time, only the log itself is read. A log belongs to one
-    process at a time: LockedByAnother.
+    A rotated file is in the same folder, has a name that starts with the log's name, and is not compressed. Rotation
+    may rename the log, or copy and truncate it. The first time, gitboot reads only the log itself.
+    Only one process at a time can read a log. Raises `LockedByAnother`.
     """
 
     def __init__(self, path: Path, memory: Path) -> None:
         self._path = path.absolute()
         name = f"log-{sha256(os.fsencode(self._path)).hexdigest()[:16]}"
         self._memory, self._lock = memory / f"{name}.json", memory / f"{name}.lock"
-        # As logrotate names them: gitboot.log.1, gitboot.log-20261121; and Caddy: gitboot-2026-11-21T02-34-18.000.log
+        # logrotate: gitboot.log.1, gitboot.log-20261121. Caddy: gitboot-2026-11-21T02-34-18.000.log
         stem, suffix = re.escape(self._path.stem), re.escape(self._path.suffix)
         self._rotated = re.compile(rf"{stem}{suffix}[.-].+|{stem}-[0-9].*{suffix}")
         self._stack = ExitStack()
         self._open_files: dict[int, _OpenFile] = {}  # by inode
-        self._sizes: dict[int, int] | None = None  # by inode, at the last look; None: this is the first
-        self._positions: list[
-            _Position
-        ] = []  # how far each file was read, whatever its name is now; the last at the end
-        self._since_ns: int | None = None  # what was modified before it has been read; None: nothing was, ever
+        self._sizes: dict[int, int] | None = None  # by inode, at the last call; None: this is the first call
+        self._positions: list[_Position] = []  # of files under any name, the newest last
+        self._since_ns: int | None = None  # files modified before this time have been read; None: no file was read yet
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -420,10 +418,10 @@ class LogFile:
         self._stack.close()
 
     def read_lines(self) -> Generator[bytes, None, None]:
-        """The lines that were added since the last time, those of the oldest file first.
+        """Yield the lines that were added since the last time, those of the oldest file first.
 
-        A line counts as read when the next one is asked for; close what is not read to its end. Raises UsageError
-        for what cannot be read.
+        A line counts as read when the caller requests the next line. Close the generator if you do not read to its end.
+        Raises UsageError if a file cannot be read.
         """
         try:
             since_ns = self._open_changed_files()
@@ -439,7 +437,7 @@ class LogFile:
             raise UsageError(f"{self._path} cannot be read to its end: {error}") from error
 
     def _open_changed_files(self) -> int | None:
-        """Open what was modified since the last time; return what time everything is read up to then."""
+        """Open the files that changed since the last time. Return the time before which all files are open or read."""
         found = list(self._list_files())
         since_ns = max((stat.st_mtime_ns for _, stat in found), default=self._since_ns)
         for path, stat in found:
@@ -447,11 +445,11 @@ class LogFile:
             is_new = self._since_ns is not None and stat.st_mtime_ns >= self._since_ns
             if stat.st_ino in self._open_files or not (is_log or is_new):
                 continue
-            # A copy that is being made cannot be known again before it is whole.
+            # A copy can be recognised only when it is complete.
             if not is_log and self._sizes is not None and self._sizes.get(stat.st_ino) != stat.st_size:
                 since_ns = min(since_ns or 0, stat.st_mtime_ns)
                 continue
-            with suppress(FileNotFoundError):  # it has another name by now
+            with suppress(FileNotFoundError):  # the file was renamed meanwhile
                 file = _OpenFile(self._stack.enter_context(path.open("rb", buffering=0)))
                 self._open_files[file.stat.st_ino] = file
         self._sizes = {stat.st_ino: stat.st_size for _, stat in found}
@@ -466,7 +464,7 @@ class LogFile:
                         yield path, stat
 
     def _read_new_lines(self, file: _OpenFile) -> Iterator[bytes]:
-        """The lines beyond every place that is known in this file: it may have been truncated, or be a copy."""
+        """Yield the lines after the last known position in this file, which may have been truncated or be a copy."""
         known = max((place for place in self._positions if file.matches(place)), default=None)
         file.offset = known.offset if known else 0
         try:
@@ -490,7 +488,9 @@ class LogFile:
             try:
                 document = json.loads(self._memory.read_bytes())
             except ValueError as error:
-                raise UsageError(f"{self._memory}: {error}; without it the log is read anew") from error
+                raise UsageError(
+                    f"{self._memory}: {error}. If you delete this file, gitboot reads the log again from its start"
+                ) from error
             self._since_ns = document["since"]
             self._positions = [_Position(offset, mark) for offset, mark in document["places"]]
 
@@ -500,9 +500,9 @@ class LogFile:
 
 
 class SentVersions:
-    """The newest version of each path in one mirror's log; the folder ``memory`` holds them from one run to the next.
+    """The newest version of each path in one mirror's log, stored in the folder ``memory`` between runs.
 
-    What is lost of it costs no more than a word: a path is known again from its next line on.
+    The loss of this file only suppresses warnings, until the log has another line for each path.
     """
 
     def __init__(self, log: Path, memory: Path) -> None:
@@ -515,7 +515,7 @@ class SentVersions:
             }
 
     def is_older(self, observation: Observation) -> bool:
-        """Whether a newer version of the same path was sent before."""
+        """Return whether the mirror has sent a newer version of the same path before."""
         modified, newest = observation.modified or 0, self._newest.get(observation.path, 0)
         if modified > newest:
             self._newest[observation.path] = modified

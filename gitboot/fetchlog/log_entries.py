@@ -1,4 +1,4 @@
-"""Entries of the fetch log: fetches, denials and reports, and user agents of boot loaders."""
+"""Entries of the fetch log: observations, denials and endpoint reports, and the recognition of boot loaders."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, find_non_scri
 from gitboot.system_clock import Uptime
 from gitboot.text import format_count, format_rest, printable
 
-REPORT_LIFETIME: Final = timedelta(hours=1)  # how long a report of an endpoint counts
-MIN_UNCOUNTED: Final = 5  # fetches that do not count: a person who looks is none
+REPORT_LIFETIME: Final = timedelta(hours=1)  # of an endpoint's report
+MIN_UNCOUNTED: Final = 5  # fewer fetches by other clients are an operator who looks at a boot script
 
 
 class DenialReason(StrEnum):
-    """Why a boot that writes a disk, or a secret of it, was not given."""
+    """The reason why an endpoint withheld an install boot or a secret."""
 
     STOPPED = "Stopped"
     CLOCK = "ClockOff"
@@ -46,47 +46,50 @@ class DenialReason(StrEnum):
 class Denial(Struct, frozen=True, kw_only=True):
     reason: DenialReason
     server: str
-    words: str  # why
-    client: str  # the last that asked
-    at: datetime  # when it did
+    words: str  # the reason as a text
+    client: str  # of the last request
+    at: datetime  # time of the last request
     times: int
 
 
 class UnnamedProxy(Struct, frozen=True, kw_only=True, order=True):
-    """An address that states for whom it asks, and that no setting names as a proxy."""
+    """An address that sends X-Forwarded-For or Forwarded, and is not in trusted-proxies."""
 
     address: str
-    at: datetime  # when a request of it came, to ten minutes
+    at: datetime  # of a request, rounded to ten minutes
 
 
 _REASON_TEXTS: Final = {
-    DenialReason.CLOCK: "the clock of an endpoint is not the instance's",
-    DenialReason.ANOTHER_MACHINE: "who asked is another machine than the document's",
-    DenialReason.MISSING: "what the boot would fetch next is not there",
-    DenialReason.ANOTHER_SPOOL: "an endpoint was asked whose spool is not the instance's",
-    DenialReason.OLDER_TREE: "the tree of an endpoint is an older copy",
+    DenialReason.CLOCK: "the clocks of an endpoint and of the instance differ",
+    DenialReason.ANOTHER_MACHINE: "the client is another machine than the one in the document",
+    DenialReason.MISSING: "a file that the boot fetches next is missing",
+    DenialReason.ANOTHER_SPOOL: "the instance does not read the spool of the endpoint",
+    DenialReason.OLDER_TREE: "an endpoint has an older copy of the tree",
     DenialReason.NOT_RECORDED: "the fetch could not be recorded",
     DenialReason.NO_KEY: "an endpoint has no key for a secret",
-    DenialReason.NOT_COUNTED: "who asked does not count as a machine that boots",
+    DenialReason.NOT_COUNTED: "the client is not a boot loader",
     DenialReason.STOPPED: "boots that write disks are stopped",
     DenialReason.SERVED_BEFORE: "the boot was served before",
 }
 
 
 def describe_denial(reason: DenialReason) -> str:
-    """Return what anybody may read about a boot that was not given: no names, addresses, paths or reasons of people."""
+    """Return a public text about a denial: without names, addresses, paths, or texts that operators wrote."""
     return _REASON_TEXTS[reason]
 
 
 def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
-    """What a person should know of: of fetches that do not count only many, of what is known anyway nothing."""
+    """Return the denials that an operator should see.
+
+    This skips boots that were served before, boots that an operator stopped, and a few requests by other clients.
+    """
     found = [each for each in denials if each.reason not in (DenialReason.SERVED_BEFORE, DenialReason.STOPPED)]
     uncounted = sum(each.times for each in found if each.reason is DenialReason.NOT_COUNTED)
     return [each for each in found if each.reason is not DenialReason.NOT_COUNTED or uncounted >= MIN_UNCOUNTED]
 
 
 def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | None:
-    """Why boots were not given, in a word and in words, each reason with its last server; None: all were."""
+    """Return the first reason for denials, and a text with each reason and its last server. None: no denials."""
     by_reason: dict[DenialReason, list[Denial]] = {}
     for each in select_reportable(denials):
         by_reason.setdefault(each.reason, []).append(each)
@@ -96,14 +99,14 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
         last = max(found, key=lambda each: each.at)
         others = f" {format_rest(len({each.server for each in found}) - 1, 'server')}"
         words.append(
-            f"{_REASON_TEXTS[reason]}: {last.server} was not given its boot ({last.words}; asked by {last.client} at "
-            f"{format_instant(last.at)}, {format_count(last.times, 'time')}){others}".rstrip()
+            f"{_REASON_TEXTS[reason]}: gitboot withheld the boot of {last.server} ({last.words}; requested by "
+            f"{last.client} at {format_instant(last.at)}, {format_count(last.times, 'time')}){others}".rstrip()
         )
     return (next(reason for reason in _REASON_TEXTS if reason in by_reason), "; ".join(words)) if words else None
 
 
 def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
-    """Return the addresses to add to trusted-proxies, if they are proxies: those of this host, or else all."""
+    """Return the addresses to add to trusted-proxies: the addresses of this host, or else all addresses."""
     found = [each.address for each in proxies]
     return [each for each in found if ip_address(each).is_loopback] or found
 
@@ -111,10 +114,10 @@ def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
 def build_unnamed_proxy_message(proxies: Iterable[UnnamedProxy]) -> str:
     named = list_proxies_to_name(proxies)
     return (
-        f"requests with X-Forwarded-For or Forwarded come from {', '.join(named)}, which the setting trusted-proxies "
-        "does not name. gitboot ignores these headers: all clients of the proxy count as one client, with the address "
-        f"of the proxy. If it is your proxy, add trusted-proxies = {json.dumps(named)} to the file of --config. "
-        "If it is not, a client claims to be another"
+        f"requests with X-Forwarded-For or Forwarded come from {', '.join(named)}, which is not in trusted-proxies. "
+        "gitboot ignores these headers, so all clients of the proxy count as one client with the proxy's address. "
+        f"If it is your proxy, add trusted-proxies = {json.dumps(named)} to the file of --config. "
+        "If it is not, the client pretends to be another client"
     )
 
 
@@ -122,10 +125,10 @@ _T = TypeVar("_T")
 
 
 def drop_settled_intents(items: Iterable[_T], observation_of: Callable[[_T], Observation]) -> list[_T]:
-    """Return the items without the intents whose outcome is among them, in their order.
+    """Return the items in their order, without the intents whose outcome is among the items.
 
-    `served` outweighs `withheld`. What remains of an intent is `served`, which is a fetch; or `withheld`, which means
-    that nothing was served; or the intent, which uses the boot up and proves nothing.
+    For each intent, one item remains. `served` is a fetch and outweighs `withheld`. After `withheld`, no byte was sent.
+    An intent without an outcome consumes the boot, but is no evidence.
     """
     found = [(each, observation_of(each)) for each in items]
     served = {each.intent for _, each in found if each.outcome is Outcome.SERVED}
@@ -143,65 +146,71 @@ def select_consuming(observations: Iterable[Observation]) -> list[Observation]:
 MOST_LOG_BYTES: Final = 4096  # of an installer's log
 _MOST_LINES: Final = 20
 _MOST_OFF: Final = timedelta(seconds=30)
-_FAR_AHEAD_S: Final = 2**40  # since 1970: what is more is no date, and more than a ledger holds
+_FAR_AHEAD_S: Final = 2**40  # since 1970; a larger number is not a date and does not fit into a ledger
 
 
 def parse_instant(text: str) -> datetime:
-    """In UTC, of which others can be reckoned; raises ValueError for what is none, or at the ends of time."""
+    """Parse an ISO 8601 time with an offset and return it in UTC.
+
+    Raises ValueError for other texts, and for years before 1970 or after 9998, so that arithmetic cannot overflow.
+    """
     at = datetime.fromisoformat(text)
     if at.tzinfo is None or not 1970 <= at.year < 9999:
-        raise ValueError("no instant of a request")
+        raise ValueError("not the time of a request")
     return at.astimezone(UTC)
 
 
 def last_lines(log: bytes) -> str:
-    """Return the end of what an installer sent: at most 20 lines and 4,096 characters, each line `printable`."""
+    """Return the end of an installer's log: at most 20 lines and 4,096 characters, each line `printable`."""
     text = log[-MOST_LOG_BYTES:].decode(errors="replace")
     lines = text.replace("\t", " ").splitlines()[-_MOST_LINES:]
     return "\n".join(map(printable, lines))[-MOST_LOG_BYTES:]
 
 
 class Outcome(StrEnum):
-    """What became of an intent to serve a boot."""
+    """The outcome of an intent to serve a boot."""
 
-    SERVED = "served"  # the client has received the whole answer, as far as its system has acknowledged that
-    WITHHELD = "withheld"  # the endpoint sent no byte of it
+    SERVED = "served"  # the client's system acknowledged the whole response
+    WITHHELD = "withheld"  # the endpoint sent no byte of the boot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """One GET of an entry, of data or of a report's path, seen by an endpoint or in a mirror's access log.
+    """A GET request for a boot script, user data, a secret or a report, from an endpoint or a mirror's access log.
 
-    With an `intent` and without an `outcome`, an endpoint has written it before the answer.
+    With an `intent` and without an `outcome`, an endpoint has written it before the response.
     """
 
-    server: str  # "" where only the path is known
+    server: str  # "" if the log has only the path
     path: str  # below the output directory
-    client: str  # the address it was sent to
+    client: str  # the client's address
     at: datetime
-    # Which version of the path was sent; an endpoint knows the plan, a mirror the file's own date:
-    digest: Digest | None = None  # of the plan whose entry was sent
-    modified: int | None = None  # when the file that was sent was published, in seconds since 1970
-    offer: Digest | None = None  # what was given by it, where that is given once
-    log: str | None = None  # the last lines that an installer sent with its report
-    times: int = 1  # how many fetches of a secret, by clients of one network, it stands for
-    is_evidence: bool = True  # whether the client counts as a machine; if not, only who fetched a secret is noted
-    intent: str | None = None  # by which an intent and its outcome are known; None: one line has both
+    # The version of the path that was sent: an endpoint logs the plan, a mirror the date of the file.
+    digest: Digest | None = None  # of the plan whose boot script was sent
+    modified: int | None = None  # when gitboot published the file, in seconds since 1970
+    offer: Digest | None = None  # of a one-time boot
+    log: str | None = None  # the last lines of an installer's log, with its report
+    times: int = 1  # the number of fetches of a secret by clients of one network
+    is_evidence: bool = True  # whether the client counts as a machine; if not, it only counts for secrets
+    intent: str | None = None  # the id of an intent and its outcome; None: one line has both
     outcome: Outcome | None = None
-    up: Uptime | None = field(default=None, compare=False)  # how long the kernel ran by whose clock it was seen
+    up: Uptime | None = field(default=None, compare=False)  # of the kernel whose clock set `at`
 
     def __post_init__(self) -> None:
         if (self.digest is None) == (self.modified is None):
             raise ValueError("an observation has either a plan's digest or a file's date")
         if self.modified is not None and not 0 <= self.modified < _FAR_AHEAD_S:
-            raise ValueError("a file's date is one of this age")
+            raise ValueError("a file's date is out of range")
         if self.outcome is not None and self.intent is None:
             raise ValueError("an outcome names its intent")
         for text in (self.server, self.path, self.client, self.log or "", self.intent or ""):
-            text.encode()  # half of a surrogate pair, which JSON can say, could be written nowhere
+            text.encode()  # JSON can have half of a surrogate pair, which cannot be encoded
 
     def adjust_clock(self, now: datetime, up: Uptime) -> Observation:
-        """With its instant by the clock that says ``now``, where that was set by more than 30 s since it was seen."""
+        """Return the observation with its time by the clock that shows ``now``.
+
+        The time changes only if the clock was set by more than 30 s since the observation.
+        """
         if self.up is None or not up.boot or self.up.boot != up.boot:
             return self
         at = now - timedelta(seconds=up.seconds - self.up.seconds)
@@ -213,23 +222,23 @@ class Observation:
 
     @property
     def may_serve_unrecorded(self) -> bool:
-        """Whether an endpoint answers it even if it cannot record it: it is no secret, and uses no boot up."""
+        """Return whether an endpoint responds even if it cannot record this: no secret, and no one-time boot."""
         kind = find_non_script_kind(self.path)
         return self.offer is None and (kind is None or kind.role is not Role.SEALED)
 
     @property
     def is_report(self) -> bool:
-        """Whether an installer says by it that it is done."""
+        """Return whether an installer reports its completion."""
         return find_non_script_kind(self.path) is PROVISIONED
 
     @property
     def is_failure(self) -> bool:
-        """Whether an installer says by it that it has failed."""
+        """Return whether an installer reports a failure."""
         return find_non_script_kind(self.path) is FAILED
 
     @property
     def is_start(self) -> bool:
-        """Whether it is by the system that was booted, not by the loader that boots it."""
+        """Return whether the booted system sent the request, instead of the boot loader."""
         kind = find_non_script_kind(self.path)
         return kind is not None and kind.role in (Role.DATA, Role.SEALED)
 
@@ -245,14 +254,14 @@ _REASONS_OF_2FEFE59: Final = {
 
 
 class EndpointReport(NamedTuple):
-    """What endpoints met within the last hour, sorted."""
+    """The denials and unnamed proxies of the last hour, sorted."""
 
     refused: tuple[Denial, ...] = ()
     proxies: tuple[UnnamedProxy, ...] = ()
 
 
 def write_report(folder: Path, name: str, report: EndpointReport) -> None:
-    """Leave the report of one endpoint in a spool; a disk that refuses it loses only that."""
+    """Write the report of one endpoint into a spool. If the disk fails, only the report is lost."""
     with suppress(OSError):
         write_atomically(folder / f"{name}{SUFFIX}", encode_canonical(to_json_value(report)) + b"\n", mode=0o640)
 
@@ -263,7 +272,7 @@ def remove_report(folder: Path, name: str) -> None:
 
 
 def read_reports(folder: Path, at: datetime) -> EndpointReport:
-    """Return what the endpoints that write to a spool have left there."""
+    """Return the merged reports of the endpoints that write to a spool."""
     found = [
         each for path in folder.glob(f"*{SUFFIX}") for each in _read_report(path) if each.at > at - REPORT_LIFETIME
     ]
@@ -310,7 +319,7 @@ def _list(value: Any) -> list[Any]:
 
 _MOST_FIELDS: Final = 100  # of a query
 _IPV6_NETWORK: Final = 64  # bits
-# User-Agents, from the beginning.
+# Patterns that match the start of a User-Agent.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)
 _SYSTEMS: Final = re.compile("Ignition/|Cloud-Init/|Go-http-client/")  # the last is Talos
 _TOOLS: Final = re.compile(
@@ -323,7 +332,7 @@ _TOOLS: Final = re.compile(
 
 
 def is_check(agent: str, query: Mapping[str, str]) -> bool:
-    """Return whether gitboot itself asks. A check has both marks, because a cache may drop one of them."""
+    """Return whether gitboot itself sent the request. A check has both marks, because a cache may drop one of them."""
     return CHECK in query or agent.startswith("gitboot")
 
 
@@ -332,7 +341,7 @@ def is_loader(agent: str) -> bool:
 
 
 def is_system(agent: str) -> bool:
-    """Return whether an installed or an installing system asks, as no person and no monitor does."""
+    """Return whether an installed or installing system sent the request. People and monitors use other agents."""
     return _SYSTEMS.match(agent) is not None
 
 
@@ -341,12 +350,12 @@ def is_tool(agent: str) -> bool:
 
 
 def may_be_system(agent: str) -> bool:
-    """Return whether a system asks: a known one, or a client with a name of its own that is no tool."""
+    """Return whether a system may have sent the request: a known system, or an unknown agent that is not a tool."""
     return is_system(agent) or (agent != "" and not is_tool(agent))
 
 
 def has_identity(query: Mapping[str, str]) -> bool:
-    """Return whether a query has what gitboot's first script sends of a machine: its UUID and its serial number.
+    """Return whether a query has the UUID and the serial number that gitboot's first boot script sends.
 
     The serial number may be empty.
     """
@@ -357,18 +366,18 @@ def has_identity(query: Mapping[str, str]) -> bool:
 
 
 def is_machine(agent: str, query: Mapping[str, str]) -> bool:
-    """Return whether a request for a boot script has what a machine sends. A bare GET may be a monitor's."""
+    """Return whether a machine sent a request for a boot script. A bare GET request may come from a monitor."""
     return is_loader(agent) or (has_identity(query) and not is_tool(agent))
 
 
 @lru_cache(maxsize=4096)
 def client_network(client: str | None) -> str:
-    """Return what counts as one client: its address, or for IPv6 its /64 network, as a host chooses the rest itself.
+    """Return the network that counts as one client: an IPv4 address, or an IPv6 /64 network.
 
-    RFC 4291. A client whose address is not known is named as it was recorded.
+    A host chooses the other bits of an IPv6 address itself (RFC 4291). If the address is unknown, return the text.
     """
     try:
-        address = ip_address((client or "").partition("%")[0])  # fe80::1%eth0: which interface it came by
+        address = ip_address((client or "").partition("%")[0])  # without the zone of fe80::1%eth0
     except ValueError:
         return client or ""
     if isinstance(address, IPv6Address):
@@ -377,7 +386,7 @@ def client_network(client: str | None) -> str:
 
 
 def parse_query(text: str) -> dict[str, str]:
-    """Return a query by its keys, also by those without a value; of several values for one key the last."""
+    """Return the values of a query by key, also empty values. If a key has several values, the last one counts."""
     try:
         return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
     except ValueError:

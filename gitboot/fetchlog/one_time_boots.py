@@ -1,4 +1,4 @@
-"""One-time boots and secrets: which ones were served, to whom and how often."""
+"""One-time boots and secrets: which were served, to which clients, and how often."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gitboot.render.paths import FAILED, Role, find_non_script_kind, find_path_k
 from gitboot.resolve.boot_limits import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
 
-MOST_ADDRESSES: Final = 16  # that are told apart, of one secret and installation
-MOST_FETCHES: Final = 10  # of one secret in one installation, until a person should look
-OTHERS: Final = "others"  # stands for every address beyond MOST_ADDRESSES
+MOST_ADDRESSES: Final = 16  # of one secret and installation that are counted separately
+MOST_FETCHES: Final = 10  # of one secret in one installation; more are unexpected
+OTHERS: Final = "others"  # all addresses beyond MOST_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
 _ENCRYPTED: Final = "secrets/"
 
 
 def find_secret(path: str) -> str | None:
-    """Return the secret that a path below the output directory has: ``secrets/NAME`` or ``user-data/FILE``.
+    """Return the secret of a path below the output directory, such as ``secrets/NAME`` or ``user-data/FILE``.
 
-    User data counts as a secret: it has the tokens by which an installer reports and fetches its secrets. The paths of
-    reports, ``reports/provisioned`` and ``reports/failed``, are such secrets themselves, and are counted likewise.
+    User data counts as a secret, because it has the tokens with which an installer reports and fetches its secrets. The
+    paths of reports have tokens too, and count as ``reports/provisioned`` and ``reports/failed``.
     """
     kind = find_non_script_kind(path)
     if kind is None or kind.role not in (Role.DATA, Role.SEALED, Role.REPORT):
@@ -52,7 +52,7 @@ def describe_secret(secret: str) -> str:
 
 
 class AddressFetches(Struct, frozen=True):
-    """The fetches of one secret by one address, or by several that are not told apart."""
+    """The fetches of one secret by one address, or by several addresses that are counted together."""
 
     first: datetime
     last: datetime
@@ -63,15 +63,15 @@ class AddressFetches(Struct, frozen=True):
 
 
 class SecretFetches(Struct, frozen=True, kw_only=True):
-    """Who fetched one secret in one installation."""
+    """The fetches of one secret in one installation."""
 
-    addresses: Mapping[str, AddressFetches] = field(default_factory=dict)  # by `network_of`; at most MOST_ADDRESSES
+    addresses: Mapping[str, AddressFetches] = field(default_factory=dict)  # by `client_network`; at most MOST_ADDRESSES
     others: AddressFetches | None = None  # by all further addresses
-    confirmed: tuple[int, int] = (1, 0)  # how many addresses, and fetches, a person has said to be right
+    confirmed: tuple[int, int] = (1, 0)  # numbers of addresses and of fetches that an operator confirmed
 
     @property
     def totals(self) -> tuple[int, int]:
-        """How many addresses have fetched it, and how many times. The addresses of ``others`` count as one."""
+        """The numbers of addresses and of fetches. The addresses of ``others`` count as one."""
         return len(self.all_fetches), sum(each.times for each in self.all_fetches)
 
     @property
@@ -80,7 +80,7 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unexpected(self) -> bool:
-        """Whether a person should look: a second address, or more than ten fetches, since that was confirmed."""
+        """Return whether there is a second address, or more than ten fetches, since an operator confirmed them."""
         addresses, times = self.totals
         return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
 
@@ -92,12 +92,12 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
 
 
 class InstallationFetches(Struct, frozen=True, kw_only=True):
-    """Who fetched the secrets of one server in its newest installation."""
+    """The fetches of one server's secrets in its newest installation."""
 
     key: str  # the provision key
     attempt: int
-    number: int  # in the ledger's sequence, when it was offered
-    secrets: Mapping[str, SecretFetches] = field(default_factory=dict)  # by `secret_of`
+    number: int  # the number of the offer in the ledger's sequence
+    secrets: Mapping[str, SecretFetches] = field(default_factory=dict)  # by `find_secret`
 
     @property
     def secret_fetches(self) -> dict[str, SecretFetches]:
@@ -113,7 +113,7 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
         return max(each.last for secret in self.secrets.values() for each in secret.all_fetches)
 
     def has_fetched(self, address: str, secret: str) -> bool:
-        """Whether an address has fetched a secret, or for user data any file of that, in this installation."""
+        """Return whether an address has fetched a secret in this installation. All files of user data count as one."""
 
         def is_same(name: str) -> bool:
             return name == secret or (name.startswith(_USER_DATA) and secret.startswith(_USER_DATA))
@@ -139,27 +139,27 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
 
 
 class ServedBoot(NamedTuple):
-    first: Observation  # or what its installer reported, where that is all that is known
-    is_over: bool  # whether the system that was booted has asked for its data since, or its installer reported
+    first: Observation  # the first fetch, or without a fetch the installer's report
+    is_over: bool  # whether the booted system fetched its user data since, or its installer reported
 
     def __str__(self) -> str:
         if _find_role(self.first) is Role.REPORT:
-            return f"its installer has reported, at {format_instant(self.first.at)}"
-        was = "perhaps served" if self.first.is_open_intent else "given once,"
-        return f"{was} at {format_instant(self.first.at)} to {self.first.client}"
+            return f"the installer reported at {format_instant(self.first.at)}"
+        served = "perhaps served" if self.first.is_open_intent else "served"
+        return f"{served} at {format_instant(self.first.at)} to {self.first.client}"
 
     def may_serve_again(self, at: datetime, up: Uptime) -> bool:
-        """Whether it is given once more: to another NIC, after a failure, to GRUB after iPXE; it is the same boot."""
+        """Return whether an endpoint may serve the boot again: to another NIC, after a failure, to GRUB after iPXE."""
         first = self.first.adjust_clock(at, up)
         return not self.is_over and first.at <= at < first.at + FETCH_GRACE
 
 
 class _FileContent(Struct):
-    """A file of the spool, as far as it was read."""
+    """The content of a spool file, up to the offset that was read."""
 
-    base: int = 0  # where it begins in its writer's own
+    base: int = 0  # its first byte in the writer's own file
     offset: int = 0
-    observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server and by offer, by place
+    observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server or offer, and by offset
 
     def read(self, path: Path) -> None:
         for offset, line in read_whole_lines(path, self.offset):
@@ -174,9 +174,9 @@ class _FileContent(Struct):
 
 
 def find_served_boot(observations: Iterable[Observation], offer: str, report: str | None) -> ServedBoot | None:
-    """How a boot was given, by what is known of its server and its offer; None: it was not.
+    """Return how a boot was served, from the observations of its server and offer. None: it was not served.
 
-    Of an attempt whose installer has reported, by the token ``report``, no further boot is left to be given.
+    After an installer reported with the token ``report``, all boots of its attempt count as served.
     """
     known = sorted(select_consuming(observations), key=lambda each: each.at)
     ended = next((each for each in known if report == each.digest and _find_role(each) is Role.REPORT), None)
@@ -188,14 +188,14 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
 
 
 def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> ServedBoot | None:
-    """Return how a boot was given by what two logs know of it: since the first time, and over if either knows that."""
+    """Merge the results of two logs: the earlier first fetch, and over if one of them shows it."""
     if first is None or second is None:
         return first or second
     return ServedBoot(min(first.first, second.first, key=lambda each: each.at), first.is_over or second.is_over)
 
 
 def has_reported(observations: Collection[Observation], token: str) -> bool:
-    """Whether an installer has reported since its server's boot was given last."""
+    """Return whether an installer has reported since its server's boot was last served."""
     observations = select_consuming(observations)
     reports = [each.at for each in observations if each.digest == token and _find_role(each) is Role.REPORT]
     return bool(reports) and max(reports) >= max(
@@ -204,22 +204,22 @@ def has_reported(observations: Collection[Observation], token: str) -> bool:
 
 
 class ServedBoots:
-    """The boots that a spool knows of, whoever wrote them there; what the instance has deleted is known no more."""
+    """The served boots in a spool, by any writer, without the files that the instance has deleted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, _FileContent] = {}
 
     def find(self, server: str, offer: str, report: str | None = None) -> ServedBoot | None:
-        """How a boot was given; None: it was not. Raises OSError where the spool cannot be read.
+        """Return how a boot was served. None: it was not served. Raises OSError if the spool cannot be read.
 
-        It is told by its offer: what a commit changes of it meanwhile, its server's name as well, makes it no other.
+        The offer identifies the boot, even if a commit changes the boot or the server's name meanwhile.
         """
         self._refresh()
         return find_served_boot({*self._list_observations(server), *self._list_observations(offer)}, offer, report)
 
     def has_installer_reported(self, server: str, token: str) -> bool:
-        """Whether an installer has reported since its boot was given last. Raises OSError like `find`."""
+        """Return whether an installer has reported since its boot was last served. Raises OSError like `find`."""
         self._refresh()
         return has_reported([*self._list_observations(server)], token)
 
@@ -234,7 +234,7 @@ class ServedBoots:
         for name, path in there.items():
             with suppress(FileNotFoundError):  # the instance has deleted it just now
                 file, size = self._files.setdefault(name, _FileContent(parse_file_name(name)[1])), path.stat().st_size
-                if size < file.offset:  # what could not be synced was taken back
+                if size < file.offset:  # the writer cut off lines that it could not sync
                     file = self._files[name] = _FileContent(parse_file_name(name)[1])
                 if size > file.offset:
                     file.read(path)
@@ -246,15 +246,15 @@ def _find_role(observation: Observation) -> Role | None:
 
 
 class FetchLogUnavailable(Exception):
-    """A fetch log does not answer in time, or cannot be read."""
+    """A fetch log does not respond in time, or cannot be read."""
 
 
 class BatchRejected(Exception):
-    """A batch was not taken, and why."""
+    """The instance rejected a batch. The message has the reason."""
 
 
 def is_lease(giver: str) -> bool:
-    """Return whether a tree names the lease of a shared ledger as its giver, and not the identity of a spool."""
+    """Return whether a tree's giver is the lease of a shared ledger, instead of the identity of a spool."""
     return "/" in giver
 
 
@@ -263,9 +263,9 @@ _HOST_FILES: Final = ("sole", "sole.left")  # in the spool of that host itself
 
 
 def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
-    """Return the claims that the files in some spools state, by file. A claim without a site has ended.
+    """Return the claims in the files of some spools. A claim without a site has ended.
 
-    ``fetch_log`` is where the fetches of the other host belong: the spool that is read today.
+    ``fetch_log`` is the spool that the instance reads now. The fetches of the other host have to be copied there.
     """
     places = [
         (folder / _INSTANCE_FILE, *(endpoint_folder(folder) / name for name in _HOST_FILES)) for folder in folders

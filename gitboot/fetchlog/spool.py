@@ -1,4 +1,4 @@
-"""Spool: fetches on their way from endpoints to the instance, as files of a folder."""
+"""Spool: a folder with files of fetches that endpoints write and the instance reads."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from gitboot.files import lock_file, sync_folder, write_atomically
 from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
 
-MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
-_RESTART_S: Final = 0.1  # after its thread died: no boot is served until it records again
-_MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
+MOST_BYTES: Final = 1024 * 1024  # of one file
+_RESTART_S: Final = 0.1  # after its thread died. Until then, endpoints serve no boots
+_MOST_AT_ONCE: Final = 1000  # lines in one sync
 SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
 _DELETIONS: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
-_TRIAL: Final = b"\0" * 4096  # as much as any file system gives out at a time
-_LONGEST_UP_S: Final = 2**33  # which no kernel has run
-_MOST_TIMES: Final = 2**32  # fetches in a minute, which no endpoint answers
+_TRIAL: Final = b"\0" * 4096  # as large as the blocks of file systems
+_LONGEST_UP_S: Final = 2**33  # longer than any kernel runs
+_MOST_TIMES: Final = 2**32  # more fetches than any endpoint serves in a minute
 _T = TypeVar("_T")
 
 
 def read_or_create_identity(folder: Path) -> str:
-    """What a spool is called by where it is published who may give a boot; made where there is none yet."""
+    """Return the identity of a spool, which the tree uses to name an endpoint. Create it if needed."""
     path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
         write_atomically(made, f"{token_hex(16)}\n".encode(), mode=0o644)
@@ -47,12 +47,12 @@ def read_or_create_identity(folder: Path) -> str:
 
 
 def endpoint_folder(folder: Path) -> Path:
-    """The folder for what endpoints keep in a spool and is not for the instance: it wakes nobody who watches that."""
+    """Return the folder for files that only endpoints use. Writes there do not wake the instance."""
     return folder / _ASIDE
 
 
 def check_writable(folder: Path) -> None:
-    """Write something into a spool, durably, and take it away; raises OSError where nothing can be recorded there."""
+    """Write and sync a file in a spool, then delete it. Raises OSError if the spool cannot record fetches."""
     endpoint_folder(folder).mkdir(exist_ok=True)
     path = endpoint_folder(folder) / f"{os.getpid()}-{token_hex(8)}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
@@ -69,7 +69,7 @@ def check_writable(folder: Path) -> None:
 
 
 class SpoolFile:
-    """One writer's files in the spool, one after the other; not for several threads."""
+    """One writer's files in the spool, one after the other. Only one thread may use this."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most_bytes = folder, most_bytes
@@ -77,9 +77,10 @@ class SpoolFile:
         self._size = 0
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines durably.
+        """Write whole lines and sync them.
 
-        Raises OSError if the lines may be lost. Somebody may have read them all the same: an intent needs `withheld`.
+        Raises OSError if the lines may be lost. The instance may have read them nevertheless, so the caller has to
+        write the outcome `withheld` for an intent.
         """
         if self._fd is None or self._size >= self._most_bytes or not self._is_unchanged(self._fd):
             self._open_new_file()
@@ -89,7 +90,7 @@ class SpoolFile:
                 raise OSError("only a part was written")
             os.fdatasync(self._fd)
         except OSError:
-            # Cut off what was not written wholly, and close the file: after a failed sync it is not trusted any more.
+            # Cut off incomplete lines and close the file. After a failed sync, the content of a file is uncertain.
             with suppress(OSError):
                 os.ftruncate(self._fd, self._size)
                 os.fsync(self._fd)
@@ -98,18 +99,18 @@ class SpoolFile:
         self._size += len(lines)
 
     def _is_unchanged(self, fd: int) -> bool:
-        """Whether readers find what is appended: they skip bytes of a file that was longer when they read it."""
+        """Return whether readers will find appended lines. They skip bytes of a file that was longer before."""
         status = os.fstat(fd)
         return status.st_nlink > 0 and status.st_size == self._size
 
     def close(self) -> None:
-        """Let the instance delete what is there, once it has taken it."""
+        """Unlock the file, so that the instance may delete it after it has read it."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def _open_new_file(self) -> None:
-        """Open a file under a new name; it is locked before it can be seen."""
+        """Create a file. It is locked before it gets its visible name."""
         self.close()
         name = f"{os.getpid()}-{token_hex(8)}"
         hidden, path = self._folder / f".{name}", self._folder / f"{name}{SUFFIX}"
@@ -132,9 +133,10 @@ class _QueuedLine(NamedTuple):
 
 
 class Spool:
-    """Records fetches from any thread, many with one sync: `record` at once, its future when it stands durably.
+    """Records fetches from any thread, many with one sync.
 
-    A future that was cancelled in time has nothing written. Once its line may be in the file, it cannot be cancelled.
+    `record` returns at once, and its future ends after the sync. A caller can cancel the future until the line may be
+    in the file.
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -145,20 +147,20 @@ class Spool:
         self._thread.start()
 
     def record(self, observation: Observation) -> Future[None]:
-        """What is done once the observation stands; it fails with OSError where it cannot."""
+        """Return a future that ends after the observation is synced. It fails with OSError if that is impossible."""
         entry = _QueuedLine(encode_line(observation), Future())
         self._queue.put(entry)
         return entry.written
 
     def run_in_writer(self, call: Callable[[], _T]) -> Future[_T]:
-        """What ``call`` gives or raises, made by the thread that writes: when all before it stands, and as it can."""
+        """Call a function in the writer's thread after all earlier lines. Return a future with its result or error."""
         done: Future[_T] = Future()
 
         def run() -> None:
             if done.set_running_or_notify_cancel():
                 try:
                     done.set_result(call())
-                except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
+                except BaseException as error:  # noqa: BLE001 - the future raises it in the caller
                     done.set_exception(error)
 
         self._queue.put(run)
@@ -175,7 +177,7 @@ class Spool:
             try:
                 self._write_waiting(waiting)
             finally:
-                for each in waiting:  # whoever waits does not wait for a thread that died
+                for each in waiting:  # callers must not wait for a dead thread
                     if isinstance(each, _QueuedLine) and not each.written.done():
                         each.written.set_exception(OSError("the spool's thread died"))
             if ends:
@@ -202,7 +204,7 @@ class Spool:
     def _collect_waiting(
         self, first: _QueuedLine | Callable[[], None]
     ) -> tuple[list[_QueuedLine | Callable[[], None]], bool]:
-        """All that waits by now, and whether the end is asked for."""
+        """Return all waiting items, and whether `close` was called."""
         waiting = [first]
         while len(waiting) < _MOST_AT_ONCE and not self._queue.empty():
             if (each := self._queue.get()) is None:
@@ -237,15 +239,15 @@ def encode_line(observation: Observation) -> bytes:
 
 
 class ReadResult(NamedTuple):
-    observations: list[Observation]  # in their order: of one writer as they were written, of several by instant
-    offsets: dict[str, int]  # by file: how far it was read, from the next time on
-    invalid_lines: int  # lines that are no observations
+    observations: list[Observation]  # by time; those of one writer in their written order
+    offsets: dict[str, int]  # by file, for the next call
+    invalid_lines: int  # number of lines that are not observations
 
 
 def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
-    """What stands in a spool beyond ``offsets``: whole lines, each once.
+    """Read the whole lines of a spool after ``offsets``, each once.
 
-    The new offsets have the files that are there, and no others. Raises OSError where it cannot be read.
+    The new offsets have only the files that exist. Raises OSError if the spool cannot be read.
     """
     found: list[tuple[datetime, str, int, Observation]] = []
     read: dict[str, int] = {}
@@ -262,7 +264,7 @@ def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
             if each is None:
                 strays += 1
             elif isinstance(each, Observation) and offset not in taken_back:
-                # A clock that goes back makes no line older than those before it.
+                # If the clock goes back, a line still counts as later than the lines before it.
                 latest[writer] = max(latest.get(writer, each.at), each.at)
                 found.append((latest[writer], writer, offset, each))
     found.sort(key=lambda each: each[:3])
@@ -270,10 +272,10 @@ def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
 
 
 def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
-    """Delete the files that were taken wholly and to which nothing is added any more, for the ``times``-th time.
+    """Delete the files that were read to their end and have no writer any more, as the ``times``-th deletion.
 
-    Only once a tree that knows what they say, and that number, stands published; one that is no new number has nothing
-    deleted. Raises OSError where it cannot be noted, durably, before anything is.
+    Call this only after the published tree has the effect of these files and that number. If the number is not new,
+    this deletes no file. Before it deletes files, it stores and syncs the number. Raises OSError if that fails.
     """
     before = count_deletions(folder)
     for path in find_read_files(folder, offsets) if before < times else ():
@@ -282,7 +284,7 @@ def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> N
 
 
 def count_deletions(folder: Path) -> int:
-    """How often something of a spool was deleted; raises OSError where that cannot be read."""
+    """Return the number of deletions in a spool. Raises OSError if it cannot be read."""
     try:
         return int((folder / _DELETIONS).read_text())
     except (FileNotFoundError, ValueError):
@@ -290,24 +292,24 @@ def count_deletions(folder: Path) -> int:
 
 
 def count_deletions_after(folder: Path, offsets: Mapping[str, int]) -> int:
-    """How often that will have been, once all that can be deleted is."""
+    """Return the number of deletions after the next deletion, if a file can be deleted."""
     return count_deletions(folder) + any(True for _ in find_read_files(folder, offsets))
 
 
 def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
-    """The files that were taken wholly and to which nothing is added any more, each locked while it is looked at."""
+    """Yield the files that were read to their end and have no writer any more. Each stays locked until the next."""
     for path in list_files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
             if not lock_file(file.fileno()):
                 continue
             taken = offsets.get(path.name, -1)
             file.seek(max(taken, 0))
-            if taken >= 0 and b"\n" not in file.read():  # half a line at its end was never acknowledged
+            if taken >= 0 and b"\n" not in file.read():  # no caller got a confirmation for half a line
                 yield path
 
 
 def list_files(folder: Path) -> list[Path]:
-    """What was written in a spool: each file is one writer's."""
+    """Return the fetch files of a spool. Each file has one writer."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and path.is_file())
     except FileNotFoundError:
@@ -315,8 +317,8 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
-    """Each whole line from a place on, with its own; none of a file that is gone by now."""
-    with suppress(FileNotFoundError), path.open("rb") as file:  # another instance may have forgotten it
+    """Yield the whole lines from an offset on, each with its offset. A deleted file has no lines."""
+    with suppress(FileNotFoundError), path.open("rb") as file:  # another instance may have deleted it
         file.seek(begin)
         for line in file:
             if line.endswith(b"\n"):
@@ -325,7 +327,7 @@ def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(line: bytes) -> Observation | int | None:
-    """The observation that a line is, or None. A number is the place of a line that 2fefe59 took back."""
+    """Return the observation of a line, or None. A number is the offset of a line that 2fefe59 revoked."""
     with suppress(ValueError, RecursionError):
         match json.loads(line):
             case {"not": int(offset)}:
@@ -368,14 +370,14 @@ _FORWARDED: Final = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10}-[0-9a-f]{16})\.([0-9
 
 
 class Writer(NamedTuple):
-    """Whose lines they are: a file of a spool, without its suffix."""
+    """The writer of lines: a file of a spool, without its suffix."""
 
-    spool: str  # its identity
+    spool: str  # identity of the spool
     file: str
 
 
 class ForwardedBatch(NamedTuple):
-    """Whole lines of one writer, and where they stand in its file."""
+    """Whole lines of one writer, with their offset in its file."""
 
     writer: Writer
     begin: int
@@ -387,7 +389,7 @@ class ForwardedBatch(NamedTuple):
 
 
 def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
-    """Return the whole lines of a writer's file from ``begin`` on, as many as a batch may have; none at its end."""
+    """Return the whole lines of a writer's file from ``begin`` on, up to the size of a batch. Empty at the end."""
     found = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)
@@ -396,6 +398,6 @@ def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
 
 
 def parse_file_name(name: str) -> tuple[str, int]:
-    """Return whose lines a file of a spool holds, and at which byte of that writer's own file they begin."""
+    """Return the writer of a spool file, and the offset of its first line in the writer's own file."""
     found = _FORWARDED.fullmatch(name)
     return (found[1], int(found[2])) if found is not None else (name, 0)

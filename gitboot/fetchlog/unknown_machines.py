@@ -1,4 +1,4 @@
-"""Unknown machines: machines that asked for a boot and have no document, with their inventory."""
+"""Unknown machines: machines that requested a boot and have no document, with their inventory."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ _LONGEST: Final = 64  # of a serial number
 
 
 class UnknownMachine(Struct, frozen=True, kw_only=True):
-    """What is known of one machine, by its own word."""
+    """A machine without a document, as its requests describe it."""
 
     macs: tuple[MacAddress, ...] = ()
     uuid: SystemUuid | None = None
     serial: str | None = None
-    client: str  # the address that asked last
-    path: str  # what for, below the base URL
+    client: str  # the address of the last request
+    path: str  # of the last request, below the base URL
     first: datetime
     last: datetime
     times: int = 1
-    server: str | None = None  # whose document has some of this, and not its UUID
-    inventory: Findings | None = None  # what an image has found in it
+    server: str | None = None  # a server whose document shares an identity, but has another UUID
+    inventory: Findings | None = None  # as an inventory image reported it
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """By what an index may know it, or an entry of this table."""
+        """The machine's identities, as keys of an index or of this table."""
         return (
             *(format_identity(IdentityKind.MAC, mac) for mac in self.macs),
             *((format_identity(IdentityKind.UUID, self.uuid),) if self.uuid is not None else ()),
@@ -79,7 +79,10 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
 
 
 def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: datetime) -> UnknownMachine | None:
-    """Who asks for an entry at ``path``, below the base URL and in any spelling; None: it is no entry's path."""
+    """Return the machine that requests a boot script. None: the path is not the path of a boot script.
+
+    ``path``: below the base URL, in any spelling.
+    """
     for asked in parse_request_path(find_boot_script_path(path.removeprefix("/"), query)):
         if asked.kind.role is not Role.BOOT_SCRIPT:
             continue
@@ -95,7 +98,7 @@ def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: 
 
 
 def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at: datetime) -> UnknownMachine:
-    """Who has sent what an image found in it; ValueError where that names no interface."""
+    """Return the machine that sent an inventory. Raises ValueError if the inventory has no interface."""
     inventory = parse_findings(document)
     return UnknownMachine(
         macs=tuple(sorted(each.mac for each in inventory.interfaces)),
@@ -124,30 +127,30 @@ def _parse_uuid(text: object) -> SystemUuid | None:
 
 
 def _parse_serial(text: object) -> str | None:
-    """As a document may have it: one that nobody has set says nothing."""
+    """Return a serial number that a document may have. A placeholder is no serial number."""
     if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
         return None
     return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
 
 
 class UnknownMachines:
-    """A table of them, bounded; of what is said of one machine by several requests one entry is made."""
+    """A table of unknown machines with a limited size. It merges the requests of one machine."""
 
     def __init__(self, machines: Iterable[UnknownMachine] = (), unkept: int = 0) -> None:
-        self.unkept = unkept  # requests of machines for which there was no room
+        self.unkept = unkept  # requests of machines that did not fit into the table
         self._by_identity: dict[str, UnknownMachine] = {}
-        self._machines: dict[int, UnknownMachine] = {}  # by their own id(), in the order in which they came
+        self._machines: dict[int, UnknownMachine] = {}  # by id(), in the order of arrival
         self._counts_by_network: Counter[str] = Counter()
         for each in machines:
             self.add(each)
 
     @property
     def machines(self) -> tuple[UnknownMachine, ...]:
-        """The last that asked first."""
+        """The machines, the last request first."""
         return tuple(sorted(self._machines.values(), key=lambda each: (-each.last.timestamp(), each.identities)))
 
     def add(self, machine: UnknownMachine) -> bool:
-        """Take note of one that has asked; whether it is new, and kept."""
+        """Add a machine or merge it with a known one. Return whether the table has a new machine."""
         known = {
             id(each): each for name in _list_identities(machine) if (each := self._by_identity.get(name)) is not None
         }
@@ -179,13 +182,13 @@ class UnknownMachines:
 
 
 def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
-    """Its identities; of a UUID that of either byte order is the same."""
+    """Return the machine's identities. Both byte orders of a UUID give the same identity."""
     either = machine.uuid if machine.uuid is None else min(machine.uuid, swap_byte_order(machine.uuid))
     return structs.replace(machine, uuid=either).identities
 
 
 def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
-    """What two say of one machine: the earlier word on who it is stands, the later request is the last."""
+    """Merge two descriptions of one machine. Identities come from the first, the last request from the later one."""
     later = max(first, second, key=lambda each: each.last)
     return structs.replace(
         later,
@@ -208,7 +211,7 @@ def render_unknown(table: UnknownMachines) -> bytes:
 
 
 def parse_unknown(data: bytes) -> UnknownMachines:
-    """What ``render_unknown`` wrote; nothing of what is not that."""
+    """Parse the output of `render_unknown`. Ignore invalid parts."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -234,7 +237,7 @@ def _parse_machine(facts: object) -> UnknownMachine | None:
             }:
                 server = said if isinstance(said := more.get("server"), str) else None
                 for text in (client, path, server or ""):
-                    text.encode()  # half of a surrogate pair could be written nowhere
+                    text.encode()  # half of a surrogate pair cannot be encoded
                 return UnknownMachine(
                     macs=tuple(map(parse_lookup_mac, macs[:_MOST_MACS])),
                     uuid=_parse_uuid(more.get("uuid")),
@@ -250,11 +253,11 @@ def _parse_machine(facts: object) -> UnknownMachine | None:
     return None
 
 
-MOST_BYTES: Final = 64 * 1024  # of what an image sends
+MOST_BYTES: Final = 64 * 1024  # of an inventory
 MOST_INTERFACES: Final = 16
 _MOST_DISKS: Final = 16
 _MOST: Final = 2**63 - 1
-# As in gitboot.model.server, which an endpoint does not need to start.
+# Copies from gitboot.model.server, so that an endpoint does not import it at its start.
 _ARCHITECTURES: Final = ("x86_64", "aarch64")
 _FIRMWARES: Final = ("UEFI", "BIOS")
 
@@ -263,12 +266,12 @@ class FoundInterface(Struct, frozen=True, kw_only=True):
     """A network interface with a MAC address of its own."""
 
     mac: MacAddress
-    name: str | None = None  # as an installed system calls it, where that is known
-    link: bool | None = None  # whether a cable was found in it
+    name: str | None = None  # as an installed system names it
+    link: bool | None = None  # whether it has a link
 
 
 class FoundDisk(Struct, frozen=True, kw_only=True):
-    """A disk, as the image's kernel calls it."""
+    """A disk, with the name that the image's kernel uses."""
 
     name: str
     bytes: int | None = None
@@ -277,13 +280,13 @@ class FoundDisk(Struct, frozen=True, kw_only=True):
 
 
 class Findings(Struct, frozen=True, kw_only=True):
-    """What is known of a machine besides who it is."""
+    """The inventory of a machine."""
 
     interfaces: tuple[FoundInterface, ...]
     disks: tuple[FoundDisk, ...] = ()
     manufacturer: str | None = None
     product: str | None = None
-    architecture: str | None = None  # one that a document can have, as the firmware
+    architecture: str | None = None  # a value that a document can have, like `firmware`
     firmware: str | None = None
     cpus: int | None = None
     memory_mib: int | None = None
@@ -311,10 +314,10 @@ class Findings(Struct, frozen=True, kw_only=True):
 
 
 def parse_findings(document: Mapping[str, Any]) -> Findings:
-    """What of it is understood; ValueError where that is no interface."""
+    """Parse an inventory and ignore invalid parts. Raises ValueError if it has no interface with a MAC address."""
     interfaces = {each.mac: each for each in _parse_interfaces(document.get("interfaces"))}
     if not interfaces:
-        raise ValueError(f"it names no interface by its MAC address: {_HINT}")
+        raise ValueError(f"the inventory has no interface with a MAC address: {_HINT}")
     return Findings(
         interfaces=tuple(interfaces.values())[:MOST_INTERFACES],
         disks=tuple(_parse_disks(document.get("disks")))[:_MOST_DISKS],
@@ -328,17 +331,17 @@ def parse_findings(document: Mapping[str, Any]) -> Findings:
 
 
 def parse_inventory(data: bytes) -> Mapping[str, Any]:
-    """What an image has sent, as JSON; ValueError where it is none."""
+    """Parse the JSON of an inventory. Raises ValueError if it is not a JSON object."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ValueError(f"it is no mapping in JSON: {_HINT}")
+        raise ValueError(f"the inventory is not a JSON object: {_HINT}")
     return found
 
 
-_HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]}, and what else is known'
+_HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]} and further fields'
 
 
 def _parse_interfaces(items: object) -> Iterator[FoundInterface]:
@@ -373,7 +376,7 @@ def _select_mappings(items: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _parse_text(text: object) -> str | None:
-    """A few words on one line; None where they are none, too many, or would do something to who reads them."""
+    """Return a short text on one line. None: not a text, too long, or with control characters."""
     plain = " ".join(text.split()) if isinstance(text, str) else ""
     return plain if plain and len(plain) <= _LONGEST and plain.isprintable() else None
 
@@ -391,22 +394,22 @@ def _drop_empty(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 SUFFIX: Final = ".unknown"
-_MOST_FILES: Final = 64  # of writers that have ended, say, while no instance takes them
-MAX_FILE_BYTES: Final = 8 * 1024 * 1024  # as much as a full table, each machine with its inventory
+_MOST_FILES: Final = 64  # they pile up if no instance reads them
+MAX_FILE_BYTES: Final = 8 * 1024 * 1024  # the size of a full table in which each machine has an inventory
 
 
 class UnknownMachineRecorder:
-    """What one writer has noted since the instance took its last file; from any thread.
+    """Collects unknown machines for the instance. Any thread may use this.
 
-    There is one file of it at most: what comes meanwhile waits in a table that is bounded, too. One that is lost costs
-    no more than a line of a list.
+    Each writer has at most one file in the spool. Until the instance has read the file, further machines wait in a
+    table of limited size. A lost file only removes lines from a list.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder, self._name = folder, f"{os.getpid()}-{token_hex(8)}{SUFFIX}"
         self._lock = threading.Lock()
         self._table = UnknownMachines()
-        self.requests = 0  # of machines that no document describes
+        self.requests = 0  # by unknown machines
 
     def add(self, machine: UnknownMachine) -> None:
         with self._lock:
@@ -415,11 +418,11 @@ class UnknownMachineRecorder:
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether an instance comes to know of it at all."""
+        """Return whether an instance reads the machines."""
         return self._folder is not None
 
     def write_file(self) -> None:
-        """Leave what has come for the instance, if it has taken what was left before; a full disk loses nothing."""
+        """Write the table for the instance, if it has read the last file. If the disk is full, the table stays."""
         with self._lock:
             if self._folder is None or not (self._table.machines or self._table.unkept):
                 return
@@ -437,7 +440,10 @@ class UnknownMachineFile(NamedTuple):
 
 
 def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
-    """What writers have left in a spool; each is to be deleted once it stands elsewhere. Raises nothing."""
+    """Yield the files of unknown machines in a spool. The caller deletes each file after it has stored the content.
+
+    Ignores files that cannot be read.
+    """
     with suppress(OSError):
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             with suppress(OSError):

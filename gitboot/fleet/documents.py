@@ -1,4 +1,4 @@
-"""Documents of one file: parse each into a resource, or report its problems."""
+"""Documents of a file: parse each one to a resource, or report its problems."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from gitboot.text import did_you_mean, printable
 
 
 def read_resource(value: dict[str, Value]) -> Resource:
-    """Return a document as a resource of its kind. Raises `Invalid` with everything that is wrong with the document."""
+    """Return a document as a resource of its kind. Raises `InvalidDocument` with all faults of the document."""
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
         code, message = Code.KIND, f"there is no kind {quote_value(kind)}"
         if kind is None:
-            code, message = Code.MISSING_FIELD, "every document says its kind"
+            code, message = Code.MISSING_FIELD, "the document has no kind"
         otherwise = f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
         find_hint = partial(did_you_mean, kind, KINDS, otherwise)
         raise InvalidDocument([Fault((), InvalidField(code, message, at=("kind",), find_hint=find_hint))])
@@ -51,16 +51,16 @@ def _find_id(value: dict[str, Value]) -> Id | None:
     return None
 
 
-FILE_START: Final = Place(1, 1)  # of a file in which no line is to blame
+FILE_START: Final = Place(1, 1)  # for problems of a whole file
 
 
 def build_problem(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
-    """Return a problem at a place of a file. Without a hint, the problem has the hint of its code."""
+    """Return a problem at a place of a file. The default hint is that of the code."""
     return Problem(path=path, line=place.line, column=place.column, code=code, message=message, hint=hint or code.hint)
 
 
 def format_path(path: Path) -> str:
-    """Return a path as people write it, such as spec.interfaces[0].mac. Long keys are cut."""
+    """Return a path for messages, such as spec.interfaces[0].mac. Long keys are shortened."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
     return printable("".join(steps)).removeprefix(".") or "the document"
 
@@ -71,8 +71,8 @@ _NAMES: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 class UnreadDocument(NamedTuple):
     """A document whose kind or name gitboot cannot read, or a text that may be several documents."""
 
-    kind: str | None  # None: it may be of any
-    names: frozenset[str] | None  # that it may have: what stands in it; None: nobody has read it
+    kind: str | None  # None: it may be of any kind
+    names: frozenset[str] | None  # all words in it that may be its name; None: its text was not read
 
 
 ANYTHING: Final = UnreadDocument(None, None)
@@ -94,9 +94,9 @@ class UnreadDocuments:
     """The documents of a revision whose kind or name gitboot cannot read."""
 
     def __init__(self, documents: Iterable[UnreadDocument]) -> None:
-        self._any_name_kinds: set[str | None] = set()  # kinds of which one may have any name
+        self._any_name_kinds: set[str | None] = set()  # kinds with a document that may have any name
         self._names: set[tuple[str | None, str]] = set()
-        self.kinds: set[str] = set()  # that are among them, perhaps
+        self.kinds: set[str] = set()  # kinds that may be among the documents
         for each in documents:
             self.add(each)
 
@@ -112,13 +112,13 @@ class UnreadDocuments:
 
 
 class ParsedBlob(Struct, frozen=True, kw_only=True):
-    """The documents of one blob, at whatever path: its resources, and its problems without their path."""
+    """The documents of one blob at any path: its resources, and its problems without a path."""
 
     resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)
     problems: tuple[Problem, ...]  # the first ones, sorted
-    more: int  # that lie behind those
-    broken: tuple[Id, ...]  # documents that have problems of their own, but a name
-    unread: tuple[UnreadDocument, ...]  # documents whose kind or name could not be told
+    more: int  # the number of further problems
+    broken: tuple[Id, ...]  # documents with problems whose name is known
+    unread: tuple[UnreadDocument, ...]  # documents whose kind or name is not known
 
     @property
     def has_only_servers(self) -> bool:
@@ -132,7 +132,7 @@ ParseCache = MutableMapping[BlobId, ParsedBlob]
 
 
 def parse_blob(data: bytes, path: str) -> ParsedBlob:
-    """Return the documents of a file: each is a resource, or has problems."""
+    """Return the documents of a file, as resources or as problems."""
     if is_lfs_pointer(data):
         problem = build_problem(path, FILE_START, Code.LFS_POINTER, Code.LFS_POINTER.headline)
         return ParsedBlob(resources=(), problems=(problem,), more=0, broken=(), unread=(ANYTHING,))
@@ -142,7 +142,7 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     more = parsed.more
     broken: list[Id] = []
     unread = [ANYTHING]
-    if parsed.unread is not None:  # the name of a document that is no YAML is likely in its text
+    if parsed.unread is not None:  # the name of a document that is not YAML is probably in its text
         unread = [
             UnreadDocument(None, frozenset(_NAMES.findall(text.decode(errors="replace")))) for text in parsed.unread
         ]
@@ -155,7 +155,7 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
             more += len(invalid.faults) - len(shown)
             if (key := _find_id(document.value)) is not None:
                 broken.append(key)
-            else:  # its name is likely there, in another place or spelling
+            else:  # its name is probably in it, at another place or in another spelling
                 kind, texts = document.value.get("kind"), _list_texts(document.value)
                 names = frozenset(name for text in texts for name in _NAMES.findall(text.lower()))
                 unread.append(UnreadDocument(kind if isinstance(kind, str) and kind in KINDS else None, names))
@@ -181,7 +181,7 @@ def _problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_mo
 
 
 def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
-    """Return the documents of the file at ``path``. gitboot does not read a file that is too large."""
+    """Return the documents of a file. A file that is too large is not read, and has a problem."""
     try:
         return parse_blob(snapshot.read(blob), path)
     except Oversized as error:
@@ -195,12 +195,12 @@ def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
 
 
 def build_oversized_problem(path: str, at: Place, error: Oversized) -> Problem:
-    """Return the problem of a file that is too large to be read."""
+    """Return the problem of a file that is too large."""
     return build_problem(path, at, Code.FILE_TOO_LARGE, describe_size(error))
 
 
 def describe_size(error: Oversized) -> str:
-    return f"the file has {error.size:,} bytes, over {MAX_FILE_BYTES:,}"
+    return f"the file has {error.size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
 
 
 def is_lfs_pointer(data: bytes) -> bool:
@@ -208,43 +208,43 @@ def is_lfs_pointer(data: bytes) -> bool:
 
 
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
-MAX_SECRET_BYTES: Final = 64 * 1024  # a certificate with its chain has 10 KiB
+MAX_SECRET_BYTES: Final = 64 * 1024  # a certificate with its chain has about 10 KiB
 _ARMOR: Final = re.compile(
     rb"\s*-----BEGIN AGE ENCRYPTED FILE-----\r?\n([A-Za-z0-9+/=\r\n]+)-----END AGE ENCRYPTED FILE-----\s*"
 )
-# The age specification, "Header": a line for the version, stanzas, each of which begins with its type, and a MAC.
+# The age specification, "Header": a version line, stanzas that begin with their type, and a MAC.
 _HEADER: Final = b"age-encryption.org/v1\n"
 _STANZA: Final = re.compile(rb"-> ([!-~]+)(?: [!-~]+)*\n(?:[A-Za-z0-9+/]{64}\n)*[A-Za-z0-9+/]{0,63}\n")
 _MAC: Final = re.compile(rb"--- [A-Za-z0-9+/]{43}\n")
-_MAX_RECIPIENTS: Final = 20  # each is tried with each key
+_MAX_RECIPIENTS: Final = 20  # decryption tries each recipient with each key
 
 
 class NotEncrypted(ValueError):
-    """Why no endpoint could open a file."""
+    """A file is not a secret that an endpoint can decrypt."""
 
 
 def parse_encrypted(data: bytes) -> bytes:
-    """Return an encrypted file without its armor. Raises `NotSealed` if no endpoint could open the file."""
+    """Return an encrypted file without its armor. Raises `NotEncrypted` if an endpoint cannot decrypt the file."""
     if len(data) > MAX_SECRET_BYTES:
-        raise NotEncrypted(f"it has {len(data):,} bytes, over {MAX_SECRET_BYTES:,}")
+        raise NotEncrypted(f"it has {len(data):,} bytes; the limit is {MAX_SECRET_BYTES:,}")
     if found := _ARMOR.fullmatch(data):
         try:
             data = b64decode(found[1].replace(b"\r", b"").replace(b"\n", b""), validate=True)
         except ValueError:
             raise NotEncrypted("its armor is damaged") from None
     if not data.startswith(_HEADER):
-        raise NotEncrypted("it is not encrypted by age")
+        raise NotEncrypted("it is not encrypted with age")
     kinds, at = [], len(_HEADER)
     while stanza := _STANZA.match(data, at):
         kinds.append(stanza[1].decode())
         at = stanza.end()
     if not _MAC.match(data, at):
-        raise NotEncrypted("it is not whole")
+        raise NotEncrypted("it is incomplete")
     if "scrypt" in kinds:
-        raise NotEncrypted("it is encrypted with a passphrase, which nobody would enter")
+        raise NotEncrypted("it is encrypted with a passphrase; encrypt it to a key instead")
     if "X25519" not in kinds:
         others = sorted({kind[:20] for kind in kinds if not kind.endswith("-grease")})
-        raise NotEncrypted(f"it is encrypted to no key of age itself (age1…), but to {', '.join(others[:3]) or 'none'}")
+        raise NotEncrypted(f"it has no recipient age1…; its recipients are: {', '.join(others[:3]) or 'none'}")
     if len(kinds) > _MAX_RECIPIENTS:
-        raise NotEncrypted(f"it is encrypted to {len(kinds)} keys, over {_MAX_RECIPIENTS}")
+        raise NotEncrypted(f"it has {len(kinds)} recipients; the limit is {_MAX_RECIPIENTS}")
     return data

@@ -1,4 +1,4 @@
-"""Identities of servers: UUIDs, serial numbers, addresses and BMCs, and lost identities."""
+"""Identities of servers: UUIDs, serial numbers, addresses, BMCs and lost identities."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from gitboot.model.server import Server
 
 
 class Identity(NamedTuple):
-    """A value that no two servers share."""
+    """A value that only one server may have."""
 
     kind: str
     value: str
-    normalized: str  # equal where it is the same thing in another spelling
+    normalized: str  # the value in one spelling, for comparisons
     path: Path
 
     @property
     def is_placeholder(self) -> bool:
-        """Return whether many machines show this value, or the value stands for an unknown UUID."""
+        """Return whether many machines show this value, or gitboot derived it for a machine without a UUID."""
         match self.kind:
             case "UUID":
                 uuid = SystemUuid(self.value)
@@ -48,13 +48,13 @@ class Identity(NamedTuple):
 
 def list_identities(server: Server) -> Iterator[Identity]:
     spec = server.spec
-    # Loaders ask by UUID in either byte order, so a UUID and its swapped form are one identity.
+    # Loaders send a UUID in either byte order, so both forms are one identity.
     if spec.uuid is not None:
         yield Identity("UUID", spec.uuid, byte_orders(spec.uuid)[0], ("spec", "uuid"))
-    if spec.replaces is not None:  # whose document is gone, and which no other machine replaces
+    if spec.replaces is not None:  # its document was removed, and no other machine may replace it
         yield Identity("UUID", spec.replaces, byte_orders(spec.replaces)[0], ("spec", "replaces"))
     if spec.serial is not None:
-        # A mirror's file system may not distinguish capitals from small letters.
+        # The file system of a mirror may be case-insensitive.
         yield Identity("serial", spec.serial, spec.serial.upper(), ("spec", "serial"))
     for number, interface in enumerate(spec.interfaces):
         at: Path = ("spec", "interfaces", number)
@@ -69,7 +69,7 @@ def list_identities(server: Server) -> Iterator[Identity]:
     yield Identity("BMC", place, same, ("spec", "bmc", "address"))
     if bmc.reports is None:
         return
-    # What a BMC shows is its machine's alone, as what a document says of a machine is.
+    # The values that a BMC shows identify its machine too, so no other server may have them.
     uuid, serial = bmc.reports.uuid, bmc.reports.serial
     if uuid is not None and uuid not in byte_orders(server.uuid):
         yield Identity("UUID", uuid, byte_orders(uuid)[0], ("spec", "bmc", "reports", "uuid"))
@@ -79,7 +79,7 @@ def list_identities(server: Server) -> Iterator[Identity]:
 
 @lru_cache(maxsize=1 << 16)
 def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | None]:
-    """Return the address and the system of a BMC in one spelling. They are equal if they mean one system of one BMC."""
+    """Return the address and the system of a BMC in one spelling, so that equal values mean the same system."""
     parts = urlsplit(address)
     scheme, host = parts.scheme.lower(), _normalize_host(parts.hostname or "")
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
@@ -90,28 +90,28 @@ def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | 
 
 def _normalize_host(host: str) -> str:
     try:
-        address = ip_address(host.replace("%25", "%", 1))  # RFC 6874: how a URL writes the zone's sign
+        address = ip_address(host.replace("%25", "%", 1))  # RFC 6874: the % of a zone is %25 in a URL
     except ValueError:
         return host.lower().removesuffix(".")
     return f"[{address}]".replace("%", "%25") if address.version == 6 else str(address)
 
 
 def _normalize_path(path: str) -> str:
-    """Return a path without empty segments and without a slash at its end. Only characters that need it are encoded."""
+    """Return a path without empty segments and a final slash. Only characters that need it are percent-encoded."""
     return "".join(f"/{quote(unquote(segment), safe='')}" for segment in path.split("/") if segment)
 
 
 _PORTS: Final = {"http": 80, "https": 443, "ipmi": 623}
-IdentityKey = tuple[str, str]  # an identity: what it is, as in `Why`, and its value
+IdentityKey = tuple[str, str]  # an identity: (kind, value)
 
 
 class LostIdentity(NamedTuple):
-    """An identity that a machine had in one commit, and that its document lacks in the next."""
+    """An identity that a machine had in one commit, and that its document lacks in the next one."""
 
     kind: str
     value: str
     uuid: SystemUuid  # of the machine
-    netboots: bool = False  # whether it booted a system without installing it: its record does not show such a system
+    netboots: bool = False  # whether the machine may run a system from the network, which its record does not show
 
     @property
     def key(self) -> IdentityKey:
@@ -119,16 +119,16 @@ class LostIdentity(NamedTuple):
 
 
 class BmcAccess(Struct, frozen=True, kw_only=True):
-    """Where a BMC is reached, how it is trusted, and the name of its credentials, never their value."""
+    """The address of a BMC, how its certificate is checked, and the name of its credentials, but not their values."""
 
     address: str
     system: str | None  # the path of the ComputerSystem; None: the only one
     credentials: str
     verify: bool
     ca: str | None  # PEM
-    reports_uuid: SystemUuid | None = None  # what it shows, where that is not what the document says of its machine
+    reports_uuid: SystemUuid | None = None  # the UUID that the BMC shows, if it is not the server's
     reports_serial: str | None = None
-    fingerprint: str | None = None  # of the one certificate that it may show, beside what else is checked
+    fingerprint: str | None = None  # of the only allowed certificate, in addition to the other checks
 
     @property
     def uses_ipmi(self) -> bool:
@@ -136,22 +136,22 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
 
     @property
     def normalized_address(self) -> tuple[str, str | None]:
-        """Return the address and the system in one spelling. No two BMCs share both."""
+        """Return the address and the system in one spelling. Two BMCs never have the same pair."""
         return normalize_bmc_address(self.address, self.system)
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The identity of a machine, as its Server document states it."""
+    """The identity of a machine in its Server document."""
 
     uuid: SystemUuid
     name: str
     macs: tuple[MacAddress, ...]  # of all its interfaces, sorted
     serial: str | None
     bmc: BmcAccess | None
-    replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
+    replaces: SystemUuid | None = None  # its UUID before its board was replaced
 
     def list_keys(self) -> Iterator[tuple[str, str]]:
-        """Return what no other machine has while this machine is described: (what it is, its value)."""
+        """Yield the values that no other machine may have: (kind, value)."""
         yield "name", self.name
         yield from (("MAC", mac) for mac in self.macs if not is_placeholder_mac(mac))
         if self.serial is not None and not is_placeholder_serial(self.serial):
@@ -161,10 +161,10 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Moves(Struct, frozen=True, kw_only=True):
-    """Machines that move between one site and the others. The instance of a site has no records of the other sites."""
+    """Machines that move between the site of an instance and other sites, of which the instance has no records."""
 
     arrived: tuple[SystemUuid, ...] = ()  # from another site
-    departed: tuple[Machine, ...] = ()  # from another site, and perhaps out of the fleet
+    departed: tuple[Machine, ...] = ()  # out of this site, or out of the fleet from another site
     passed_on: tuple[SystemUuid, ...] = ()  # from another site to a third
 
     @property
@@ -210,19 +210,18 @@ def build_machine(repository: FleetRepository, server: Server) -> Machine:
 def find_changed_uuids(
     after: Iterable[Machine], before: Iterable[Machine]
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
-    """Return the machines with a new UUID that carry a mark of another: (what, its value, whose), by the new UUID.
+    """Return the machines with a new UUID and an identity of another machine: by the new UUID (kind, value, other).
 
-    A new motherboard brings a new UUID into the same chassis, where an installed system may lie on the disks.
+    A new board has a new UUID, but the disks in the same chassis may have an installed system.
     """
-    installed = (
-        machine for machine in before if not is_derived_uuid(machine.uuid)
-    )  # nothing was, while none was known
-    owners: Mapping[tuple[str, str], Machine] = {mark: machine for machine in installed for mark in machine.list_keys()}
+    # A machine whose UUID is not known is never installed.
+    installed = (machine for machine in before if not is_derived_uuid(machine.uuid))
+    owners: Mapping[tuple[str, str], Machine] = {key: machine for machine in installed for key in machine.list_keys()}
     found = {}
     for machine in after:
-        for mark in machine.list_keys():
-            other = owners.get(mark)
+        for key in machine.list_keys():
+            other = owners.get(key)
             if other is not None and other.uuid != machine.uuid:
-                found[machine.uuid] = (*mark, other)
+                found[machine.uuid] = (*key, other)
                 break
     return found

@@ -1,4 +1,4 @@
-"""`.gitbootignore`: which files of a revision are read."""
+"""`.gitbootignore`: the files of a revision that gitboot does not read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BYTES: Final = 64 * 1024
 
 @lru_cache(maxsize=2)  # of the accepted commit and of the next one
 def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
-    """Return the patterns of a file, and its lines that can match nothing."""
+    """Return the patterns of a file, and its invalid lines."""
     patterns, malformed = [], []
     for line in list_lines(data):
         try:
@@ -32,7 +32,7 @@ def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
 
 
 class Ignore:
-    """The patterns of .gitbootignore. They remember their answers."""
+    """The patterns of .gitbootignore. Results are cached."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._automaton = _Automaton(patterns)
@@ -48,7 +48,7 @@ class Ignore:
         return self._automaton.is_ignored(self._automaton.advance(states, name), is_folder=path.endswith("/"))
 
     def _enter(self, folder: str) -> int | None:
-        # None: the folder and all below it are left out.
+        # None: the folder is ignored.
         states = self._automaton.start
         for name in folder.split("/"):
             states = self._automaton.advance(states, name)
@@ -63,18 +63,18 @@ _PATHS: Final = 256 * 1024
 
 
 class _States:
-    """The states of the automaton, in the order of the lines: a token that comes next, or the end of a pattern."""
+    """The states of the automaton, in the order of the lines: before a token, or at the end of a pattern."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._next = 0
-        self.single_bytes: dict[Bytes, list[int]] = {}  # those that take one byte, by what they take
+        self.single_bytes: dict[Bytes, list[int]] = {}  # states that accept one byte, by the set of bytes
         self.stars: list[int] = []
-        self.crossing: list[int] = []  # stars that take "/" as well
-        self.entries: list[int] = []  # of what can be skipped: a star that crosses, and a "/"
+        self.crossing: list[int] = []  # stars that also accept "/"
+        self.entries: list[int] = []  # before `AnyFolders`, which can be skipped
         self.file_ends: list[int] = []
-        self.ends: list[int] = []  # in a folder's name
-        self.negations: list[int] = []  # ends of patterns that do
-        self.at_path: list[int] = []  # where patterns begin
+        self.ends: list[int] = []  # ends of patterns for folders
+        self.negations: list[int] = []  # ends of patterns with "!"
+        self.at_path: list[int] = []  # starts of patterns for whole paths
         self.at_name: list[int] = []
         for pattern in patterns:
             (self.at_path if pattern.is_path else self.at_name).append(self._next)
@@ -104,7 +104,7 @@ class _States:
 
 
 class _Automaton:
-    """All patterns as one automaton. A number has a bit for each state in which the automaton can be."""
+    """All patterns as one automaton. A set of states is an integer with one bit for each state."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         states = _States(patterns)
@@ -132,7 +132,7 @@ class _Automaton:
         return bool(ended) and not self._negations >> (ended.bit_length() - 1) & 1
 
     def _add_skipped(self, states: int) -> int:
-        """Return the states, and the states that follow them without a byte."""
+        """Return the states and those that follow them without a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._stars) << 1
@@ -153,11 +153,11 @@ _NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
 
 
 class InvalidPattern(ValueError):
-    """A line that can match nothing. Git ignores such a line."""
+    """A line is not a pattern, so it never matches. Git ignores such a line."""
 
 
 class Line(NamedTuple):
-    """A line that is neither empty nor a comment."""
+    """A line with a pattern: not empty, not a comment."""
 
     number: int  # 1-based
     text: bytes
@@ -168,7 +168,7 @@ def list_lines(data: bytes) -> Iterator[Line]:
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
         line = line.removesuffix(b"\r")
         text = line.rstrip(b" ")
-        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # a space behind a backslash stays
+        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # keep a space after a backslash
             text = line[: len(text) + 1]
         if text and not text.startswith(b"#"):
             yield Line(number, text)
@@ -178,19 +178,19 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class OneByte(NamedTuple):
-    """Takes one of these bytes."""
+    """Matches one of these bytes."""
 
     bytes: Bytes
 
 
 class Star(NamedTuple):
-    """Takes any bytes, or none."""
+    """Matches any number of bytes."""
 
-    crosses: bool  # "/" as well
+    crosses: bool  # also matches "/"
 
 
 class AnyFolders(NamedTuple):
-    """Takes any folders, each with its "/", or none."""
+    """Matches any number of folders, each with its "/"."""
 
 
 Token = OneByte | Star | AnyFolders
@@ -200,13 +200,13 @@ class Pattern(Struct, frozen=True, kw_only=True):
     """The pattern of one line."""
 
     tokens: tuple[Token, ...]
-    is_path: bool  # matched against the whole path, else against each name in it
-    is_negated: bool  # what it matches is not left out, whatever lines above say
+    is_path: bool  # compared with the whole path, else with each name in it
+    is_negated: bool  # a pattern with "!": matching files are read, even if an earlier line ignores them
     folders_only: bool
 
 
 def parse_pattern(text: bytes) -> Pattern:
-    """Return the pattern of a line. Raises `NoPattern` if the line can match nothing."""
+    """Return the pattern of a line. Raises `InvalidPattern`."""
     takes_in = text.startswith(b"!")
     text = text.removeprefix(b"!")
     if not text:
@@ -221,7 +221,7 @@ def parse_pattern(text: bytes) -> Pattern:
     )
 
 
-# What a glob is made of. A member of a class is a name, as [:alpha:], a range, or a byte; the first may be a "]".
+# The parts of a glob. A member of a bracket class is a name such as [:alpha:], a range or a byte; the first may be "]".
 _NAME: Final = rb"\[:[^\]]++(?<=:)\]"
 _BYTE: Final = rb"(?:\\.|[^\\\]])"
 _MEMBER: Final = re.compile(rb"(?>%b|(?!\x00)%b-%b|%b)" % (_NAME, _BYTE, _BYTE, _BYTE), re.DOTALL)
@@ -234,7 +234,7 @@ _TOKEN: Final = re.compile(
 
 def _parse_tokens(glob: bytes, is_path: bool) -> list[Token]:
     tokens: list[Token] = []
-    # Git compares bytes up to here and takes the rest for a pattern of its own: "**" may stand at its beginning.
+    # Git compares the bytes before this position and treats the rest as a separate pattern, which may begin with "**".
     literal = next((index for index, byte in enumerate(glob) if byte in b"*?[\\"), len(glob))
     position = 0
     while position < len(glob):
@@ -243,7 +243,7 @@ def _parse_tokens(glob: bytes, is_path: bool) -> list[Token]:
             raise InvalidPattern
         end = found.end()
         if found["stars"]:
-            # Several stars take more than a name only as a name of their own.
+            # Several stars match more than one name only if they are a whole name.
             is_name = is_path and end - position > 1 and (position == literal or glob[position - 1] == SLASH)
             if is_name and glob.startswith(b"/", end):
                 end += 1
@@ -254,7 +254,7 @@ def _parse_tokens(glob: bytes, is_path: bool) -> list[Token]:
         elif found["negated"] is not None:
             members = _parse_members([found["first"], *_MEMBER.findall(found["others"])])
             tokens.append(OneByte((members ^ _ALL if found["negated"] else members) & _NO_SLASH))
-        else:  # a byte, perhaps behind a backslash
+        else:  # a byte, perhaps after a backslash
             tokens.append(OneByte(_NO_SLASH if found[0] == b"?" else 1 << found[0][-1]))
         position = end
     return tokens
@@ -269,7 +269,7 @@ def _parse_members(parts: Iterable[bytes]) -> Bytes:
             members |= _CLASSES[name]
         else:
             plain = re.sub(rb"\\(.)", rb"\1", each, flags=re.DOTALL)
-            first, last = plain[0], plain[-1]  # of a range, or one byte
+            first, last = plain[0], plain[-1]  # of a range; equal for one byte
             if last < first:
                 raise InvalidPattern
             members |= (1 << last + 1) - (1 << first)
@@ -297,15 +297,15 @@ _CLASSES: Final[Mapping[bytes, Bytes]] = {
 
 
 class Listing(NamedTuple):
-    """The files of a fleet, by path, in order."""
+    """The files of a fleet, by path, sorted."""
 
     documents: tuple[str, ...]
-    irregular: tuple[str, ...]  # paths at which, or below which, there may be anything
+    irregular: tuple[str, ...]  # paths at or below which there may be any file
     problems: tuple[Problem, ...]
 
 
 def list_fleet_files(snapshot: Snapshot) -> Listing:
-    """Return the files of a revision without dot-files, dot-folders and the files that ``.gitbootignore`` names."""
+    """Return the files of a revision, without dot-files, dot-folders and files that ``.gitbootignore`` matches."""
     is_named, problems = _read_ignore_file(snapshot)
 
     def is_ignored(path: str, *, is_folder: bool = False) -> bool:
@@ -330,13 +330,13 @@ def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[P
     except Oversized as error:
         return _ignore_nothing, [build_oversized_problem(IGNORE_FILE, FILE_START, error)]
     if len(data) > MAX_BYTES:
-        message = f"the file has {len(data):,} bytes, over {MAX_BYTES:,}"
-        hint = "name folders and patterns, not file by file"
+        message = f"the file has {len(data):,} bytes; the limit is {MAX_BYTES:,}"
+        hint = "use folders and patterns instead of single files"
         return _ignore_nothing, [build_problem(IGNORE_FILE, FILE_START, Code.FILE_TOO_LARGE, message, hint)]
     ignore, malformed = read_ignore(data)
     problems = []
     for line in malformed:
-        message = f"no pattern in Git's sense: {quote_value(line.text.decode('utf-8', 'replace'))}"
+        message = f"not a valid .gitignore pattern: {quote_value(line.text.decode('utf-8', 'replace'))}"
         problems.append(build_problem(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message))
     return ignore.is_ignored, problems
 
@@ -349,7 +349,7 @@ IGNORE_FILE: Final = ".gitbootignore"
 
 
 _IRREGULAR: Final = {
-    Irregular.SUBMODULE: (Code.SUBMODULE, "a submodule, whose content is not part of the commit"),
-    Irregular.SYMLINK: (Code.SYMLINK, "a symbolic link, which leads out of what the commit says"),
+    Irregular.SUBMODULE: (Code.SUBMODULE, "a submodule: its content is not part of the commit"),
+    Irregular.SYMLINK: (Code.SYMLINK, "a symbolic link: its target may not be part of the commit"),
     Irregular.FILE_NAME: (Code.FILE_NAME, "a file name that is not UTF-8"),
 }

@@ -12,9 +12,9 @@ V = TypeVar("V")
 
 
 def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
-    """Return ``before`` with the changed values and without the gone keys, or ``before`` itself if both are equal.
+    """Return ``before`` with the changed values and without the removed keys, or ``before`` itself if they are equal.
 
-    If keys are added, those of ``before`` must be sorted. ``before`` must not change afterwards.
+    If keys are added, the keys of ``before`` must be sorted. ``before`` must not change afterwards.
     """
     if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in removed):
         return before
@@ -22,7 +22,7 @@ def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
 
 
 def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
-    """Return ``before`` with the changed values and without the keys that are gone. Values are not compared."""
+    """Return ``before`` with the changed values and without the removed keys. Values are not compared."""
     if not changed and not removed:
         return before
     base, over, without = before, dict(changed), set[K]()
@@ -35,8 +35,8 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
     if not base:
         return over if (order := sorted(over)) == list(over) else {key: over[key] for key in order}
     come = tuple(sorted(key for key in over if key not in base))
-    # Each further change copies what lies above, and now and then what lies below: together that is least at the root.
-    # What is no dictionary may have its values still to make.
+    # Each change copies the upper layer, and sometimes also the base. The total cost is lowest if the upper layer is
+    # limited to about the square root of the base. A base that is not a dict may compute its values only on access.
     if len(over) + len(without) <= (2 * isqrt(len(base)) if isinstance(base, dict) else len(base)):
         return Overlay(base, over, without, come)
     flat = {**base, **over}
@@ -46,27 +46,27 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
 
 
 def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
-    """Return the keys whose values are not the same objects. Values that both share below are not compared."""
+    """Return the keys whose values are not the same objects. Values of a shared base are not compared."""
     (base, touched), (other_base, other_touched) = _split_layers(before), _split_layers(after)
     keys = {*touched, *other_touched} if base is other_base else {*before, *after}
     return {key for key in keys if before.get(key) is not after.get(key)}
 
 
 def _split_layers(mapping: Mapping[K, V]) -> tuple[Mapping[K, V], Collection[K]]:
-    """Return what lies below a mapping, and the keys that differ from it."""
+    """Return the base of a mapping, and the keys that differ from the base."""
     if isinstance(mapping, Overlay):
         return mapping.base, mapping.over.keys() | mapping.removed_keys
     return mapping, ()
 
 
 class Overlay(Mapping[K, V]):
-    """A mapping above another mapping, with which it shares nearly all of its values."""
+    """A mapping with a base mapping, with which it shares nearly all values."""
 
     __slots__ = ("added_keys", "base", "over", "removed_keys")
 
     def __init__(self, base: Mapping[K, V], over: dict[K, V], without: set[K], come: tuple[K, ...]) -> None:
         self.base, self.over, self.removed_keys = base, over, without
-        self.added_keys = come  # the keys that lie above alone, sorted
+        self.added_keys = come  # sorted; the base does not have these keys
 
     def __getitem__(self, key: K) -> V:
         if key in self.over:

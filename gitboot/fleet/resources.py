@@ -22,7 +22,7 @@ KINDS: Final[Mapping[str, type[Resource]]] = {
 
 
 class Id(NamedTuple):
-    """A resource's kind and name, as messages and reasons show them: BootPolicy/web."""
+    """The kind and name of a resource, in messages: BootPolicy/web."""
 
     kind: str
     name: str
@@ -36,11 +36,11 @@ class Origin(NamedTuple):
 
     path: str
     blob: BlobId
-    document: int  # which of its file, 0-based
+    document: int  # its index in the file, 0-based
 
 
 class FleetRepository(Struct, frozen=True, kw_only=True):
-    """One valid revision: every resource by name, in name order, and the files that they use."""
+    """A valid revision: all resources by name, sorted, and the files that they use."""
 
     revision: Revision
     fleet: Fleet
@@ -50,12 +50,12 @@ class FleetRepository(Struct, frozen=True, kw_only=True):
     profiles: Mapping[str, BootProfile]
     policies: Mapping[str, BootPolicy]
     maintenances: Mapping[str, Maintenance]
-    files: Mapping[str, bytes]  # templates and certificates that resources name
+    files: Mapping[str, bytes]  # templates, certificates and secrets that resources name
     origins: Mapping[Id, Origin]
     read: Callable[[BlobId], bytes]
 
     def find_place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
-        """Return the file of a resource, and the place of the value at ``path``, or of the nearest value above it."""
+        """Return the file of a resource and the place of the value at ``path``, or of the nearest existing parent."""
         origin = self.origins[resource]
         return origin.path, locate(self.read(origin.blob), origin.document, path)
 

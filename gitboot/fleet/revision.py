@@ -10,55 +10,55 @@ from msgspec import Struct, field
 
 
 class Verify(StrEnum):
-    """What has to be signed by a trusted key before it is accepted."""
+    """What a trusted key has to sign before gitboot accepts a commit."""
 
     HEAD = "head"  # the newest commit
     RANGE = "range"  # each first-parent commit since the accepted one
-    TAG = "tag"  # the tag that is followed, which points to the newest commit
+    TAG = "tag"  # the followed tag, which points to the newest commit
 
 
 class ReinstallsNeed(StrEnum):
-    """What acknowledges that servers are installed again, besides which nothing does."""
+    """What is needed to acknowledge that servers are installed again."""
 
-    APPROVE = "approve"  # `gitboot approve`, where the instance runs
-    SIGNED = "signed"  # that, or a line in a commit that a listed key has signed
+    APPROVE = "approve"  # `gitboot approve` on the host of the instance
+    SIGNED = "signed"  # `gitboot approve`, or a line in a commit message that is signed by a listed key
 
 
 class Signer(NamedTuple):
-    """Whose key has signed something, as the instance's own settings call it."""
+    """The owner of a signing key, as named in the settings of the instance."""
 
-    person: str  # of allowed signers the principal, of an OpenPGP key its user id, of a forge its name
+    person: str  # principal of the allowed signers, user id of an OpenPGP key, or name of a forge
     key: str  # the key's fingerprint
-    is_forge: bool = False  # a forge's own key: it proves that the forge has merged, and nothing of a person
+    is_forge: bool = False  # a forge's own key: it proves that the forge made the merge, but not who ordered it
 
     def __str__(self) -> str:
         return f"{self.person} ({self.key})"
 
 
 class Message(NamedTuple):
-    """A commit's message, and who says it."""
+    """The message of a commit, with its author and signer."""
 
     commit: str
     text: str
-    author: str = ""  # Name <address>, as whoever made the commit has written it
+    author: str = ""  # Name <address>, not verified
     committer: str = ""
-    signer: Signer | None = None  # None: not signed by a trusted key, or nobody has looked
+    signer: Signer | None = None  # None: not signed by a trusted key, or not checked
     content: str = ""  # SHA-256 of the commit without its signatures, if it may acknowledge something
 
     @property
     def by(self) -> str:
-        """Who says it, in words: whose key proves it, or else who the commit itself says has made it."""
+        """Return the origin of the message as text: the signer, the author, the committer and the commit."""
         names = [self.author, *([f"committed by {self.committer}"] if self.committer not in ("", self.author) else [])]
         written = ", ".join((*filter(None, names), f"in {self.commit[:12]}"))
         return f"{self.signer}: {written}" if self.signer is not None else f"{written}, not signed by a trusted key"
 
 
-BlobId = NewType("BlobId", str)  # names a blob's content: equal ids, equal bytes
+BlobId = NewType("BlobId", str)  # identifies content: equal ids mean equal bytes
 Revision = NewType("Revision", str)  # a commit id, or WORKTREE
 
 
 class Irregular(StrEnum):
-    """What a tree holds that is not a file with content of its own."""
+    """The kinds of tree entries that gitboot cannot read as files."""
 
     SUBMODULE = "submodule"
     SYMLINK = "symlink"
@@ -66,7 +66,7 @@ class Irregular(StrEnum):
 
 
 class Oversized(Exception):
-    """A blob that is larger than any file of a fleet, and so was not read."""
+    """A blob is larger than the limit for files of a fleet, so gitboot did not read it."""
 
     def __init__(self, size: int) -> None:
         self.size = size  # bytes
@@ -74,14 +74,14 @@ class Oversized(Exception):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """The files of one revision below the fleet's root: what is there, and how to read it."""
+    """The files of a revision below the fleet's root, and a function that reads them."""
 
     revision: Revision
     blobs: Mapping[str, BlobId]  # path -> content, "/" between folders
     read: Callable[[BlobId], bytes]  # raises `Oversized`
     irregular: Mapping[str, Irregular] = field(default_factory=dict)
-    folder: str = ""  # of the repository, in which that root is
-    changed: frozenset[str] | None = None  # paths that differ from the snapshot before; None: any may
+    folder: str = ""  # the fleet's root in the repository
+    changed: frozenset[str] | None = None  # paths that differ from the previous snapshot; None: not known
 
 
 MAX_FILE_BYTES = 16 * 1024 * 1024

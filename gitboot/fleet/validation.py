@@ -43,22 +43,22 @@ from gitboot.text import find_similar
 
 
 class LoadedFile(Struct, frozen=True, kw_only=True):
-    """The documents of one file, and what the checks across files compare."""
+    """The documents of one file, and the values that checks across files compare."""
 
     blob: BlobId
     parsed: ParsedBlob
     resources: tuple[tuple[Id, Resource], ...]
     origins: tuple[tuple[Id, Origin], ...]
     references: tuple[Id, ...]  # resources, and files of kind "file"
-    identities: tuple[str, ...]  # of its servers: what it is, and the value in one spelling
+    identities: tuple[str, ...]  # of its servers: kind, and value in one spelling
     bmcs: tuple[tuple[str, bool], ...]  # of its servers: the address, and whether the document names a system
     has_problems: bool
-    has_only_servers: bool  # valid ones; gitboot caches only such files
+    has_only_servers: bool  # only valid Server documents; gitboot caches only such files
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileBatch:
-    """Files that follow one another in a revision, and what they have together. Compared by identity."""
+    """Consecutive files of a revision, and their values together. Batches are compared by identity."""
 
     files: tuple[LoadedFile, ...]
     resources: Mapping[str, Mapping[str, Resource]]  # by kind and name
@@ -70,7 +70,7 @@ class FileBatch:
 
     @cached_property
     def label_counts(self) -> Mapping[str, Counter[str]]:
-        """The number of servers for each value of each label."""
+        """Return the number of servers for each value of each label."""
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for server in self.resources.get("Server", {}).values():
             for label, value in server.metadata.labels.items():
@@ -83,22 +83,22 @@ class LoadedRevision(Struct, frozen=True, kw_only=True):
 
     snapshot: Snapshot
     listing: Listing
-    files: Mapping[str, LoadedFile]  # the documents' files, by path in order
+    files: Mapping[str, LoadedFile]  # the files with documents, by path, sorted
     batches: tuple[FileBatch, ...]  # the same files
     repository: FleetRepository
 
 
 class InvalidRevision(Struct, frozen=True, kw_only=True):
-    """A revision that is not valid, as far as gitboot can look at it."""
+    """An invalid revision, as far as gitboot can read it."""
 
     problems: tuple[Problem, ...]
-    well_formed: FleetRepository  # every well-formed document; resources that it names may be missing
-    complete: FleetRepository  # the well-formed documents of which everything that they name is there
-    incomplete_kinds: frozenset[str]  # kinds of which documents are broken, or named something that is missing
+    well_formed: FleetRepository  # all well-formed documents; they may name missing resources
+    complete: FleetRepository  # the well-formed documents that name only existing resources
+    incomplete_kinds: frozenset[str]  # kinds with malformed documents, or with documents that name a missing resource
 
 
 def list_files(snapshot: Snapshot, before: LoadedRevision | None = None) -> Listing:
-    """Return which files of a revision are documents; ``before`` is another revision, which may have the same."""
+    """Return the files of a revision that have documents. If ``before`` has the same file names, reuse its list."""
     if before is not None:
         known = before.snapshot
         has_same_names = snapshot.blobs is known.blobs or (
@@ -116,12 +116,12 @@ def load_revision(
     before: LoadedRevision | None = None,
     listing: Listing | None = None,  # as `list_files` returns it
 ) -> LoadedRevision | InvalidRevision:
-    """Return the revision at ``snapshot``, or what is wrong with it.
+    """Return the revision at ``snapshot``, valid or invalid.
 
-    ``cache`` keeps what blobs parse to between calls. Files that ``before`` has with the same blob are not read.
+    ``cache`` has the parsed blobs of earlier calls. Files that have the same blob in ``before`` are not read.
     """
     listing = listing or list_files(snapshot, before)
-    # A file is read to parse it, and again to locate problems: usually the same one.
+    # A file is read to parse it, and often again to locate its problems.
     snapshot = structs.replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
     cache, known = {} if cache is None else cache, before.files if before is not None else {}
     blobs, blobs_before = snapshot.blobs, before.snapshot.blobs if before is not None else {}
@@ -168,7 +168,7 @@ _BATCH: Final = 128  # files
 
 
 def _build_batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> tuple[FileBatch, ...]:
-    """Return files in batches. A batch of ``before`` that has the same files at the same place is used again."""
+    """Return files in batches. A batch of ``before`` with the same files at the same position is reused."""
     left, known, found = iter(files), iter(before), []
     while successive := tuple(islice(left, _BATCH)):
         old = next(known, None)
@@ -209,7 +209,7 @@ def _reuse_repository(
 def _build_valid_repository(
     snapshot: Snapshot, batches: Sequence[FileBatch], before: LoadedRevision | None
 ) -> FleetRepository | None:
-    """Return the repository, or None if any check across files fails. `_examined` then finds out what is wrong."""
+    """Return the repository, or None if a check across files fails. `_examine` then finds the problems."""
     if any(each.has_problems for each in batches):
         return None
     resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
@@ -225,7 +225,7 @@ def _build_valid_repository(
         len(origins) != sum(len(each.origins) for each in batches)
         or len(resources["Fleet"]) != 1
         or len(identities_of_all) != sum(len(each.identities) for each in batches)
-        # A server means the only system of a BMC of which another server names one.
+        # One server names a system of a BMC, and another server of the same BMC does not.
         or len({address for address, _ in bmcs}) != len(bmcs)
         or any(key.kind != "file" and key.name not in resources[key.kind] for key in named)
     ):
@@ -242,7 +242,7 @@ def _build_repository(
     origins: Mapping[Id, Origin],
     files: Mapping[str, bytes],
 ) -> FleetRepository:
-    """Return resources as a repository. Without a Fleet document, the repository has one that says nothing."""
+    """Return resources as a repository. If there is no Fleet document, the repository gets one with defaults."""
     fleet = next(iter(dict(sorted(resources["Fleet"].items())).values()), None)
     if fleet is None:
         metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
@@ -258,7 +258,7 @@ def _build_repository(
 
 
 def _sort_by_name(resources: Mapping[str, Any]) -> Mapping[str, Any]:
-    names = list(resources)  # usually in order: gitboot reads files by path
+    names = list(resources)  # usually sorted, because gitboot reads files by path
     return resources if sorted(names) == names else dict(sorted(resources.items()))
 
 
@@ -273,7 +273,7 @@ _ATTRIBUTES: Final = {
 
 
 def _read_contents(snapshot: Snapshot, paths: Iterable[str], before: LoadedRevision | None) -> dict[str, bytes] | None:
-    # None: a file is missing, or must not be used.
+    # None: a file is missing or must not be used.
     known = before.repository.files if before is not None else {}
     blobs_before = before.snapshot.blobs if before is not None else {}
     contents: dict[str, bytes] = {}
@@ -302,7 +302,7 @@ def _read_referenced_file(snapshot: Snapshot, path: str) -> bytes:
             parse_encrypted(data)
         except NotEncrypted as error:
             raise Malformed(
-                Code.NOT_SEALED, f"{quote_value(path)} is no secret that an endpoint could open: {error}"
+                Code.NOT_SEALED, f"{quote_value(path)} is not a secret that an endpoint can decrypt: {error}"
             ) from None
     return data
 
@@ -346,8 +346,8 @@ def _find_second_fleets(draft: Draft) -> Iterator[Remark]:
         yield Remark(
             spot=draft.spot(other, ("metadata", "name")),
             code=Code.DUPLICATE_NAME,
-            message=f"there is one Fleet a repository, and {fleets[0]} stands at {{}}".format,
-            hint="keep one of the two",
+            message=f"a repository has only one Fleet, and {fleets[0]} is at {{}}".format,
+            hint="remove one of the two",
             other=draft.spot(fleets[0], ("metadata", "name")),
         )
 
@@ -362,18 +362,18 @@ def _find_duplicate_identities(draft: Draft) -> Iterator[Remark]:
                     spot=draft.spot(key, identity.path),
                     code=Code.DUPLICATE_IDENTITY,
                     message=partial(_describe_duplicate, identity, holder, held),
-                    hint="correct the one that is wrong, or remove the document of a machine that is gone",
+                    hint="correct the wrong value, or remove the document of a machine that no longer exists",
                     other=draft.spot(holder, held.path),
                 )
 
 
 def _describe_duplicate(identity: Identity, holder: Id, other: Identity, place: str) -> str:
     spelt = f", as {other.value}" if other.value != identity.value else ""
-    return f"{identity.kind} {identity.value} is {holder}'s at {place} already{spelt}"
+    return f"{identity.kind} {identity.value} is already used by {holder} at {place}{spelt}"
 
 
 def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
-    """Report servers that name no system of a BMC if another server names one."""
+    """Yield servers that name no system of a BMC, if another server of the same BMC names one."""
     servers = [(key, server.spec.bmc) for key, server in draft.list_kind(Server) if server.spec.bmc is not None]
     named = {normalize_bmc_address(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
@@ -381,8 +381,8 @@ def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
             yield Remark(
                 spot=draft.spot(key, ("spec", "bmc", "address")),
                 code=Code.DUPLICATE_IDENTITY,
-                message=f"the BMC {bmc.address} is {other}'s too, which names its system there",
-                hint="name the system of this server as well, or correct the address",
+                message=f"{other} also uses the BMC {bmc.address}, and names its system",
+                hint="name the system of this server too, or correct the address",
             )
 
 
@@ -392,8 +392,8 @@ def _find_empty_reports(draft: Draft) -> Iterator[Remark]:
             yield Remark(
                 spot=draft.spot(key, ("spec", "bmc", "reports")),
                 code=Code.COMBINATION,
-                message="bmc.reports says neither uuid nor serial",
-                hint="leave it out: it is never compared",
+                message="bmc.reports has neither uuid nor serial",
+                hint="remove it, or add one of them",
             )
 
 
@@ -403,7 +403,7 @@ def _has_empty_reports(server: Server) -> bool:
 
 
 def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
-    """Report names of nothing. The files that resources name are read into the draft."""
+    """Yield references to missing resources and files. The named files are read into the draft."""
     known, blobs = draft.list_known(), draft.snapshot.blobs
     names = _Names(known, blobs)
     for key, resource in sorted(draft.resources.items()):
@@ -419,7 +419,7 @@ def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
                     spot=spot,
                     code=Code.UNKNOWN_REFERENCE,
                     message=f"there is no file {quote_value(name)}",
-                    hint=partial(names.hint, kind, name, "add the file; paths start at the fleet's root"),
+                    hint=partial(names.hint, kind, name, "add the file; paths are relative to the fleet's root"),
                 )
             elif kind != "file" and Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
                 yield Remark(
@@ -446,22 +446,22 @@ class _Names:
         return f"did you mean {meant}?" if meant else otherwise
 
 
-_COMPARISONS: Final = 50_000  # each takes microseconds: limits what many wrong names cost
+_COMPARISONS: Final = 50_000  # limits the time for many wrong names; each comparison takes microseconds
 
 
 class Draft:
-    """The resources of all files, and what is known of the documents that gitboot cannot read."""
+    """The resources of all files, and the documents that gitboot cannot read."""
 
     def __init__(self, snapshot: Snapshot, irregular: tuple[str, ...]) -> None:
         self.snapshot = snapshot
         self._irregular = frozenset(irregular)
         self._lengths = {len(path) for path in irregular}
-        self.unread = UnreadDocuments([ANYTHING] if irregular else [])  # what could not be read may be a resource, too
+        self.unread = UnreadDocuments([ANYTHING] if irregular else [])  # an unreadable file may be a resource
         self.resources: dict[Id, Resource] = {}
-        self.files: dict[str, bytes] = {}  # that resources name
+        self.files: dict[str, bytes] = {}  # named by resources
         self.remarks: list[Remark] = []
         self.problems: list[Problem] = []
-        self.more: Counter[str] = Counter()  # by path, problems of the file that are not among these
+        self.more: Counter[str] = Counter()  # the number of further problems, by path
         self._origins: dict[Id, Origin] = {}
         self._broken: set[Id] = set()
         self._twice: set[Id] = set()
@@ -483,22 +483,22 @@ class Draft:
                 Remark(
                     spot=(origin, ("metadata", "name")),
                     code=Code.DUPLICATE_NAME,
-                    message=f"{key} stands at {{}} already".format,
+                    message=f"{key} is already at {{}}".format,
                     hint="rename or remove one of the two",
                     other=self.spot(key, ("metadata", "name")),
                 )
             )
 
     def list_kind(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
-        """Return the resources of a kind in the order of their names."""
+        """Return the resources of a kind, sorted by name."""
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
     def list_known(self) -> set[Id]:
-        """Return all resources, and the broken ones. To name a broken one is no second problem."""
+        """Return all resources, also malformed ones: a reference to a malformed one is not a second problem."""
         return self._broken | self.resources.keys()
 
     def may_contain(self, path: str) -> bool:
-        """Return whether a path is, or is below, a path at which there may be anything."""
+        """Return whether a path is at or below an unreadable path, at which there may be any file."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
 
@@ -506,7 +506,7 @@ class Draft:
         return self._origins[resource], at
 
     def find_complete(self) -> frozenset[Id]:
-        """Return the resources that are written once, and that name only such resources and existing files."""
+        """Return the resources that occur once, and that name only such resources and existing files."""
         kept = self.resources.keys() - self._twice
         while lacking := {key for key in kept if not self._is_complete(key, kept)}:
             kept -= lacking
@@ -514,12 +514,12 @@ class Draft:
 
     def _is_complete(self, key: Id, candidates: set[Id]) -> bool:
         if key.kind == "Fleet":
-            return True  # the others hold together by it, whatever profile it lacks
+            return True  # the other resources need it, even if its profile is missing
         named = ((kind, name) for kind, name, _ in list_references(self.resources[key]) if kind != "Server")
         return all(name in self.files if kind == "file" else Id(kind, name) in candidates for kind, name in named)
 
     def build_repository(self, ids: frozenset[Id] | None = None) -> FleetRepository:
-        """Return the resources as a repository, or those that are kept. The first Fleet is always one of them."""
+        """Return the resources with these ids, or all, as a repository. The first Fleet is always included."""
         fleets = {key for key, _ in self.list_kind(Fleet)[:1]}
         resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
         for key, resource in self.resources.items():
@@ -532,13 +532,13 @@ Spot = tuple[Origin, Path]
 
 
 class Remark(Struct, frozen=True, kw_only=True):
-    """A problem of a resource before gitboot has looked up its line."""
+    """A problem of a resource whose line is not known yet."""
 
     spot: Spot
     code: Code
-    message: str | Callable[[str], str]  # the latter is given where ``other`` stands: fleet.yaml:12
-    hint: str | Callable[[], str] = ""  # the latter where it takes long to find; "": the code's own
-    other: Spot | None = None  # what the message names
+    message: str | Callable[[str], str]  # a function gets the place of ``other``: fleet.yaml:12
+    hint: str | Callable[[], str] = ""  # a function if it is slow; "": the hint of the code
+    other: Spot | None = None  # the other place that the message names
 
     @property
     def path(self) -> str:
@@ -546,7 +546,7 @@ class Remark(Struct, frozen=True, kw_only=True):
 
 
 def build_problems(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
-    """Return the first remarks of each file as problems, and by path how many more there are."""
+    """Return the first remarks of each file as problems, and the number of further ones by path."""
     remarks = list(remarks)
     places = _locate_spots((remark.spot for remark in remarks), read)
     remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))
@@ -572,7 +572,7 @@ def _locate_spots(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dic
     return {(origin, at): locate(read(origin.blob), origin.document, at) for origin, at in in_order}
 
 
-# The fields that name other resources, by the kind of what they name; * stands for each item of a list or a mapping.
+# The fields that name other resources: (kind of the named resource, field). * is each item of a list or a mapping.
 _REFERENCES: Final[Mapping[type[Resource], tuple[tuple[str, str], ...]]] = {
     Fleet: (
         ("BootProfile", "unknown_servers.profile"),
@@ -620,14 +620,14 @@ _STEPS: Final = {
 
 
 def list_references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
-    """Return each name of another resource or file in ``resource``: (kind or "file", name, path of the field)."""
+    """Yield each reference to another resource or a file: (kind or "file", name, path of the field)."""
     for kind, steps in _STEPS[type(resource)]:
         for name, at in _values_at(resource.spec, steps, ("spec",)):
             yield kind, name, at
 
 
 def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iterator[tuple[Any, Path]]:
-    """Yield each value at a path of fields, and its place in the document. A word has no fields."""
+    """Yield each value at a path of fields, and its path in the document. A scalar has no fields."""
     if not steps:
         yield value, at
         return
@@ -640,9 +640,9 @@ def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iter
 
 
 def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
-    """Return the fleet repository at ``snapshot``; raise `InvalidRepository` with what is wrong with its documents.
+    """Return the fleet repository at ``snapshot``. Raises `InvalidRepository` with the problems of its documents.
 
-    ``cache`` keeps what blobs parse to between calls. Only blobs that it lacks are read.
+    ``cache`` has the parsed blobs of earlier calls. Only other blobs are read.
     """
     found = load_revision(snapshot, cache)
     if isinstance(found, InvalidRevision):

@@ -1,9 +1,9 @@
-"""YAML text -> documents whose scalars keep their source text, with the place of each value.
+"""YAML reader: documents whose scalars keep their source text, with the place of each value.
 
-The schema decides what a scalar is, so each stays as it was written: ``no``, ``0755``, ``12:30`` and
-``52:54:00:12:34:56`` are text. Values are built from libyaml's events, since PyYAML builds nodes by recursion
-in C, which 100,000 nested brackets crash. A file is cut before each ``---`` line, which YAML allows nowhere
-inside a document: so a fault in one document hides nothing in the next.
+The schema decides the type of a scalar, so each scalar keeps its text: ``no``, ``0755``, ``12:30`` and
+``52:54:00:12:34:56`` are text. Values are built from libyaml's events, because PyYAML builds nodes by recursion in C,
+and 100,000 nested brackets crash it. A file is split before each ``---`` line. YAML does not allow such a line within a
+document, so a fault in one document does not hide faults in the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
-from yaml._yaml import CParser  # fails without libyaml, as it should: PyYAML's own parser is no substitute
+from yaml._yaml import CParser  # fails without libyaml on purpose: PyYAML's own parser behaves differently
 from yaml.error import MarkedYAMLError
 from yaml.events import (
     AliasEvent,
@@ -36,7 +36,7 @@ from gitboot.problems import MAX_KEPT, Code, Problem
 
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024
-MAX_DEPTH = 64  # of lists and mappings within each other
+MAX_DEPTH = 64  # of nested lists and mappings
 
 
 class Quoted(str):
@@ -46,11 +46,11 @@ class Quoted(str):
 
 
 class Spot(NamedTuple):
-    """The place of a value, in characters, and the places of the values that it contains, by key or index."""
+    """The position of a value, in characters, and the positions of the values that it contains, by key or index."""
 
     start: int
-    end: int | None = None  # of a scalar that is written
-    items: dict[str, tuple[int, Spot]] | list[Spot] | None = None  # a mapping's also have the place of the key
+    end: int | None = None  # of a scalar that is present
+    items: dict[str, tuple[int, Spot]] | list[Spot] | None = None  # in a mapping also the position of the key
 
 
 # A scalar is None if it is plain and empty, `null` or `~`; an exact `str` if it is plain; else `Quoted`.
@@ -64,21 +64,21 @@ class Place(NamedTuple):
 
 class Document(Struct, frozen=True, kw_only=True):
     value: dict[str, Value]
-    index: int  # 0-based among the documents of its file, not counting empty ones
+    index: int  # 0-based in its file, without empty documents
 
 
 class Parsed(NamedTuple):
     """The documents of a file."""
 
-    documents: tuple[Document, ...]  # that are sound
-    problems: tuple[Problem, ...]  # the first ones of the others, sorted
-    more: int  # that lie behind those
-    unread: tuple[bytes, ...] | None  # the others as they are written; None: all of the file, which nobody has read
+    documents: tuple[Document, ...]  # valid ones
+    problems: tuple[Problem, ...]  # the first problems of the invalid ones, sorted
+    more: int  # the number of further problems
+    unread: tuple[bytes, ...] | None  # the text of the invalid ones; None: the file was not read
 
 
 _UTF16_OR_UTF32 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _NEXT_DOCUMENT = re.compile(rb"\n---(?![^ \t\r\n])")
-# "%" behind whatever libyaml takes for the end of a line. In quotes YAML allows it there, but nobody does it.
+# "%" after each end of a line in libyaml. YAML allows it there in a quoted scalar, but that does not occur in practice.
 _DIRECTIVE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])(?=%)")
 _LINE_FEED = re.compile("\n")
 _NULLS = frozenset({"", "null", "~"})
@@ -87,10 +87,7 @@ _T = TypeVar("_T")
 
 
 def parse(data: bytes, path: str) -> Parsed:
-    """Return the valid YAML documents of a file, and the problems of the others.
-
-    Empty documents are left out.
-    """
+    """Return the valid YAML documents of a file, and the problems of the others. Empty documents are skipped."""
     if problem := _problem_of_file(data, path):
         return Parsed((), (problem,), 0, None)
     documents: list[Document] = []
@@ -113,10 +110,10 @@ def parse(data: bytes, path: str) -> Parsed:
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
-    """Return the place of a value, or of its key, in the document that `parse` returned with this index.
+    """Return the place of a value, or of its key, in the document with this index.
 
-    An absent value has the place of its key. A path that leads nowhere has the place of the last value on its way. Look
-    up all places of one document before those of the next. Each document is then read once.
+    An absent value has the place of its key. If the path does not exist, return the place of its last existing value.
+    Look up all places of one document before those of the next, so that each document is read only once.
     """
     layout = _layout(data, index)
     at, key_at = layout.root, layout.root.start
@@ -153,14 +150,14 @@ def document_text(data: bytes, index: int) -> bytes:
 
 
 def lines_above(data: bytes, index: int) -> int:
-    """Return how many lines a file has above a document."""
+    """Return the number of lines above a document in its file."""
     return _list_spans(data)[index].lines_before
 
 
 def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
-    """Return the file with ``text`` instead of one scalar of a document. All other bytes stay.
+    """Return the file with one scalar of a document replaced by ``text``. All other bytes stay.
 
-    Raises KeyError if the path leads to no scalar, or to an absent one.
+    Raises KeyError if there is no scalar at the path.
     """
     at = _layout(data, index).root
     for step in path:
@@ -178,7 +175,7 @@ def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
     return data[: span.start] + mark + changed + data[span.end :]
 
 
-@lru_cache(maxsize=2)  # those of a problem, and of what it names
+@lru_cache(maxsize=2)  # the document of a problem, and the document that the problem names
 def _layout(data: bytes, index: int) -> _Layout:
     try:
         span = _list_spans(data)[index]
@@ -188,13 +185,13 @@ def _layout(data: bytes, index: int) -> _Layout:
 
 
 def _problem_of_file(data: bytes, path: str) -> Problem | None:
-    code, hint, message = Code.FILE_TOO_LARGE, "spread its documents over several files", ""
+    code, hint, message = Code.FILE_TOO_LARGE, "split the file into several files", ""
     if len(data) > MAX_FILE_BYTES:
-        message = f"the file has {len(data):,} bytes, over {MAX_FILE_BYTES:,}"
+        message = f"the file has {len(data):,} bytes; the limit is {MAX_FILE_BYTES:,}"
     elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
-        message = f"the file has over {MAX_FILE_DOCUMENTS:,} documents"
+        message = f"the file has more than {MAX_FILE_DOCUMENTS:,} documents"
     elif data.startswith(_UTF16_OR_UTF32):
-        code, hint, message = Code.NOT_UTF8, "save it as UTF-8", "the file is UTF-16 or UTF-32, by its byte order mark"
+        code, hint, message = Code.NOT_UTF8, "save the file as UTF-8", "the file is UTF-16 or UTF-32"
     return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint) if message else None
 
 
@@ -205,7 +202,7 @@ class _Span(NamedTuple):
 
 
 def _split_documents(data: bytes) -> Iterator[_Span]:
-    """Return every document of a file in order, also the empty ones."""
+    """Yield all documents of a file in order, also the empty ones."""
     start = lines = 0
     while start < len(data):
         following = _NEXT_DOCUMENT.search(data, start)
@@ -221,11 +218,11 @@ def _list_spans(data: bytes) -> tuple[_Span, ...]:
 
 
 class _UnreadableRest(Exception):
-    """The rest of a document cannot be read. The problem is noted."""
+    """The rest of a document cannot be read. The problem has been added."""
 
 
 class _Lines:
-    """The places of characters in a text. The text begins after some lines of its file."""
+    """Finds the line and column of a character in a text that begins after some lines of its file."""
 
     def __init__(self, text: str, lines_before: int) -> None:
         self._ends = array("L", (found.start() for found in _LINE_FEED.finditer(text)))
@@ -250,11 +247,11 @@ class _Layout(NamedTuple):
 
 
 class _Reader:
-    """The reader of one document. It reads event by event, and goes on after a fault if libyaml can."""
+    """Reads one document, event by event. It continues after a fault if libyaml can."""
 
     def __init__(self, data: bytes, span: _Span, path: str = "") -> None:
-        self.problems: list[Problem] = []  # what is wrong with the document, in words that help its author
-        self.more = 0  # beyond those that are kept
+        self.problems: list[Problem] = []  # for the author of the document
+        self.more = 0  # the number of further problems
         self.source = data[span.start : span.end]
         self._path, self._lines_before = path, span.lines_before
         self._next: Callable[[], Any] = CParser(self.source).get_event
@@ -280,7 +277,7 @@ class _Reader:
 
     @cached_property
     def lines(self) -> _Lines:
-        # Not a mark's own line and column: libyaml also ends a line at CR, U+0085, U+2028 and U+2029.
+        # The line and column of libyaml's marks differ: it also ends lines at CR, U+0085, U+2028 and U+2029.
         return _Lines(self.source.decode("utf-8-sig", "replace"), self._lines_before)
 
     def place(self, mark: Any) -> Place:
@@ -306,7 +303,7 @@ class _Reader:
             self.note(
                 place,
                 Code.CONTROL_CHARACTER,
-                f"the control character U+{error.character:04X}, which YAML forbids",
+                f"the control character U+{error.character:04X} is not allowed in YAML",
                 "remove it",
             )
         else:
@@ -314,7 +311,7 @@ class _Reader:
 
     def note_syntax(self, error: MarkedYAMLError) -> None:
         if marker := _CONFLICT.search(self.source):
-            message = f"a conflict marker of Git: {marker[0][:7].decode()}"
+            message = f"a Git conflict marker: {marker[0][:7].decode()}"
             self.note(self.place_of_byte(marker.start()), Code.NOT_YAML, message, _RESOLVE)
             return
         problem, context = error.problem or "", error.context or ""
@@ -322,8 +319,8 @@ class _Reader:
         mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
         character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
         if character == "\t" or "tab character" in problem:
-            code, message, hint = Code.NOT_YAML, "a tab, where YAML wants spaces", "indent with spaces"
-        elif "nesting depth" in problem:  # what libyaml 0.2.6 refuses before there is an event of it
+            code, message, hint = Code.NOT_YAML, "a tab where YAML needs spaces", "indent with spaces"
+        elif "nesting depth" in problem:  # libyaml 0.2.6 rejects it before it returns an event
             code, message, hint = Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS
         elif " tag" in context + problem:
             code, message, hint = Code.TAG, f"a tag: {problem}", _NO_TAGS
@@ -331,18 +328,18 @@ class _Reader:
             code, hint = Code.NOT_YAML, _HINTS.get(problem, Code.NOT_YAML.hint)
             message = "not YAML: " + problem.replace("found character", f"found {character!r}, a character")
             if began and began.line != mark.line:
-                message += f" ({context} that begins in line {self.place(began).line})"
+                message += f" ({context} that begins on line {self.place(began).line})"
         self.note(self.place(mark), code, message, hint)
 
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
-        """Return what ``step`` returns, or None after a problem is noted if the rest of the document cannot be read."""
+        """Return the result of ``step``. If the rest of the document cannot be read, add a problem and return None."""
         try:
             return step()
         except ReaderError as error:
             self.note_bytes(error)
         except MarkedYAMLError as error:
             self.note_syntax(error)
-        except UnicodeDecodeError:  # from PyYAML, of the %-escapes in a tag
+        except UnicodeDecodeError:  # PyYAML raises it for %-escapes in a tag
             self.note(self.start, Code.TAG, "a tag that is not UTF-8", _NO_TAGS)
         except _UnreadableRest:
             pass
@@ -354,57 +351,62 @@ class _Reader:
             self.note(
                 self.start,
                 Code.DOCUMENT_TOO_LARGE,
-                f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}",
+                f"the document has {len(source):,} bytes; the limit is {MAX_DOCUMENT_BYTES:,}",
                 "move a part of it to another document",
             )
             raise _UnreadableRest
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
             place = self.place_of_byte(directive.end())
-            self.note(place, Code.DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
+            self.note(place, Code.DIRECTIVE, "a directive (a line that begins with '%') is not allowed", "remove it")
             raise _UnreadableRest
-        self._next()  # the stream's start
+        self._next()  # start of the stream
         return self._next_root()
 
     def _next_root(self) -> Any:
-        """Return the event that begins the next value at a document's root, or None after the last."""
+        """Return the first event of the next root value, or None after the last one."""
         while type(self._next()) is DocumentStartEvent:
             root = self._next()
             if not _is_absent(root):
                 return root
-            self._next()  # the document's end
+            self._next()  # end of the document
         return None
 
     def _whole(self) -> Value:
         value = self._value(self._root, 1)
-        self._next()  # the document's end
+        self._next()  # end of the document
         if another := self._next_root():
             self.refuse(
                 another,
                 Code.NOT_YAML,
-                "another document, but no line of its own for its '---'",
+                "another document whose '---' is not on a line of its own",
                 "end lines with LF or CRLF",
             )
         if not isinstance(value, dict):
             self.refuse(
                 self._root,
                 Code.ROOT_NOT_MAPPING,
-                "the document is no mapping of apiVersion, kind, metadata and spec",
+                "the document is not a mapping with apiVersion, kind, metadata and spec",
                 "begin each document with `apiVersion:`",
             )
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
-        """Read the value that ``event`` begins. ``depth`` is how many lists and mappings contain it, and 1."""
+        """Read the value that begins with ``event``. ``depth`` is 1, plus 1 for each list or mapping around it."""
         if self._may_have_properties:
             self._refuse_properties(event)
-        kind = type(event)  # quicker than isinstance(), and events have no subclasses
+        kind = type(event)  # faster than isinstance(), and events have no subclasses
         if kind is ScalarEvent:
             text: str = event.value
             if event.style:
                 return Quoted(text)
             return None if text in _NULLS else text
         if kind is AliasEvent:
-            self.refuse(event, Code.ALIAS, "an alias", "write the value out; put text that begins with '*' in quotes")
+            self.refuse(
+                event,
+                Code.ALIAS,
+                "an alias is not allowed",
+                "repeat the value; put text that begins with '*' in quotes",
+            )
             return None
         if depth > MAX_DEPTH:
             self.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
@@ -419,7 +421,7 @@ class _Reader:
     def _mapping(self, depth: int) -> dict[str, Value]:
         read, wary = self._next, self._may_have_properties
         mapping: dict[str, Value] = {}
-        firsts: dict[str, Any] = {}  # where each key stands
+        firsts: dict[str, Any] = {}  # the first occurrence of each key
         while type(event := read()) is not MappingEndEvent:
             key = event.value if type(event) is ScalarEvent else ""
             if wary or key in _NO_KEYS or key in firsts:
@@ -432,30 +434,34 @@ class _Reader:
     def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
         if type(event) is not ScalarEvent:
             if type(event) is not AliasEvent:
-                self.refuse(event, Code.INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
+                self.refuse(event, Code.INVALID_KEY, "a key must not be a list or a mapping", _QUOTE_TEMPLATES)
             self._value(event, depth + 1)
             return
         self._refuse_properties(event)
         key = event.value
         if not key:
-            self.refuse(event, Code.INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes")
+            self.refuse(
+                event, Code.INVALID_KEY, "a key is empty", "add the key, or put text that contains ': ' in quotes"
+            )
         elif key == "<<" and not event.style:
-            self.refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
+            self.refuse(event, Code.MERGE_KEY, "a merge key ('<<') is not allowed", "repeat the keys")
         elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
             self.refuse(
                 event,
                 Code.DUPLICATE_KEY,
-                f"the key {key[:80]!r} again, which line {self.place(first).line} has already",
+                f"the key {key[:80]!r} is already on line {self.place(first).line}",
                 "remove one of the two",
             )
 
     def _refuse_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:
-            return  # the anchor that it has is the one it names
+            return  # its anchor is the name of its target
         if event.anchor is not None:
-            self.refuse(event, Code.ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
+            self.refuse(
+                event, Code.ANCHOR, "an anchor is not allowed", "remove it; put text that begins with '&' in quotes"
+            )
         if event.tag is not None:
-            self.refuse(event, Code.TAG, "a tag", _NO_TAGS)
+            self.refuse(event, Code.TAG, "a tag is not allowed", _NO_TAGS)
 
 
 def _build_layout(read: Callable[[], Any], event: Any) -> Spot:
@@ -479,31 +485,31 @@ def _is_absent(event: Any) -> bool:
     return length == 0 and type(event) is ScalarEvent
 
 
-_TOO_DEEP: Final = f"over {MAX_DEPTH} lists and mappings within each other"
-_NEST_LESS: Final = "nest less"
+_TOO_DEEP: Final = f"more than {MAX_DEPTH} nested lists and mappings"
+_NEST_LESS: Final = "reduce the nesting"
 # git-merge(1), "How conflicts are presented".
 _CONFLICT: Final = re.compile(rb"^(?:(?:<{7}|>{7}|\|{7}) .*|={7}\r?)$", re.MULTILINE)
-_RESOLVE: Final = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= and >>>>>>>"
+_RESOLVE: Final = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= or >>>>>>>"
 _NO_TAGS = "remove it; put text that begins with '!' in quotes"
 _QUOTE_TEMPLATES = "use text as a key; put a value that begins with '{{' in quotes"
-# What libyaml notices only behind the place where its author has to look.
+# Problems that libyaml reports after the place where the fault is.
 _SEEN_TOO_LATE = frozenset(
     {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}
 )
 _HINTS = {
     "block sequence entries are not allowed in this context": "begin the list on a line of its own",
     "could not find expected ':'": "write `key: value`, or put the text in quotes",
-    "did not find expected '-' indicator": "indent all items of a list alike",
+    "did not find expected '-' indicator": "indent all items of a list equally",
     "did not find expected ',' or ']'": "close the list with ']'",
     "did not find expected ',' or '}'": "close the mapping with '}'",
-    "did not find expected <document start>": "put it into the document, or a '---' line before it",
+    "did not find expected <document start>": "move it into the document, or add a '---' line before it",
     "did not find expected alphabetic or numeric character": "put text that begins with '*' or '&' in quotes",
     "did not find expected comment or line break": "begin the text of a block on the next line",
-    "did not find expected key": "indent all keys of a mapping alike; put the whole value in quotes",
+    "did not find expected key": "indent all keys of a mapping equally; put the whole value in quotes",
     "did not find expected node content": "put text that begins with one of ,[]{} in quotes",
     "found character that cannot start any token": "put the text in quotes",
     "found unexpected document indicator": "close the quotes",
     "found unexpected end of stream": "close the quotes",
-    "found unknown escape character": "use single quotes, in which a backslash is a backslash",
-    "mapping values are not allowed in this context": "put text that holds ': ' in quotes; indent keys alike",
+    "found unknown escape character": "use single quotes, in which a backslash has no special meaning",
+    "mapping values are not allowed in this context": "put text that contains ': ' in quotes; indent keys equally",
 }

@@ -1,4 +1,4 @@
-"""Instance tables: accepted commit, approvals, requests, events and token keys."""
+"""Instance tables of the ledger: facts, approvals, requests, events and token keys."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from gitboot.system_clock import Uptime
 
 
 class Request(NamedTuple):
-    """What an operator asked of the instance that has this ledger."""
+    """A request of an operator to the instance with this ledger."""
 
     id: int
     at: datetime
     operator: str
-    action: str  # one word: records, resolve, retry …
+    action: str  # records, resolve, retry …
     facts: Mapping[str, Any]  # JSON values
 
 
 class Suspension(Struct, frozen=True):
-    """No commit is accepted, and nothing set, until an instant."""
+    """Until a time, gitboot accepts no commit and sets no BMC."""
 
     who: str
     reason: str
@@ -44,7 +44,7 @@ class Suspension(Struct, frozen=True):
 
 
 class Approval(NamedTuple):
-    """Changes with this digest may pass these guards."""
+    """An operator's approval: changes with this digest pass these guards."""
 
     digest: str
     guards: tuple[str, ...]
@@ -58,55 +58,55 @@ class Approval(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """When the instance was alive last, and how long it was between the last times before that."""
+    """The last heartbeat of the instance, and the intervals between the heartbeats before it."""
 
     at: datetime
     intervals: tuple[timedelta, ...] = ()
-    up: Uptime | None = None  # how long the kernel ran then
+    up: Uptime | None = None  # the kernel's uptime at the heartbeat
 
 
 class WithheldBoots(NamedTuple):
-    """The install boots that newer commits do not offer, and that gitboot withholds until one of them is accepted."""
+    """The install boots that newer commits do not offer. gitboot withholds them until it accepts one of the commits."""
 
     by: str  # the newest commit that was evaluated
     servers: Mapping[SystemUuid, tuple[WithheldBoot, ...]]
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What a ledger says about itself."""
+    """Facts about a ledger and its instance, one row each."""
 
     identity: str
-    accepted: str | None = None  # the commit that was accepted last
-    branch: str | None = None  # the reference that its instance follows, as refs/heads/main or what --rev named
-    is_default_branch: bool = False  # whether HEAD named that branch at the first start, and --rev did not
-    searched: str | None = None  # the accepted commit whose history was searched for acknowledgements last
-    lapsed: str | None = None  # the same in a copy that is to be tried out, where it is not known
-    # How many decisions there were: commits accepted, and words by which boots were offered anew. Offers have the
-    # number of the last one, so that evidence of what was offered before a decision is known from that of after it.
+    accepted: str | None = None  # the last accepted commit
+    branch: str | None = None  # the reference that the instance follows: refs/heads/main, or the value of --rev
+    is_default_branch: bool = False  # whether the branch came from HEAD at the first start, and not from --rev
+    searched: str | None = None  # the accepted commit whose history was last searched for acknowledgements
+    lapsed: str | None = None  # the accepted commit, in a copy for a trial whose repository may lack it
+    # The number of decisions: accepted commits, and orders of operators to offer boots again. Each offer has the number
+    # of the last decision, so that gitboot can tell evidence of earlier offers from evidence of later ones.
     sequence: int = 0
-    initialised: str | None = None  # how it became known what was installed before: fresh, adopt, records
-    begun: datetime | None = None  # when a person has said so
-    doubt: str | None = None  # why it is not trusted: one word
-    observes: bool = True  # whether fetches reach its instance
-    foreign: str | None = None  # the ledger whose tree lies where its instance is to publish, if it is another
-    heir_of: str | None = None  # the ledger whose tree it took over
-    output: str | None = None  # where its instance publishes
-    spool: str | None = None  # where its endpoints record fetches
-    site: str | None = None  # for whose servers alone its instance acts; "": for all; None: none has run on it yet
-    closes_output: bool = False  # whether what it publishes is for the owner and the group alone
-    published: bool = False  # whether it has ever published there
-    keyed: bool = False  # and with tokens by a key that only its instance has
+    initialised: str | None = None  # how the first records were made: fresh, adopt, records
+    begun: datetime | None = None  # when an operator confirmed that
+    doubt: str | None = None  # why the ledger is unverified: a reason such as RestoredLedger
+    observes: bool = True  # whether the instance reads fetches
+    foreign: str | None = None  # another ledger, whose tree is in this instance's output folder
+    heir_of: str | None = None  # the ledger whose tree this instance took over
+    output: str | None = None  # the output folder of the instance
+    spool: str | None = None  # where the endpoints record fetches
+    site: str | None = None  # the instance acts only for this site's servers; "": for all; None: it has not run yet
+    closes_output: bool = False  # whether only the owner and the group may read the published files
+    published: bool = False  # whether the instance has ever published to the output folder
+    keyed: bool = False  # and with tokens made with a secret key of the instance
     heartbeat: Heartbeat | None = None
-    gap: bool = False  # whether it was not alive for long, and has not come up to the newest commit since
-    clock: str | None = None  # kept: a time service was seen to keep it; accepted: a person has said that it is right
+    gap: bool = False  # whether the instance was down for long, and has not caught up with the newest commit
+    clock: str | None = None  # kept: a time service synchronizes it; accepted: an operator confirmed it
     suspension: Suspension | None = None
     stoppage: StopOrder | None = None
-    orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
-    withheld: WithheldBoots | None = None  # None: every commit that was evaluated offers what the accepted one offers
-    # Servers whose boot an accepted commit took back, because their records showed no fetch of it: the number of that
-    # decision in the sequence. Later evidence of an older offer installs nothing.
+    orders: Orders | None = None  # of the newest Fleet, if its commit is not accepted
+    withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same as the accepted one
+    # Servers whose boot an accepted commit removed while their records showed no fetch of it: the number of that
+    # decision in the sequence. Later evidence of an older offer counts as no installation.
     rolled_back: Mapping[SystemUuid, int] = field(default_factory=dict)
-    # Servers whose one-time boot lay in OUTPUT until gitboot kept such boots out of copies. None: not looked for yet.
+    # Servers whose one-time boot was in OUTPUT before gitboot kept such boots out of copies. None: not searched yet.
     left_output: frozenset[SystemUuid] | None = None
 
 
@@ -154,7 +154,7 @@ def _parse_rolled_back(text: str) -> dict[SystemUuid, int]:
     return {parse_uuid(uuid): int(number) for uuid, number in parse_object(text).items()}
 
 
-_KEYED: Final = "keyed"  # a gitboot that had no key has noted another word
+_KEYED: Final = "keyed"  # a version of gitboot without a key stored another value
 _FACTS: Final[Mapping[str, _Fact]] = {
     "accepted": _Fact("accepted"),
     "branch": _Fact("branch"),
@@ -213,14 +213,14 @@ def write_changed_facts(tx: Transaction, before: Facts, now: Facts) -> None:
 
 
 def mark_accepted_lapsed(tx: Transaction) -> None:
-    """Note that the commit that was accepted is not known where this copy of a ledger is."""
+    """Store that the repository of this copy of a ledger may not have the accepted commit."""
     tx.execute("UPDATE facts SET name = 'lapsed' WHERE name = 'accepted'")
 
 
 def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
-    """Trust nothing of it until it is initialised anew, and count on from where the one had come that stood here.
+    """Mark a ledger as unverified until it is initialised again. Continue the number of changes of the previous ledger.
 
-    ``known`` is how many changes something else knows of.
+    ``known_changes`` is the number of changes that another source knows.
     """
     changes = max(known_changes, (store.mark or ("", 0))[1])
     with store.writing() as tx:
@@ -231,21 +231,23 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
 
 
 def is_behind(store: Store) -> bool:
-    """Whether a backup was put in its place: a ledger stood here that had come further, or another; or nothing says.
+    """Return whether the ledger was replaced by a backup: the mark is of another ledger, or of a newer state.
 
-    Only for the process that writes to it: what another one writes meanwhile looks the same.
+    Only the process that writes to the ledger may call this. For another process, a write in the meantime looks the
+    same.
     """
     identity, changes = store.progress
     if (mark := store.mark) is None:
-        # What was ever written to here has a mark. Only a copy has none, or a database to which another host wrote.
+        # Every write leaves a mark. So a local ledger with changes but without a mark is a copy. A database may have
+        # got its changes from another host.
         return changes > 0 and store.database.is_local
     return mark[0] != identity or mark[1] > changes
 
 
 def ensure_status_key(store: Store) -> bytes:
-    """Return the key that proves which commit statuses the instance of this ledger wrote; make it at the first call.
+    """Return the key that proves which commit statuses the instance of this ledger wrote. The first call creates it.
 
-    The key stays the same for as long as the ledger exists, on every host that shares the ledger.
+    The key stays the same as long as the ledger exists, on every host that shares the ledger.
     """
     query = "SELECT value FROM facts WHERE name = 'statusKey'"
     if not store.rows(query):
@@ -260,7 +262,7 @@ _KEY_BYTES: Final = 32
 
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
-    """Store which artifacts are there and which are not, as the instance at ``place`` sees them."""
+    """Store which artifacts are available and which are not, as seen by the instance at ``place``."""
     known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
     known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
     items = [{**to_json_value(file), "presence": each.presence, "message": each.message} for file, each in known]
@@ -278,7 +280,7 @@ def read_sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
 
 
 def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighting]:
-    """Return what the ledger stores of artifacts, as values. Raises KeyError, TypeError and ValueError."""
+    """Return stored sightings as values. Raises KeyError, TypeError and ValueError."""
     return {
         BootFile(url=item["url"], sha256=Digest(item["sha256"]), size=item["size"]): Sighting(
             presence=Presence(item["presence"]), message=item["message"]
@@ -288,7 +290,7 @@ def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighti
 
 
 def read_approvals(store: Store) -> dict[str, dict[str, str]]:
-    """Return by whom and why each guard was approved, by the digest of the changes."""
+    """Return the approvals: digest of the changes -> guard -> who approved it and why."""
     found: dict[str, dict[str, str]] = {}
     for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
         approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
@@ -313,7 +315,7 @@ def delete_approvals(tx: Transaction, changes: Iterable[str]) -> None:
 
 
 def add_request(store: Store, at: datetime, operator: str, action: str, facts: Mapping[str, Any]) -> int:
-    """Leave a request for the instance; from any process. Return its number."""
+    """Add a request for the instance, from any process. Return its number."""
     with store.writing() as tx:
         ((number,),) = tx.rows(
             "INSERT INTO requests (at, who, what, facts) VALUES (?, ?, ?, ?) RETURNING id",
@@ -347,7 +349,7 @@ def read_acknowledgements(store: Store) -> frozenset[str]:
 
 
 def add_acknowledgements(tx: Transaction, entries: Iterable[str]) -> None:
-    """Add entries. A backup that lacks them is an older copy."""
+    """Add entries. A backup without them is an older copy."""
     if rows := [(entry,) for entry in sorted(entries)]:
         tx.replace("acknowledgements", ("entry",), rows)
         tx.mark()
@@ -375,14 +377,14 @@ def read_accepted_commits(store: Store) -> tuple[str, ...]:
 
 
 def read_last_event_number(path: Path) -> int:
-    """The number of the newest event in the ledger at ``path``; 0 where there is none."""
+    """Return the number of the newest event in the ledger at ``path``, or 0 if it has no events."""
     with _open_read_only(path) as database:
         ((found,),) = database.execute("SELECT coalesce(max(id), 0) FROM events")
         return int(found)
 
 
 def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
-    """At most so many events behind event ``number``, with their own numbers, oldest first."""
+    """Return up to ``limit`` events after event ``number``, each with its number, oldest first."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
     with _open_read_only(path) as database:
         return [
@@ -393,7 +395,7 @@ def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, di
 
 @contextmanager
 def _open_read_only(path: Path) -> Iterator[Database]:
-    """A connection of its own, which only reads: whoever writes waits for it as little as it for them."""
+    """Open a separate connection that only reads. It blocks no writer, and no writer blocks it."""
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         yield database
 

@@ -1,8 +1,9 @@
-"""The lease of a ledger in a PostgreSQL: one instance at a time acts by it, under a number that no other has had.
+"""Leader lease of a shared PostgreSQL ledger: only the instance that holds the lease is active.
 
-It runs out by the clock of the server, which all ask. Every transaction of who has it renews it first, and is refused
-where another has taken it since: what is written is never of two. Between two transactions an instance goes by its own
-clock, which counts from before the last renewal was sent, and so ends earlier.
+Each new holder gets a new number, the epoch. The lease expires by the clock of the database server. Every transaction
+of the holder first renews the lease, and fails if another instance has taken it, so two instances never write at the
+same time. Between transactions an instance uses its own clock, counted from the time at which it sent the last renewal.
+So for the instance the lease ends before it ends in the database.
 """
 
 from __future__ import annotations
@@ -25,30 +26,33 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import LeaseConnection
 
 LEASE_SECONDS: Final = 15.0
-SHARE: Final = 5  # of them, until it is renewed where no transaction does
-_ENDING_S: Final = 0.5  # that a request which only ends something waits for another renewal
-_END_TIMEOUT_S: Final = 1.0  # for a renewal that is under way at the end
+SHARE: Final = 5  # the lease is renewed after this fraction of its duration if no transaction renews it
+_ENDING_S: Final = 0.5  # how long `check_ending` waits for another thread's renewal
+_END_TIMEOUT_S: Final = 1.0  # for the last renewal when gitboot ends
 _HOLDER_FILE: Final = "holder"  # in STATE
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def describe_place(state: Path) -> str:
-    """Return where the instance with this state directory is, in words."""
+    """Return the host and the state directory of an instance, for messages."""
     return f"{socket.gethostname()}:{state.resolve()}"
 
 
 class Holder(NamedTuple):
-    """An instance on its state directory, however often it is started: it takes its own lease without waiting."""
+    """An instance, identified by its state directory and this boot of its host.
+
+    After a restart the instance has the same id, so it takes its own lease without waiting.
+    """
 
     id: str
-    place: str  # as people are told it
-    seconds: float = LEASE_SECONDS  # how long it has the lease without renewing it
+    place: str  # for messages
+    seconds: float = LEASE_SECONDS  # the duration of the lease
 
     @classmethod
     def load(cls, state: Path, seconds: float = LEASE_SECONDS) -> Self:
-        """The one whose state directory this is, since this machine has started; a copy of either is another.
+        """Return the holder for a state directory on this host. Raises OSError.
 
-        A machine that was cloned, or restored beside itself, has the same name and the same files. Raises OSError.
+        A copy of the state directory, or a clone of the host with the same name and files, is another holder.
         """
         path = state / _HOLDER_FILE
         if not path.exists():
@@ -60,56 +64,56 @@ class Holder(NamedTuple):
 
 class Lease(NamedTuple):
     holder: str
-    epoch: int  # counts up with each that is given to another; who starts anew goes on with its own
+    epoch: int  # increases when another holder takes the lease; a restarted holder keeps its epoch
 
     def __str__(self) -> str:
         return f"{self.epoch}/{self.holder}"
 
 
 class LeaseState(NamedTuple):
-    """A lease as everybody sees it."""
+    """A lease as stored in the database."""
 
     number: int
-    place: str  # where its instance is, or was
+    place: str  # of the instance that holds it, or held it last
     holder: str
-    is_current: bool  # whether it has not run out
-    until: str  # by the clock of the server
+    is_current: bool  # whether it has not expired
+    until: str  # by the clock of the database server
 
 
 class HeldLease(Struct):
-    """A lease as its instance sees it."""
+    """A lease as the instance that holds it sees it."""
 
     lease: Lease
     seconds: float
-    name: str  # of the ledger, as people are told it
-    place: str = ""  # of its instance
-    until_s: float = field(default=0.0)  # by this machine's clock
-    is_lost: bool = False  # another has it, and this one never will again
-    previous_place: str | None = None  # where the one is that had it before; None: it was its own, or nobody's
-    moved_message: str | None = None  # the ledger goes on elsewhere: what people are told of that
+    name: str  # of the ledger, for messages
+    place: str = ""  # of the instance
+    until_s: float = field(default=0.0)  # by `now_s`
+    is_lost: bool = False  # another holder has taken the lease; this object stays lost
+    previous_place: str | None = None  # of the previous holder; None: there was none, or it was this instance
+    moved_message: str | None = None  # a message if the ledger was moved to another place
 
     def extend(self, sent_s: float) -> None:
         self.until_s = max(self.until_s, sent_s + self.seconds)
 
     def mark_lost(self) -> LeaseLost:
         self.is_lost = True
-        return LeaseLost(self.moved_message or f"{self.name}: another instance acts by this ledger now")
+        return LeaseLost(self.moved_message or f"{self.name}: another instance is active with this ledger now")
 
     def check(self) -> None:
         if self.is_lost:
             raise self.mark_lost()
         if now_s() >= self.until_s:
-            late = f"it could not be renewed for {self.seconds:g} s"
-            raise LeaseLost(f"{self.name}: another instance may act by this ledger: {late}")
+            late = f"the lease could not be renewed for {self.seconds:g} s"
+            raise LeaseLost(f"{self.name}: another instance may be active with this ledger: {late}")
 
 
 class LeaseKeeper:
-    """Renews a lease from a thread, for as long as the block runs; ``on_lost`` is called once, from there."""
+    """Renews a lease in a thread during a `with` block. If the lease is lost, the thread calls ``on_lost`` once."""
 
     def __init__(self, lease: HeldLease, connection: LeaseConnection, on_lost: Callable[[], None]) -> None:
         self._lease, self._connection, self._on_lost = lease, connection, on_lost
         self._lock = threading.Lock()
-        self._is_unanswered = False  # whether the server did not answer when it was last asked to renew it
+        self._is_unanswered = False  # whether the server did not answer the last renewal
         self._ending = threading.Event()
         self._thread = BackgroundThread(self._run, name="lease", first_pause_s=lease.seconds / SHARE)
 
@@ -132,19 +136,19 @@ class LeaseKeeper:
             self._connection.close()
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless the server says, now, that nobody else has it; from any thread.
+        """Raise `LeaseLost` unless the server confirms now that this instance holds the lease. For any thread.
 
-        The clock of a virtual machine that its host has stopped knows nothing of that: it is not enough to look at.
+        The local clock alone is not enough: in a virtual machine that its host has paused, the clock stops.
         """
         self._lease.check()
         if not self._renew():
-            raise LeaseLost(f"{self._lease.name}: it cannot be asked whether another instance acts by this ledger")
+            raise LeaseLost(f"{self._lease.name}: the database does not confirm that this instance holds the lease")
 
     def check_ending(self) -> None:
         """Raise `LeaseLost` as `check` does, for a request that only ends something.
 
-        If the server does not answer, the lease that it confirmed last is enough. Nobody waits for it longer than
-        `_ENDING_S` while another thread asks it.
+        If the server does not answer, the last confirmed lease is enough. While another thread renews the lease, this
+        waits no longer than `_ENDING_S`.
         """
         self._lease.check()
         until_s = now_s() + self._lease.seconds
@@ -156,19 +160,19 @@ class LeaseKeeper:
         self._lease.check()
 
     def _renew(self) -> bool:
-        """Renew it, unless that was done by another thread since this was called; say whether it is renewed."""
+        """Renew the lease, unless another thread does so in the meantime. Return whether it is renewed."""
         until_s = now_s() + self._lease.seconds
         with self._lock:
             self._request_renewal(until_s)
         return self._lease.until_s >= until_s
 
     def _request_renewal(self, until_s: float) -> None:
-        """Ask the server to renew it, if it does not last until then; for the thread that has `_asking`."""
+        """Renew the lease if it ends before ``until_s``. Call this only with `_lock`."""
         if self._lease.until_s < until_s:
             self._connection.renew(self._lease)
             self._is_unanswered = self._lease.until_s < until_s
 
 
 def now_s() -> float:
-    """Seconds by a clock that nobody sets, and that goes on while this machine sleeps."""
+    """Return the time of a clock that is never set, and that runs while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""Ledger location: SQLite or PostgreSQL, and whether it moved."""
+"""Ledger location: a file or a PostgreSQL database, and notes of copies and moves."""
 
 from __future__ import annotations
 
@@ -16,40 +16,42 @@ from gitboot.errors import UsageError
 from gitboot.files import write_atomically
 from gitboot.ledger.schema import LEFT, UNFINISHED, Database
 
-_SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # as libpq's options have it
+_SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # in libpq's options
 _SCHEMES: Final = ("postgresql", "postgres")
 
 
 class PostgresAddress(Struct, frozen=True, kw_only=True):
-    """A database of a PostgreSQL, as libpq takes it; its password is in a file of its own."""
+    """The URL of a PostgreSQL database, in libpq's format. The password is in a separate file."""
 
     url: str
     password: Path | None = None
 
     @classmethod
     def parse(cls, url: str, password: Path | None) -> Self:
-        """Raises `UsageError`, which never has a password in it."""
+        """Return the address. Raises `UsageError`, whose message never contains a password."""
         parts = urlsplit(url)
         parameters = dict(parse_qsl(parts.query))
         if parts.scheme not in _SCHEMES:
-            raise UsageError("--ledger takes the URL of a PostgreSQL: postgresql://USER@HOST/DATABASE")
+            raise UsageError("--ledger expects the URL of a PostgreSQL database: postgresql://USER@HOST/DATABASE")
         if parts.password is not None or "password" in parameters:
-            raise UsageError("--ledger must not hold a password, which others could read: give it a --ledger-password")
+            raise UsageError(
+                "--ledger must not contain a password, because others could read it; use --ledger-password"
+            )
         if not parts.path.strip("/") and "dbname" not in parameters:
-            raise UsageError("--ledger names no database: postgresql://USER@HOST/DATABASE")
+            raise UsageError("--ledger needs the name of a database: postgresql://USER@HOST/DATABASE")
         if password is not None and not password.is_file():
             raise UsageError(f"--ledger-password: {password} cannot be read")
         return cls(url=url, password=password.absolute() if password is not None else None)
 
     @property
     def name(self) -> str:
-        """As people are told it: the schema as well, where it names one, for several ledgers may share a database."""
+        """Return the name for messages: the URL, and the schema if there is one. Ledgers may share a database."""
         place, schema = self.url.partition("?")[0], self.schema
         return f"{place} (schema {schema})" if schema is not None else place
 
     @property
     def schema(self) -> str | None:
-        """The first schema of the search path that it asks for, if it asks for one."""
+        """Return the first schema of the search path in the URL, or None."""
         options = dict(parse_qsl(urlsplit(self.url).query)).get("options", "")
         found = _SEARCH_PATH.findall(options)
         return str(found[-1]).replace('"', "").replace("\\", "") if found else None
@@ -62,7 +64,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         return all(map(_is_here, [host_parameter] if host_parameter is not None else hosts))
 
     def facts(self) -> bytes:
-        lines = ["# The ledger of this state directory is there, and not in ledger.sqlite."]
+        lines = ["# The ledger of this state directory is in this database, and not in ledger.sqlite."]
         lines.append(f"url = {json.dumps(self.url)}")
         if self.password is not None:
             lines.append(f"password-file = {json.dumps(str(self.password))}")
@@ -78,7 +80,10 @@ def has_address_file(path: Path) -> bool:
 
 
 def read_address(path: Path) -> PostgresAddress | None:
-    """Where the ledger is that would be at ``path``; None: there. Raises `UsageError` for what says no such thing."""
+    """Return the database that replaces the file at ``path``. None: the ledger is in the file.
+
+    Raises `UsageError` if the address file is damaged.
+    """
     file = address_file(path)
     try:
         settings = tomllib.loads(file.read_text())
@@ -91,7 +96,7 @@ def read_address(path: Path) -> PostgresAddress | None:
             return PostgresAddress(url=url, password=Path(password))
         case {"url": str(url)}:
             return PostgresAddress(url=url)
-    raise UsageError(f"{file} names no ledger: it has a url, and perhaps a password-file")
+    raise UsageError(f"{file} names no ledger; it needs a url, and optionally a password-file")
 
 
 def write_address(path: Path, address: PostgresAddress) -> None:
@@ -108,19 +113,19 @@ def _is_here(host: str) -> bool:
         return False
 
 
-COPY: Final = "copy"  # of both: which copy it was
-NOTES: Final = (LEFT, COPY, UNFINISHED)  # none of them is copied
-NO_HOLDER: Final = ""  # who holds the lease of a ledger that is left
+COPY: Final = "copy"  # the id of a copy, stored in the old and the new ledger
+NOTES: Final = (LEFT, COPY, UNFINISHED)  # facts that are not copied
+NO_HOLDER: Final = ""  # the holder of the lease of a ledger that was moved
 
 
 class CopyNotes(NamedTuple):
-    """What a ledger notes of copies, and which one it is."""
+    """The identity of a ledger, and its notes of copies."""
 
     identity: str
     changes: int
-    moved_to: str | None  # where it was copied to, and goes on
-    copy: str | None  # the copy for which it was left, or that it is itself
-    copied_from: str | None  # what it is an unfinished copy of
+    moved_to: str | None  # the place to which the ledger was moved
+    copy: str | None  # the id of the copy that this ledger is, or to which it was moved
+    copied_from: str | None  # of an unfinished copy: the ledger from which it is made
 
     @classmethod
     def read(cls, database: Database) -> Self:
@@ -137,14 +142,14 @@ class CopyNotes(NamedTuple):
 
 
 def note_left(database: Database, place: str, copy: str) -> None:
-    """Note that it goes on elsewhere, with the transaction that there is."""
+    """Store in the current transaction that the ledger was moved."""
     database.replace("facts", ("name",), [(LEFT, json.dumps({"place": place, "copy": copy}))])
 
 
 def end_lease(database: Database, place: str) -> None:
-    """Let nobody take the lease of a shared ledger any more, with the transaction that there is: it goes on elsewhere.
+    """End the lease of a shared ledger for ever, in the current transaction, because the ledger is being moved.
 
-    Not even a transaction that only looks at the lease goes on beside this one.
+    This transaction also blocks transactions that only read the lease.
     """
     if not database.is_local:
         database.execute("SELECT 1 FROM lease FOR UPDATE")
@@ -154,12 +159,12 @@ def end_lease(database: Database, place: str) -> None:
 
 
 def free_lease(database: Database) -> None:
-    """Let the lease of a shared ledger be taken again, though it was left."""
+    """Allow instances to take the lease of a shared ledger that was moved."""
     if not database.is_local:
         database.execute("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (NO_HOLDER,))
 
 
 def checkpoint_log(database: Database) -> None:
-    """Let what was written to a ledger in a file stand in the file itself, and not beside it."""
+    """Write the log of a SQLite ledger back into its file."""
     if database.is_local:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,4 +1,4 @@
-"""Move a ledger to another place, or take it back."""
+"""Move a ledger to another place, or reclaim one that was moved."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class MoveResult(NamedTuple):
     old: str
     new: str
     rows: Mapping[str, int]  # by table
-    old_file: Path | None  # what was the ledger, where it was a file
-    was_copied: bool  # before: only what was left to do was done
+    old_file: Path | None  # the renamed old file, if the ledger was a file
+    was_copied: bool  # by an earlier call; this call did the remaining steps
 
 
 def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
-    """Copy the ledger at ``path``, or that is named there, to ``address``, or to a file there; name the new place.
+    """Move the ledger of ``path`` to a database, or to the file ``path`` if ``address`` is None. Use it from now on.
 
-    For who holds the state directory. One that was copied there before is only named. Raises `UsageError` where the
-    place is the same, or is not empty; `LockedByAnother` where an instance on another host has one of the two;
-    `LedgerLeft` where it was copied elsewhere before; `LedgerError` where the copy is not the same.
+    The caller must hold the lock of the state directory. If the ledger was already copied there, only its address is
+    written. Raises `UsageError` if the place is the same or not empty, `HeldByAnother` if an instance on another host
+    uses one of the two, `LedgerLeft` if the ledger was moved to another place, and `LedgerError` if the copy differs.
     """
     if read_address(path) == address:
-        raise UsageError("the ledger is there already")
+        raise UsageError("the ledger is already there")
     with ExitStack() as stack:
         old = stack.enter_context(closing(open_database(path, takes_any=True)))
         notes = CopyNotes.read(old)
@@ -75,14 +75,14 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
 
 
 def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
-    """Copy it while nobody writes to it, and note that it is left; the copy is unfinished as yet."""
+    """Copy the ledger in one transaction, and mark the old one as moved. The copy is still marked as unfinished."""
     copy = str(uuid4())
     try:
         old.begin(at_leisure=True)
         _require_fetches_read(old)
         found = copy_in_transaction(old, new, {COPY: copy, UNFINISHED: old.name})
         end_lease(old, place)
-        _require_fetches_read(old)  # now nobody records more of it
+        _require_fetches_read(old)  # from here on no endpoint can record a fetch in it
         note_left(old, place, copy)
         old.commit()
         checkpoint_log(old)
@@ -103,7 +103,7 @@ def _finish(new: Database) -> None:
 
 
 def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
-    """Name the new place; return where the old one is now, if that was a file."""
+    """Write the new address. Return the renamed old file, if the ledger was a file."""
     if address is None:
         address_file(path).unlink()
         return None
@@ -111,30 +111,29 @@ def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
     if not path.exists():
         return None
     if not (old_file := set_aside(path, "copied")).exists():
-        raise LedgerError(f"{path} is gone")
+        raise LedgerError(f"{path} is missing")
     return old_file
 
 
 def _require_fetches_read(old: Database) -> None:
-    """What hosts have given, and no instance has taken in, would be given once more."""
+    """Raise `UsageError` if the instance has not read all fetches: gitboot would serve their boots once more."""
     if not old.is_local:
         ((unread,),) = old.execute(
             "SELECT count(*) FROM fetches WHERE id > coalesce((SELECT taken FROM spool WHERE file = ?), 0)", (FETCHES,)
         )
         if unread:
             raise UsageError(
-                f"{old.name} holds what endpoints have given and no instance has taken in yet ({unread}): let"
-                " `gitboot run --once` do so first"
+                f"{old.name} has {unread} fetches that no instance has read yet; run `gitboot run --once` first"
             )
 
 
 @contextmanager
 def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
-    """Make room for a file, which is gone where nothing comes of it; one that a killed copy left may be there."""
+    """Make room for a new file, and remove it if the copy fails. An unfinished copy may be in its place."""
     if path.exists():
         with closing(SqliteDatabase(path)) as found:
             if not _is_unfinished(CopyNotes.read(found), notes):
-                raise UsageError(f"{path} is there already; move it away")
+                raise UsageError(f"{path} exists already; move it away")
     try:
         yield
     except BaseException:
@@ -146,7 +145,7 @@ def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
 
 
 def open_place(path: Path, address: PostgresAddress | None) -> Database:
-    """A place, whatever it notes of copies: that at the address, or the file."""
+    """Open the database at an address, or the file. Its notes of copies are not checked."""
     database: Database
     if address is None:
         database = SqliteDatabase(path)
@@ -159,19 +158,17 @@ def open_place(path: Path, address: PostgresAddress | None) -> Database:
 
 
 def _require_unused(new: Database, notes: CopyNotes) -> None:
-    """Raise `UsageError` where there is more than an identity, or a copy of this very ledger that did not end."""
+    """Raise `UsageError` if the new place has data. An unfinished copy of this ledger is fine."""
     found = CopyNotes.read(new)
     if _is_unfinished(found, notes):
         return
     if any(number for table, number in count_rows(new).items() if table != "facts"):
-        was = "what was the ledger before" if found.moved_to is not None else "a ledger"
-        raise UsageError(f"{new.name} holds {was} already; name a database, or a schema, with nothing in it")
+        kind = "a ledger that was moved" if found.moved_to is not None else "a ledger"
+        raise UsageError(f"{new.name} already has {kind}; name an empty database or schema")
     if found.moved_to is None and found.identity == notes.identity:
-        raise UsageError("the ledger is there already")
+        raise UsageError("the ledger is already there")
     if found.moved_to is not None and (found.identity != notes.identity or found.changes > notes.changes):
-        raise UsageError(
-            f"{new.name} was another ledger, or knows more; name a database, or a schema, with nothing in it"
-        )
+        raise UsageError(f"{new.name} has another ledger, or a newer state of it; name an empty database or schema")
 
 
 def _is_unfinished(copy_notes: CopyNotes, notes: CopyNotes) -> bool:
@@ -187,34 +184,35 @@ _DOUBT: Final = "RestoredLedger"
 
 class ReclaimPlan(NamedTuple):
     name: str
-    moved_to: str | None  # None: another host uses it again already
+    moved_to: str | None  # None: another host has already reclaimed it
     identity: str
     changes: int
 
 
 def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
-    """What stands at a ``place`` that was left, for the instance whose ledger is to be at ``path``.
+    """Check whether the moved ledger at ``place`` can be reclaimed as the ledger of ``path``, and return its facts.
 
-    Raises `UsageError` where it was not left, where another ledger is named at ``path``, or where what it was left for
-    still answers: then it is copied back.
+    Raises `UsageError` if the ledger was not moved, if ``path`` has another ledger, or if the place to which the ledger
+    was moved is still usable. In that case the ledger has to be copied back.
     """
     if isinstance(place, Path) and not place.is_file():
-        raise UsageError(f"{place} is no file")
+        raise UsageError(f"{place} is not a file")
     with closing(_open_at(place)) as database:
         notes, name = CopyNotes.read(database), database.name
     mark = read_mark(mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
-        raise UsageError(f"{name} was not left: nothing is to be done")
+        raise UsageError(f"{name} was not moved, so there is nothing to reclaim")
     _require_no_live_ledger(path, notes)
     if place != path and path.exists():
-        raise UsageError(f"{path} is there already; move it away")
+        raise UsageError(f"{path} exists already; move it away")
     return ReclaimPlan(name, notes.moved_to, notes.identity, notes.changes)
 
 
 def reclaim(path: Path, place: PostgresAddress | Path) -> None:
-    """Use a ``place`` again as the ledger at ``path``; it is in doubt then. For who holds the state directory.
+    """Use the moved ledger at ``place`` again, as the ledger of ``path``. It is unverified then.
 
-    Killed in between, it is typed again: it is in doubt before it is used.
+    The caller must hold the lock of the state directory. After a crash, call this again: the ledger is marked as
+    unverified before it is used.
     """
     with closing(_open_at(place)) as database:
         if CopyNotes.read(database).moved_to is not None:
@@ -234,7 +232,7 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
 
 
 def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
-    """Raise `UsageError` where the ledger goes on, as far as this host can see."""
+    """Raise `UsageError` if the ledger is usable at the place to which it was moved, as far as this host can see."""
     host, _, file = (notes.moved_to or "").partition(":")
     address = read_address(path)
     if address is not None and address.name == notes.moved_to:
@@ -245,13 +243,13 @@ def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
         return
     try:
         database = open_database(found, reads_only=True)
-    except (LedgerError, UsageError):  # its schema may be gone
+    except (LedgerError, UsageError):  # its schema may have been removed
         return
     with closing(database):
         if CopyNotes.read(database).identity == notes.identity:
             raise UsageError(
-                f"the ledger goes on at {notes.moved_to}, which answers: take it from there by `gitboot ledger copy`,"
-                " once this place is empty"
+                f"the ledger is in use at {notes.moved_to}; empty this place, then copy the ledger back with"
+                " `gitboot ledger copy`"
             )
 
 

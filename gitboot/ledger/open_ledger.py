@@ -1,4 +1,4 @@
-"""A ledger as a file: opened if every table in it can be read, copied, or set aside where it is damaged."""
+"""Ledger access: open and check a ledger, describe it, copy it, and rename a damaged one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gitboot.ledger.store import Store, copy_tables, count_rows, mark_path, open
 
 
 def open_ledger(path: Path) -> Store:
-    """The ledger at ``path``, made with an identity of its own where there is none.
+    """Open the ledger at ``path``. If there is none, create one with a new identity.
 
-    Raises `DamagedLedger` where it does not hold together, `LedgerError` where a newer gitboot made it.
+    Raises `DamagedLedger`, and `LedgerError` if a newer version of gitboot wrote it.
     """
     store = Store.open(path)
     try:
@@ -31,9 +31,9 @@ def open_ledger(path: Path) -> Store:
 
 
 def read_places(path: Path) -> tuple[Path | None, Path | None]:
-    """Where the instance of a ledger publishes, and where its endpoints record; nothing of it is written or checked.
+    """Return the output folder of the instance of a ledger, and its spool. The ledger is neither written nor checked.
 
-    Raises `LedgerError` where it cannot be read.
+    Raises `LedgerError` if the ledger cannot be read.
     """
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         found: dict[str, str] = dict(
@@ -44,7 +44,7 @@ def read_places(path: Path) -> tuple[Path | None, Path | None]:
 
 
 class LedgerSummary(NamedTuple):
-    """A ledger at a glance."""
+    """The main facts about a ledger."""
 
     name: str
     identity: str
@@ -55,7 +55,7 @@ class LedgerSummary(NamedTuple):
 
 
 def summarize_ledger(path: Path) -> LedgerSummary:
-    """The ledger at ``path``, or that is named there, as it is; raises `LedgerError` where it cannot be read."""
+    """Return the main facts about the ledger of ``path``. Raises `LedgerError` if it cannot be read."""
     with closing(open_database(path, reads_only=True, takes_any=True)) as database, database.reading():
         notes = CopyNotes.read(database)
         lease = None if database.is_local or notes.moved_to is not None else _read_lease(database)
@@ -63,7 +63,7 @@ def summarize_ledger(path: Path) -> LedgerSummary:
 
 
 def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str | None:
-    """Where the instance is that acts by the ledger, in place of ``holder``; None: none does, or it is a file."""
+    """Return the place of another instance that is active with a shared ledger. None: there is none."""
     if read_address(path) is None:
         return None
     with closing(open_database(path, reads_only=True)) as database, database.reading():
@@ -74,10 +74,7 @@ def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str 
 
 
 def read_shared_token_keys(path: Path) -> tuple[str, ...]:
-    """The keys by which hosts that share a ledger publish tokens, as lines; none where nobody has left any there.
-
-    Raises `LedgerError` where it cannot be read.
-    """
+    """Return the token keys of hosts that share a ledger, as lines. Raises `LedgerError` if it cannot be read."""
     if read_address(path) is None:
         return ()
     with closing(open_database(path, reads_only=True)) as database, database.reading():
@@ -85,7 +82,10 @@ def read_shared_token_keys(path: Path) -> tuple[str, ...]:
 
 
 def read_lease(path: Path) -> LeaseState | None:
-    """The lease of a ledger that hosts share; None: nobody has had it, or it is a file. Raises as `described`."""
+    """Return the lease of a shared ledger. None: it was never taken, or the ledger is a file.
+
+    Raises `LedgerError` if the ledger cannot be read.
+    """
     if read_address(path) is None:
         return None
     with closing(open_database(path, reads_only=True)) as database, database.reading():
@@ -101,7 +101,7 @@ def _read_lease(database: Database) -> LeaseState | None:
 
 
 def check_tables(store: Store) -> None:
-    """Raise `DamagedLedger` if a table cannot be read: it is noticed now, and not in use."""
+    """Raise `DamagedLedger` if a table cannot be read, so that damage shows at the start."""
     for read in (
         instance_tables.read_facts,
         server_tables.read_machines,
@@ -119,13 +119,14 @@ def check_tables(store: Store) -> None:
 
 
 def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
-    """Copy the ledger at ``path`` into a file, leaving everything beside it as it is.
+    """Copy the ledger of ``path`` into a file. Change nothing in its folder.
 
-    While another process writes to it, only SQLite knows what holds together; without one SQLite would make files
-    there, or complete what a process left that was killed. Of a PostgreSQL its tables are read at one instant.
+    If the ledger is ``in_use``, SQLite makes the copy, because only SQLite can read a consistent state then. Otherwise
+    the files are copied: SQLite would create files there, or recover the transactions of a killed process. The tables
+    of a PostgreSQL database are read in one snapshot.
     """
     if in_use or read_address(path) is not None:
-        _copy_mark(path, to)  # before the ledger, which is then no older than it
+        _copy_mark(path, to)  # first, so that the copied ledger is not older than its mark
     if read_address(path) is not None:
         with closing(open_database(path, reads_only=True)) as ours, closing(SqliteDatabase(to)) as new:
             copy_tables(ours, new)
@@ -144,14 +145,18 @@ def _copy_mark(path: Path, to: Path) -> None:
 
 
 def set_aside(path: Path, label: str = "damaged") -> Path:
-    """Move a ledger out of the way, with all that belongs to it; return where it is now: at ``word`` and a number.
+    """Rename a ledger and the files that belong to it. Return the new path, which ends with the label and a number.
 
-    Its mark stays: whatever comes in its place knows less.
+    The mark stays, so that gitboot notices if an older ledger takes its place.
     """
     number = 1
     while (aside := path.with_name(f"{path.name}.{label}-{number}")).exists():
         number += 1
-    for suffix in ("-wal", "-shm", ""):  # the ledger last: a crash in between leaves a damaged one, not a new one
+    for suffix in (
+        "-wal",
+        "-shm",
+        "",
+    ):  # the ledger last, so that after a crash gitboot finds a damaged ledger and creates no new one
         with suppress(FileNotFoundError):
             Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
     return aside

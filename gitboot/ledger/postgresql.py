@@ -36,14 +36,16 @@ try:
     from psycopg.pq import TransactionStatus
 
 except ImportError:
-    raise UsageError("psycopg is not installed, which a PostgreSQL needs: pip install 'gitboot[postgresql]'") from None
+    raise UsageError("a PostgreSQL ledger needs psycopg; install it: pip install 'gitboot[postgresql]'") from None
 
 
 _CONNECT_S: Final = 5
-_ROWS_PER_FETCH: Final = 100  # rows that are asked for at once where somebody waits: a socket holds their bytes
-_LOST_AFTER_MS: Final = 10_000  # without an acknowledgement of what was sent
+_ROWS_PER_FETCH: Final = (
+    100  # few enough to fit into a socket buffer, so that a paused reader does not keep the transaction open
+)
+_LOST_AFTER_MS: Final = 10_000  # without an acknowledgement of sent data
 _MIN_SERVER_VERSION: Final = 130000
-# Who is paused within a transaction holds nobody up for longer than this; what is committed is on the disk.
+# These limit how long a client that is paused in a transaction blocks others. A commit waits for the disk.
 _SETTINGS: Final = (
     "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=30s -c idle_in_transaction_session_timeout=5s"
     " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000"
@@ -60,7 +62,7 @@ _TAKE: Final = f"""
     SET epoch = CASE lease.holder WHEN excluded.holder THEN lease.epoch ELSE lease.epoch + 1 END,
         holder = excluded.holder, place = excluded.place, until = excluded.until
     WHERE lease.until <= clock_timestamp() OR lease.holder = excluded.holder RETURNING epoch
-"""  # noqa: S608 - of our own
+"""  # noqa: S608 - constant
 _RENEW: Final = f"UPDATE lease SET until = {_LEASE_END} WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING 1"  # noqa: S608
 _GIVE_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s"
 _SELECT_EPOCH: Final = "SELECT epoch, place FROM lease"
@@ -69,15 +71,15 @@ _SELECT_OTHER_HOLDER: Final = "SELECT place, holder FROM lease WHERE until > clo
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _FACT: Final = "SELECT value FROM facts WHERE name = %s"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
-_SHORT_S: Final = 6.0  # for a call on such a connection
+_SHORT_S: Final = 6.0  # for a call on a connection with these limits
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
-LOCK_S: Final = 12.0  # for one that may wait for a lock: `lock_timeout` is 10 s
+LOCK_S: Final = 12.0  # for a statement that may wait for a lock: `lock_timeout` is 10 s
 
 
 class PostgresDatabase(Database):
-    """The tables in the schema that the address leads to, made where there are none.
+    """The ledger's tables in the schema of an address. They are created if there are none.
 
-    A connection that is lost is made anew before the next statement, never within a transaction.
+    A lost connection is replaced before the next statement, but never within a transaction.
     """
 
     errors: ClassVar = (psycopg.Error,)
@@ -90,15 +92,15 @@ class PostgresDatabase(Database):
         for table in NUMBERED
     )
 
-    _commit_s = LOCK_S  # within which the transaction that there is has to be durable
-    _renewed_s = 0.0  # by the transaction that there is: when that was asked for
+    _commit_s = LOCK_S  # how long the commit of the current transaction may take
+    _renewed_s = 0.0  # when the current transaction sent its renewal of the lease
 
     def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
         self.name, self.address = address.name, address
         self._open = partial(_open_database, address, synchronous=synchronous, reads_only=reads_only)
         self._column_names: dict[str, list[str]] = {}
-        self._names: dict[str, str] = {}  # of statements that a connection has prepared
-        self._prepared_on: LimitedConnection | None = None  # that connection
+        self._names: dict[str, str] = {}  # of prepared statements, by text
+        self._prepared_on: LimitedConnection | None = None  # the connection with these prepared statements
         with self.reading():
             self._connection = self._open()
 
@@ -129,7 +131,7 @@ class PostgresDatabase(Database):
             self._get_connection_for(found).execute(_build_delete(table, keys), (_encode_rows(keys, found),))
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        last = {row[: len(keys)]: row for row in map(replace_nul, rows)}  # as one replaces the other
+        last = {row[: len(keys)]: row for row in map(replace_nul, rows)}  # the last row of each key wins
         for found in _split_rows(last.values()):
             gone, new = _build_delete(table, keys), f"INSERT INTO {table} SELECT * FROM {_build_row_source(table)}"  # noqa: S608
             if table not in self._column_names:
@@ -143,14 +145,14 @@ class PostgresDatabase(Database):
         return connection
 
     def _prepare(self, statement: str, count: int) -> str:
-        """The name of a statement with so many parameters, which the connection plans once."""
+        """Prepare a statement with ``count`` parameters once for each connection. Return its name."""
         if (connection := self._get_connection()) is not self._prepared_on:
             self._prepared_on, self._names = connection, {}
         if (name := self._names.get(statement)) is None:
             name = f"many_{len(self._names)}"
             marks = (f"${number}" for number in range(1, count + 1))
             connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
-            self._names[statement] = name  # which a transaction that is rolled back leaves there
+            self._names[statement] = name  # a rollback does not remove it
         return name
 
     def begin(self, *, at_leisure: bool = False) -> None:
@@ -172,9 +174,9 @@ class PostgresDatabase(Database):
             )
 
     def commit(self) -> None:
-        """After a long transaction the lease is renewed once more: while that went on, nobody else could.
+        """Commit. After a long transaction renew the lease first: while it ran, no other thread could renew it.
 
-        A commit that got no answer may be durable: `may_have_lost`.
+        A commit without an answer may be durable: see `may_have_lost`.
         """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
@@ -207,7 +209,10 @@ class PostgresDatabase(Database):
 
     def close(self) -> None:
         if self.lease is not None and not self.lease.is_lost:
-            with suppress(psycopg.Error), self._connection.answering_within(ANSWER_S):  # it runs out by itself
+            with (
+                suppress(psycopg.Error),
+                self._connection.answering_within(ANSWER_S),
+            ):  # else the lease expires by itself
                 self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
         self._connection.close()
 
@@ -240,26 +245,26 @@ class PostgresDatabase(Database):
 
 
 def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> LimitedConnection:
-    """Connect, check the server and the schema, and bring the tables to this version.
+    """Connect, check the server and the schema, and migrate the tables to this version.
 
-    Raises `UsageError` if there is no schema for the tables, which gitboot does not make.
+    Raises `UsageError` if the schema is missing. gitboot does not create schemas.
     """
     connection, name = _connect(address, "any" if reads_only else "read-write"), address.name
     try:
         if connection.info.server_version < _MIN_SERVER_VERSION:
-            raise LedgerError(f"{name}: this PostgreSQL is older than version 13")
+            raise LedgerError(f"{name}: PostgreSQL 13 or newer is required")
         (syncs,) = connection.execute("SHOW fsync").fetchone() or ("off",)
         if synchronous and syncs != "on":
-            raise LedgerError(f"{name}: this PostgreSQL does not wait for its disk (fsync = off): turn that on")
+            raise LedgerError(f"{name}: this PostgreSQL server has fsync = off; set fsync = on")
         found = connection.execute("SELECT current_schema(), current_user, current_setting('search_path')").fetchone()
         schema, user, path = found or (None, "", "")
         if schema is None:
             wanted = path.split(",")[0].strip().strip('"')
             if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted,)).fetchone() is None:
-                made = f'CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
-                raise UsageError(f"{name}: schema {wanted} does not exist: {made}")
+                create = f'CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
+                raise UsageError(f"{name}: schema {wanted} does not exist; run: {create}")
             grant = f'GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
-            raise UsageError(f"{name}: {user} may not use schema {wanted}: {grant}")
+            raise UsageError(f"{name}: {user} may not use schema {wanted}; run: {grant}")
         if not reads_only:
             _migrate(connection, name)
     except BaseException:
@@ -269,7 +274,7 @@ def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: b
 
 
 def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
-    """Make the tables, or bring those of an older version to this one; who comes second finds that done."""
+    """Create the tables, or migrate those of an older version. Another process may have done it already."""
     with connection.transaction():
         connection.execute(_ONE_WRITER)
         (there,) = connection.execute("SELECT to_regclass('ledger_version')").fetchone() or (None,)
@@ -290,9 +295,9 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
 
 
 def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
-    """Renew a lease, with the transaction that there is, and say when that was asked for.
+    """Renew a lease in the current transaction. Return when the renewal was sent, by `now_s`.
 
-    Raises `LeaseLost` where another has it.
+    Raises `LeaseLost` if another instance holds the lease.
     """
     sent_s = now_s()
     if connection.execute(_RENEW, {**lease.lease._asdict(), "seconds": lease.seconds}).fetchone() is None:
@@ -303,7 +308,7 @@ def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
 
 
 def open_connection(address: PostgresAddress) -> LimitedConnection:
-    """A connection for short transactions, to a ledger that is there; raises `psycopg.Error` and `LedgerError`."""
+    """Open a connection for short transactions to an existing ledger. Raises `psycopg.Error` and `LedgerError`."""
     connection = _connect(address, "read-write")
     connection.limit_calls(_SHORT_S)
     connection.execute(_SHORT)
@@ -316,7 +321,7 @@ def _connect(address: PostgresAddress, to: str) -> LimitedConnection:
 
 
 def _read_password(file: Path) -> str:
-    """Return the password in a file as it is now. Raises `LedgerError`, which shows nothing of it."""
+    """Return the password in a file. Raises `LedgerError`, whose message never contains the password."""
     try:
         password = file.read_bytes().decode().strip()
     except OSError as error:
@@ -324,19 +329,19 @@ def _read_password(file: Path) -> str:
     except UnicodeDecodeError:
         raise LedgerError(f"{file}: the ledger's password is not text in UTF-8") from None
     if not password or len(password.splitlines()) > 1 or "\0" in password:
-        raise LedgerError(f"{file}: expected the ledger's password on one line")
+        raise LedgerError(f"{file}: expected one line with the ledger's password")
     return password
 
 
 class LeaseConnection:
-    """Renews a lease, or looks who has it, by a connection of its own, which is made where there is none."""
+    """A separate connection that renews or reads a lease. It is opened when it is needed."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self.name, self._address = address.name, address
         self._connection: LimitedConnection | None = None
 
     def renew(self, lease: HeldLease) -> None:
-        """Renew it, where that is possible now. Raises `LeaseLost` where it is another's."""
+        """Renew the lease if the server answers. Raises `LeaseLost` if another instance holds the lease."""
         used_before = self._connection is not None
         try:
             lease.extend(_renew(self._get_connection(), lease))
@@ -348,9 +353,9 @@ class LeaseConnection:
                 self.renew(lease)
 
     def find_other_holder(self, holder: Holder) -> str | None:
-        """Where the instance is that has the lease, if that is not ``holder``; None: it can be taken.
+        """Return the place of the instance that holds the lease, if it is not ``holder``. None: the lease is free.
 
-        Raises `LedgerLeft` where it goes on elsewhere, `LedgerError` where nobody can be asked.
+        Raises `LedgerLeft` if the ledger was moved, and `LedgerError` if the database cannot be read.
         """
         try:
             rows = self._get_connection().execute(_SELECT_OTHER_HOLDER, (holder.id,)).fetchall()
@@ -364,7 +369,7 @@ class LeaseConnection:
         return rows[0][0] if rows else None
 
     def read_progress(self) -> tuple[str, int] | None:
-        """The ledger's identity, and how many changes it holds; None where that cannot be read now."""
+        """Return the ledger's identity and its number of changes. None: they cannot be read now."""
         try:
             found: dict[str, str] = dict(self._get_connection().execute(_PROGRESS).fetchall())
             return found["identity"], int(found.get("changes", 0))
@@ -373,7 +378,7 @@ class LeaseConnection:
             return None
 
     def read_fact(self, name: str) -> str | None:
-        """Return a fact of the acting instance, such as its branch; None if there is none, or it cannot be read."""
+        """Return a fact of the active instance, such as its branch. None: there is none, or it cannot be read."""
         try:
             found = self._get_connection().execute(_FACT, (name,)).fetchone()
         except (psycopg.Error, LedgerError):
@@ -393,11 +398,14 @@ class LeaseConnection:
 
 
 def build_arguments(address: PostgresAddress) -> dict[str, Any]:
-    """An address as libpq takes it; over a network it is encrypted, and who answers is known, unless it says not."""
+    """Return libpq's parameters for an address.
+
+    Over a network the connection is encrypted and the server's certificate verified, unless the URL has an sslmode.
+    """
     try:
         parameters = conninfo_to_dict(address.url)
     except psycopg.ProgrammingError:
-        raise UsageError(f"{address.name} is no URL that PostgreSQL knows") from None
+        raise UsageError(f"{address.name} is not a valid PostgreSQL URL") from None
     safe = {} if address.is_here or "sslmode" in parameters else {"sslmode": "verify-full", "sslrootcert": "system"}
     if address.password is not None:
         parameters["password"] = _read_password(address.password)
@@ -415,12 +423,12 @@ def build_arguments(address: PostgresAddress) -> dict[str, Any]:
 
 
 def convert_placeholders(statement: str) -> str:
-    """A statement of the books, with parameters as psycopg marks them."""
+    """Return a statement with psycopg's placeholder %s instead of ?."""
     return statement.replace("?", "%s")
 
 
 def replace_nul(row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row without the one character that PostgreSQL has no place for."""
+    """Return a row with NUL characters replaced: PostgreSQL cannot store them."""
     return tuple(each.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(each, str) else each for each in row)
 
 
@@ -443,18 +451,18 @@ def _encode_rows(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str
     return msgspec.json.encode([dict(zip(columns, row, strict=False)) for row in rows]).decode()
 
 
-ANSWER_S: Final = 5.0  # for a statement that a living server answers at once
+ANSWER_S: Final = 5.0  # for a statement that a healthy server answers at once
 STATEMENT_S: Final = 35.0  # for any other: `statement_timeout` is 30 s
 LEISURE_S: Final = 605.0  # for a statement while a ledger is copied: `statement_timeout` is 10 min then
-TRANSACTION_S: Final = 60.0  # for a transaction of few rows, from its begin to its commit
-ROW_S: Final = 0.01  # more of it for each row that is sent; a PostgreSQL takes some 10,000 a second
+TRANSACTION_S: Final = 60.0  # for a transaction of few rows, from begin to commit
+ROW_S: Final = 0.01  # in addition for each row; PostgreSQL stores about 10,000 rows a second
 _T = TypeVar("_T")
 
 
 class LimitedConnection(psycopg.Connection[Row]):
-    """A connection that closes itself when a call has not ended by its deadline, and then raises `OperationalError`.
+    """A connection with deadlines. If a call exceeds its deadline, the connection is closed: `OperationalError`.
 
-    What the call came to is unknown then: a commit may be durable. For one thread at a time.
+    The result of that call is unknown: a commit may be durable. For one thread at a time.
     """
 
     _call_s = STATEMENT_S
@@ -472,7 +480,7 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._call_s = seconds
 
     def limit_transaction(self, seconds: float) -> None:
-        """Let all calls together take so long from now on, until this is called again."""
+        """Limit the total duration of all calls from now on, until the next call of this method."""
         self._until_s = time.monotonic() + seconds
 
     def end_transaction(self) -> None:
@@ -482,13 +490,13 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._until_s += ROW_S * count
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
-        """Do what `psycopg.Connection.wait` does, which each call goes through, until the deadline."""
+        """Wait as `psycopg.Connection.wait` does, but only until the deadline. psycopg uses it for each operation."""
         now_s = time.monotonic()
         until_s = min(now_s + self._call_s, self._until_s)
         return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)
 
     def _until(self, gen: Generator[Any, Any, _T], until_s: float, seconds: float) -> Generator[Any, Any, _T]:
-        """Go through a generator of psycopg, which it resumes several times a second even if nothing comes."""
+        """Run a generator of psycopg until the deadline. psycopg resumes it several times a second."""
         try:
             waits_for = next(gen)
             while True:

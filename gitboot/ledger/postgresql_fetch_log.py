@@ -1,8 +1,8 @@
 """Fetch log in PostgreSQL, for hosts that share a ledger: each host records a boot there before it serves the boot.
 
-An endpoint serves one-time boots only for the instance that holds the lease, and only while that instance holds it: a
-tree that another instance published is out of date. One transaction records the boot and reads the lease. An instance
-that takes the lease waits for these transactions.
+An endpoint serves one-time boots only from the tree of the instance that holds the lease. A tree of another instance is
+out of date. One transaction records the boot and reads the lease, and an instance that takes the lease waits for these
+transactions.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from gitboot.ledger.location import NO_HOLDER, PostgresAddress
 from gitboot.ledger.schema import build_moved_error
 from gitboot.text import format_error
 
-FETCHES: Final = "fetches"  # as the books of the ledger call it, in the place of a file's name
-_PING_INTERVAL_S: Final = 5.0  # whether it answers, while nobody asks it for a boot
-_MIN_DELETED_ROWS: Final = 1000  # rows, until they are deleted: each time, all endpoints have to be told
-_LOCK_LEASE: Final = "SELECT place, holder FROM lease FOR KEY SHARE"  # beside whoever renews it
+FETCHES: Final = "fetches"  # in the table of spool files it has the place of a file's name
+_PING_INTERVAL_S: Final = 5.0  # the interval of checks if no boot is looked up
+_MIN_DELETED_ROWS: Final = 1000  # fewer rows are not deleted: each deletion needs a new publication for all endpoints
+_LOCK_LEASE: Final = "SELECT place, holder FROM lease FOR KEY SHARE"  # a lock that does not block renewals
 _SELECT_LEASE: Final = "SELECT epoch, holder, forgotten, place FROM lease"
 _RECORD: Final = "INSERT INTO fetches (writer, place, server, offer, line) VALUES (%s, %s, %s, %s, %s)"
 
-_Run = Callable[..., list[Any]]  # a statement, and its parameters; the rows that it gives
+_Run = Callable[..., list[Any]]  # (statement, parameters) -> rows
 
 
 class SharedFetchLog:
-    """What endpoints record and ask, in the tables of the ledger's PostgreSQL; from any thread."""
+    """The shared fetch log as endpoints use it. For any thread."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._transactions = _Transactions(address)
         self.name, self.close = address.name, self._transactions.close
         self._queried_s = -math.inf
-        self.serving_identity: str | None = None  # the lease, as it was last seen; None: nobody has had it
-        self.deletion_count = 0  # how often rows had been deleted by then
-        self.failure: str | None = "it was not asked yet"  # why no question was answered the last time
+        self.serving_identity: str | None = None  # the lease at the last query; None: no instance has taken it yet
+        self.deletion_count = 0  # how often rows had been deleted at the last query
+        self.failure: str | None = "there was no query yet"  # why the last query failed
 
     def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
         return find_served_boot(self._read_fetches(server, offer), offer, report)
@@ -59,10 +59,10 @@ class SharedFetchLog:
     def record(
         self, observation: Observation, serving_identity: str | None, is_given_up: Callable[[], bool] = bool
     ) -> None:
-        """Write a fetch durably before it is answered from a tree that names this ``giver``.
+        """Record a fetch durably, before the endpoint answers it. ``serving_identity`` is the lease named by the tree.
 
-        Raises `Unrecordable` if the fetch may not have been written. Writes nothing if the caller has given up before
-        the database takes it.
+        Raises `FetchLogUnavailable` if the fetch may not have been recorded. If the caller gives up before the database
+        gets the fetch, this records nothing.
         """
         with self._querying() as run:
             if serving_identity is None or self._read_lease(run, "FOR SHARE") != serving_identity or is_given_up():
@@ -70,15 +70,15 @@ class SharedFetchLog:
             run(_RECORD, (None, None, *_to_row(observation)))
 
     def ping(self) -> None:
-        """Ask a question if the last one failed, or is some seconds old."""
+        """Query the database if the last query failed or is some seconds old."""
         if self.failure is not None or now_s() - self._queried_s >= _PING_INTERVAL_S:
             with suppress(FetchLogUnavailable):
                 self._read_fetches("", None)
 
     def receive_batch(self, batch: ForwardedBatch, spool_files: Collection[str]) -> int:
-        """Take a batch if it is the next one of its writer; return the byte at which the next one has to begin.
+        """Store a batch if it is the next one of its writer. Return the byte at which the next batch has to begin.
 
-        ``there`` are the files that the batch's spool has. Raises `NotTaken`.
+        ``spool_files`` are the files of the batch's spool. Raises `BatchRejected`.
         """
         spool, file = batch.writer
         with self._receiving() as run:
@@ -92,7 +92,7 @@ class SharedFetchLog:
         return batch.end
 
     def reset_place(self, writer: Writer, place: int) -> None:
-        """Let the next batch of a writer begin at ``place``, if more than that was taken. Raises `NotTaken`."""
+        """Let the next batch of a writer begin at ``place``, if it would begin later. Raises `BatchRejected`."""
         query = "UPDATE writers SET place = %s WHERE spool = %s AND file = %s AND place > %s"
         with self._receiving() as run:
             run(query, (place, *writer, place))
@@ -127,7 +127,7 @@ class SharedFetchLog:
 
     @contextmanager
     def _querying(self) -> Iterator[_Run]:
-        """A transaction that asks who may give; `failure` says whether it was answered."""
+        """Begin a query. Its result is in `failure`."""
         self._queried_s = now_s()
         with self._transactions.begin(self._fail) as run:
             yield run
@@ -139,26 +139,23 @@ class SharedFetchLog:
 
 
 class RecordedFetches:
-    """The same for the instance that has the lease. Each raises `LedgerError`."""
+    """The shared fetch log as the instance with the lease reads it. Every method raises `LedgerError`."""
 
     def __init__(self, address: PostgresAddress) -> None:
         self._transactions = _Transactions(address)
         self.name, self.close = address.name, self._transactions.close
 
     def read(self, offsets: Mapping[str, int]) -> ReadResult:
-        """What was recorded beyond ``taken``, each once: who is recording just now is waited for.
-
-        Raises `LedgerError`.
-        """
+        """Return the fetches after ``offsets``, each once. This waits for transactions that are recording now."""
         after, rows = offsets.get(FETCHES, 0), list[Any]()
         with self._transaction() as run:
             run("LOCK TABLE fetches IN SHARE MODE")
             ((until,),) = run("SELECT coalesce(max(id), 0) FROM fetches")
         if until > after:
             query = "SELECT id, writer, line FROM fetches WHERE id > %s AND id <= %s ORDER BY id"
-            with self._transaction() as run:  # without a lock: who is paused while it gets many rows holds nobody up
+            with self._transaction() as run:  # without a lock, so that a slow reader blocks no endpoint
                 rows = run(query, (after, until))
-        latest: dict[str | None, datetime] = {}  # by writer, whose clock may go back
+        latest: dict[str | None, datetime] = {}  # by writer; its clock may be set back
         found: list[tuple[datetime, int, Observation]] = []
         for number, writer, line in rows:
             if isinstance(each := parse_line(line.encode()), Observation):
@@ -171,16 +168,16 @@ class RecordedFetches:
         )
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """How often rows will have been deleted, once those are that were taken in, if it is worth it."""
+        """Return the number of deletions after the next one. It does not change if there are too few rows to delete."""
         query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
         with self._transaction() as run:
             ((deletions, rows),) = run(query, (offsets.get(FETCHES, 0),))
         return int(deletions + (rows >= _MIN_DELETED_ROWS))
 
     def delete_read(self, offsets: Mapping[str, int], times: int, lease: Lease) -> None:
-        """Delete what was taken in, for the ``times``-th time; one that is no new number has nothing deleted.
+        """Delete the rows that were read, as deletion number ``times``.
 
-        Raises `LedgerError`, and has nothing deleted where the lease is another's.
+        If the number is not new, or another instance holds the lease, nothing is deleted.
         """
         query = "UPDATE lease SET forgotten = %s WHERE holder = %s AND epoch = %s AND forgotten < %s RETURNING 1"
         with self._transaction() as run:
@@ -189,12 +186,12 @@ class RecordedFetches:
 
     def _transaction(self) -> AbstractContextManager[_Run]:
         return self._transactions.begin(
-            lambda error: LedgerError(f"{self.name}: what endpoints have given cannot be read ({format_error(error)})")
+            lambda error: LedgerError(f"{self.name}: the fetches of endpoints cannot be read ({format_error(error)})")
         )
 
 
 class _Transactions:
-    """Transactions by one connection, which is made anew where it was lost; one at a time."""
+    """Transactions on one connection, one at a time. A lost connection is replaced."""
 
     def __init__(self, address: PostgresAddress) -> None:
         from gitboot.ledger import postgresql
@@ -206,7 +203,7 @@ class _Transactions:
 
     @contextmanager
     def begin(self, failure: Callable[[Exception], Exception]) -> Iterator[_Run]:
-        """Begin one transaction. Raises the ``failure`` of an error of the database, or of the ledger."""
+        """Begin a transaction. ``failure`` makes the exception to raise from a database or ledger error."""
 
         def run(statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
             cursor = self._connection.execute(statement, parameters or None)
@@ -228,7 +225,7 @@ class _Transactions:
 
 
 def _store_batch(run: _Run, batch: ForwardedBatch) -> None:
-    name, base = parse_file_name(f"{batch.writer.file}{SUFFIX}")  # 2fefe59 kept the batches of other hosts in a spool
+    name, base = parse_file_name(f"{batch.writer.file}{SUFFIX}")  # 2fefe59 stored the batches of other hosts in a spool
     writer, place = f"{batch.writer.spool}/{name}", base + batch.begin
     for line in batch.lines.splitlines(keepends=True):
         match parse_line(line):

@@ -1,4 +1,4 @@
-"""Ledger schema: tables and migrations."""
+"""Ledger schema: tables and migrations, and the interface of a database."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gitboot.errors import LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.ledger.leader_lease import HeldLease, Holder
 from gitboot.text import quote_words
 
-# What brings a ledger from one version to the next; a new one goes through all of them.
+# The migrations from each version to the next. A new ledger runs all of them.
 MIGRATIONS: Final = (
     """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -126,7 +126,7 @@ MIGRATIONS: Final = (
     """,
 )
 VERSION: Final = len(MIGRATIONS)
-# What brings the tables of a PostgreSQL from one version to the next, by the version that they have. The first was 5.
+# The migrations of PostgreSQL tables, by the version that they have. The first version in PostgreSQL was 5.
 POSTGRESQL_MIGRATIONS: Final = {
     5: "CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL)",
     6: "CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY)",
@@ -143,7 +143,7 @@ POSTGRESQL_MIGRATIONS: Final = {
         WHERE stands = 0 AND serial IS NOT NULL;
     """,
 }
-# New tables of a PostgreSQL. The columns stand in the order that SQLite has them in.
+# The tables of a new PostgreSQL ledger. The columns have the same order as in SQLite.
 POSTGRESQL: Final = """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
     CREATE TABLE records (
@@ -201,7 +201,7 @@ POSTGRESQL: Final = """
     );
     CREATE TABLE ledger_version (number INTEGER NOT NULL);
 """
-# Of hosts that share a ledger; none of it is copied with that. What the endpoints of each record comes in here.
+# Tables for hosts that share a ledger: the lease, and the fetch log of all endpoints. They are not copied.
 SHARED: Final = """
     CREATE TABLE lease (
         one INTEGER PRIMARY KEY CHECK (one = 1), epoch BIGINT NOT NULL, holder TEXT NOT NULL, place TEXT NOT NULL,
@@ -221,85 +221,85 @@ TABLES: Final = (
     *("observations", "approvals", "requests", "spool", "pins", "known_bmcs", "secret_fetches", "acknowledgements"),
     "lost_identities",
 )
-NUMBERED: Final = ("events", "observations", "requests")  # whose key counts up by itself
-LEFT: Final = "left"  # a fact of a ledger that was copied elsewhere, and goes on there
-UNFINISHED: Final = "unfinished"  # a fact of a copy, until the old ledger is left
+NUMBERED: Final = ("events", "observations", "requests")  # tables with a generated key
+LEFT: Final = "left"  # the fact of a ledger that was moved
+UNFINISHED: Final = "unfinished"  # the fact of an unfinished copy
 Row = tuple[Any, ...]
 
 
 class Database(ABC):
-    """An open database, in which all of a version's tables are; for one thread at a time."""
+    """An open database with the ledger's tables. For one thread at a time."""
 
-    errors: ClassVar[tuple[type[Exception], ...]]  # what it raises
+    errors: ClassVar[tuple[type[Exception], ...]]  # that the driver raises
 
-    snapshot: ClassVar[str]  # what begins a transaction in which all that is read is of one instant, and nobody waits
-    after_copying: ClassVar[tuple[str, ...]] = ()  # statements, once rows with numbers were put into it
-    is_local: ClassVar[bool]  # whether it lies in the state directory, and is lost or put back with it
+    snapshot: ClassVar[str]  # begins a transaction that reads one snapshot and blocks no writer
+    after_copying: ClassVar[tuple[str, ...]] = ()  # statements to run after rows with generated keys were copied
+    is_local: ClassVar[bool]  # whether it is a file in the state directory, and is lost or restored with it
 
-    name: str  # as people are told it
-    takes_any = False  # whether it is opened, and written to, where it was left or is half a copy
-    lease: HeldLease | None = None  # by which it is held; what lies in a state directory needs only that one's lock
+    name: str  # for messages
+    takes_any = False  # whether a moved ledger or an unfinished copy may be used
+    lease: HeldLease | None = None  # of a shared ledger; a file needs only the lock of the state directory
 
     @abstractmethod
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """Carry out a statement; its rows, if it gives some."""
+        """Execute a statement. Return its rows, or [] if it has no result."""
 
     @abstractmethod
     def stream_rows(self, query: str) -> Iterator[Row]:
-        """All rows of a long answer, within a transaction for which others may wait."""
+        """Yield the rows of a large result, within a transaction that may block others."""
 
     @abstractmethod
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Carry out a statement that gives no rows, for each of these."""
+        """Execute a statement without a result for each row of parameters."""
 
     @abstractmethod
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows with these columns; the others are what they are by default."""
+        """Add rows with these columns. Other columns get their defaults."""
 
     @abstractmethod
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Delete the rows that have these ``keys``."""
+        """Delete the rows with these values of the columns ``keys``."""
 
     @abstractmethod
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
+        """Insert whole rows, or replace those with the same ``keys``. The keys are the first columns of the table."""
 
     @abstractmethod
     def begin(self, *, at_leisure: bool = False) -> None:
-        """Begin a transaction, once no other process is in one; raises `LedgerLeft` where it goes on elsewhere.
+        """Begin a transaction after all other processes have ended theirs. Raises `LedgerLeft` if the ledger was moved.
 
-        ``at_leisure``: nothing may be asked in it for a while.
+        ``at_leisure`` allows long pauses between statements.
         """
 
     @abstractmethod
     def commit(self) -> None:
-        """End it; what was written in it is durable then."""
+        """Commit the transaction. Its writes are durable then."""
 
     @abstractmethod
     def rollback(self) -> None:
-        """End it, if there is one, with nothing of it written."""
+        """Roll back the transaction, if there is one."""
 
     @abstractmethod
     def may_have_lost(self, error: BaseException) -> bool:
-        """Whether a write failed in such a way that nobody knows what is durable."""
+        """Return whether it is unknown which writes are durable after an error."""
 
     def probe(self) -> None:  # noqa: B027 - a file answers at once, or hangs with its disk
-        """Ask for an answer that a database gives at once. Raises one of `errors`."""
+        """Send a query that a healthy server answers at once. Raises one of `errors`."""
 
     @abstractmethod
     def reopen(self) -> None:
-        """Open it anew, from what is durable. Raises as `open` does."""
+        """Close the database and open it again, to read its durable state. Raises `LedgerError`."""
 
     def take_lease(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
-        """Take the lease, and give it back when it is closed; raises `LockedByAnother` while another has it."""
+        """Take the lease. `close` returns it. Raises `HeldByAnother` while another instance holds it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Hold nothing of it any more."""
+        """Close the connection, and return the lease."""
 
     @abstractmethod
     def to_ledger_error(self, error: Exception) -> LedgerError:
-        """What was raised while rows were read, or made values of, as an error of the ledger."""
+        """Return a ledger error for an error that was raised while rows were read or decoded."""
 
     def require_current(self) -> None:
         """Raise `LedgerLeft` if the ledger was copied elsewhere, `LedgerUnfinished` if it is half a copy."""
@@ -309,13 +309,13 @@ class Database(ABC):
                 raise build_moved_error(self.name, json.loads(value)["place"])
             to = "file" if self.is_local else "URL"
             raise LedgerUnfinished(
-                f"{self.name}: this is a copy of {value} that has not ended, and no ledger yet; let it end, or where it"
-                f" was killed, type it on that host once more: gitboot ledger copy --state STATE --to {quote_words(to)}"
+                f"{self.name}: this is an unfinished copy of {value}; wait for the copy to finish, or if it was killed,"
+                f" run it again on that host: gitboot ledger copy --state STATE --to {quote_words(to)}"
             )
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A block in which rows that gitboot would not have written are a damaged ledger."""
+        """Convert errors in a block, also for malformed rows, to ledger errors."""
         try:
             yield
         except self.errors as error:
@@ -327,18 +327,18 @@ class Database(ABC):
 def build_moved_error(name: str, place: str) -> LedgerLeft:
     if place.startswith("postgres"):
         hint = (
-            "name that to this host's STATE, too, which also ends a copy that was killed: gitboot ledger copy --state"
-            " STATE --to URL; and where --ledger names the old place, name the new one"
+            "use the new place on this host too: gitboot ledger copy --state STATE --to URL (this also finishes a copy"
+            " that was killed); if you start gitboot with --ledger, change it to the new place"
         )
     else:
         hint = (
-            "end the instances of other hosts; a copy that was killed is ended there by: gitboot ledger copy"
+            "stop the instances on other hosts; if the copy was killed, finish it on that host: gitboot ledger copy"
             " --state STATE --to file"
         )
-    return LedgerLeft(
-        f"{name}: this ledger was copied to {place}, goes on there, and is not used here any more; {hint}"
-    )
+    return LedgerLeft(f"{name}: this ledger was moved to {place}; {hint}")
 
 
 def build_version_error(name: str, version: int) -> LedgerError:
-    return LedgerError(f"{name}: the ledger is of version {version}, this gitboot knows {VERSION}; use a newer gitboot")
+    return LedgerError(
+        f"{name}: the ledger has version {version}, this gitboot supports {VERSION}; use a newer gitboot"
+    )

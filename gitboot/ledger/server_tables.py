@@ -1,4 +1,4 @@
-"""Server tables: records, overrides, evidence, known BMCs and lost identities."""
+"""Server tables of the ledger: records, overrides, offers, observations, known BMCs and lost identities."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parse_time_or_none(text: str | None) -> datetime | None:
 
 
 def to_json(value: object) -> str:
-    """Return a value as JSON. Instants become text; a structure becomes its fields, under their own names."""
+    """Return a value as JSON. Times become text. A structure becomes an object with its field names."""
     return json.dumps(value, sort_keys=True, default=_to_plain_value)
 
 
@@ -66,9 +66,9 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def parse(kind: type[T], text: str, **more: object) -> T:
-    """Return a structure from the JSON that `json_of` made of it, with ``more`` fields.
+    """Return a structure from the JSON that `to_json` made of it, with ``more`` fields.
 
-    Raises ValueError or TypeError for other JSON. The fields of a newer gitboot would get lost.
+    Raises ValueError or TypeError for other JSON, also for unknown fields: those of a newer gitboot would get lost.
     """
     found = {**parse_object(text), **more}
     if not found.keys() <= set(kind.__struct_fields__):
@@ -87,7 +87,7 @@ def _format_time_or_none(at: datetime | None) -> str | None:
     return format_instant(at) if at else None
 
 
-# A record
+# Records
 
 _RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
@@ -182,7 +182,7 @@ def override_from_row(row: Sequence[Any]) -> OverrideRecord:
     )
 
 
-_OFFER: Final = tuple(name for name in Offer.__struct_fields__ if name != "plan")  # which is its key
+_OFFER: Final = tuple(name for name in Offer.__struct_fields__ if name != "plan")  # the plan is the key
 
 
 def format_offer(offer: Offer) -> str:
@@ -208,29 +208,29 @@ def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks
 
 
 class Pending(NamedTuple):
-    """An observation that is still to be judged by its machine's BMC."""
+    """An observation that waits for a verdict: the machine's BMC has to confirm it."""
 
     id: int
     observation: Observation
     offer: Offer  # the boot that was fetched
-    marks: Marks | None = None  # what the BMC showed first after it
+    marks: Marks | None = None  # what the BMC first showed after the fetch
 
 
 # Offers
 
 
 def find_offer(store: Store, plan: Digest) -> Offer | None:
-    """The boot of a plan that was published, if its being made once means something."""
+    """Return the offer of a published plan. None: there is none."""
     with store.reading():
         found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
         return parse_offer(plan, found[0][0]) if found else None
 
 
 def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
-    """Note boots that are about to be published; one that is known may be of another window by now.
+    """Store the offers of boots that are about to be published. An offer that is stored may have another window now.
 
-    A copy of the ledger that has not heard of one is no good: its machine may have fetched it, and that would say
-    nothing to it.
+    A backup without a new offer is an older copy: the machine may have fetched the boot, and with the backup gitboot
+    would not recognize the fetch.
     """
     noted = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
     if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
@@ -239,7 +239,7 @@ def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> No
 
 
 def find_version(store: Store, path: str, modified_at: int) -> tuple[Digest, int] | None:
-    """The plan that an entry was of when it had this modification time, and its number in the ledger's sequence."""
+    """Return the plan of the boot script with a path and a modification time, and its number in the sequence."""
     found = store.rows("SELECT plan, number FROM versions WHERE path = ? AND modified = ?", path, modified_at)
     return (Digest(found[0][0]), found[0][1]) if found else None
 
@@ -249,13 +249,13 @@ def has_version_modified_at(store: Store, modified_at: int) -> bool:
 
 
 def find_token(store: Store, path: str) -> Digest | None:
-    """The token of what was published at a path that names one, under whichever name."""
+    """Return the token of a published path that names a token."""
     found = store.rows("SELECT plan FROM versions WHERE path = ? LIMIT 1", path)
     return Digest(found[0][0]) if found else None
 
 
 def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
-    """Note whose plan an entry is from when it is published, at a number: (path, modification time, plan)."""
+    """Store the plans of published boot scripts: (path, modification time, plan). ``number`` is of the sequence."""
     tx.replace("versions", ("path", "modified"), [(*each, number) for each in versions])
 
 
@@ -263,7 +263,7 @@ def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]],
 
 
 def read_pending(store: Store) -> list[Pending]:
-    """Observations without a verdict, oldest first; those whose offer is forgotten can be judged no more."""
+    """Return the observations without a verdict, oldest first. Those whose offer was deleted are left out."""
     with store.reading():
         found = store.rows(
             "SELECT observations.id, observations.at, observations.plan, observations.facts, offers.facts"
@@ -282,7 +282,7 @@ def read_last_observation_number(store: Store) -> int:
 
 
 def has_observation(store: Store, observation: Observation, plan: Digest) -> bool:
-    """Whether the same fetch was noted before, whatever came of it."""
+    """Return whether an observation is stored, with or without a verdict."""
     at = format_instant(observation.at)
     with store.reading():
         found = store.rows("SELECT facts FROM observations WHERE at = ? AND plan = ?", at, plan)
@@ -291,7 +291,7 @@ def has_observation(store: Store, observation: Observation, plan: Digest) -> boo
 
 
 def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
-    """Note observations that are to be judged, or what the BMC showed first after them."""
+    """Store observations that wait for a verdict, or what the BMC first showed after them."""
     tx.executemany(
         "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",
@@ -314,7 +314,7 @@ def write_verdicts(tx: Transaction, verdicts: Mapping[int, str]) -> None:
 
 
 def prune(tx: Transaction, before: datetime) -> None:
-    """Forget offers, versions and judged observations from before an instant; what is current stays."""
+    """Delete offers, versions and observations with a verdict from before a time. Current ones stay."""
     at, stamp = format_instant(before), int(before.timestamp())
     tx.execute(
         "DELETE FROM versions WHERE modified < ? AND modified <"
@@ -333,13 +333,13 @@ def read_spool_positions(store: Store) -> dict[str, int]:
 
 
 def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None:
-    """Note how far the spool is taken in, in the transaction that writes what was found there."""
+    """Store how far each spool file was read. Use the transaction that stores the result of reading."""
     tx.execute("DELETE FROM spool")
     tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(positions.items()))
 
 
 def read_known_bmcs(store: Store) -> frozenset[CredentialUse]:
-    """The pairs; what a ledger of 0.1.0 knew of machines is spelt as documents did."""
+    """Return the known pairs of BMC and credentials. 0.1.0 stored addresses as documents spell them."""
     with store.reading():
         return frozenset((normalize_origin(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
 
@@ -387,9 +387,9 @@ def read_current_machines(store: Store) -> frozenset[SystemUuid]:
 def write_machines(
     tx: Transaction, machines: Iterable[Machine], *, removed: Iterable[SystemUuid] = (), is_current: bool = True
 ) -> None:
-    """Replace what is known of these machines, and note which have left the fleet; what they were stays.
+    """Store machines, and mark those that were removed from the fleet. Their last state stays.
 
-    Not to ``stand``: the accepted commit does not have them.
+    ``is_current`` is false for machines that the accepted commit does not have.
     """
     tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in removed])
     rows = [
@@ -400,7 +400,7 @@ def write_machines(
 
 
 def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
-    """Every override that was set, by server and reason, one a reason."""
+    """Return the overrides that were set, by server and reason."""
     found: dict[SystemUuid, dict[str, OverrideRecord]] = {}
     with store.reading():
         for uuid, *rest in store.rows(f"SELECT uuid, {_OVERRIDE} FROM overrides ORDER BY uuid, reason"):  # noqa: S608
@@ -422,15 +422,15 @@ def read_pins(store: Store) -> dict[SystemUuid, PinnedIdentity]:
 
 
 def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, PinnedIdentity]]) -> None:
-    """Replace what is pinned for each machine.
+    """Store the pinned identity of each BMC.
 
-    A backup without it is as good: what a BMC shows is pinned anew at the next contact.
+    A backup without it is as good: gitboot pins the identity again at the next contact.
     """
     tx.replace("pins", ("uuid",), [(uuid, to_json(each)) for uuid, each in pins])
 
 
 def read_records(store: Store) -> dict[SystemUuid, Record]:
-    """What is known of each server, by UUID; a UUID that is missing is unknown."""
+    """Return the record of each server by UUID. A server without a record is unknown."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
         for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(_RUNS)} FROM runs"):  # noqa: S608 - constant
@@ -442,7 +442,7 @@ def read_records(store: Store) -> dict[SystemUuid, Record]:
 
 
 def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Replace what is known of servers: (UUID, the server's name, record)."""
+    """Store records: (UUID, name of the server, record)."""
     found = {uuid: (server, record) for uuid, server, record in records}
     if not found:
         return
@@ -458,7 +458,7 @@ def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Reco
 
 
 def delete_records(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
-    """Know nothing of these servers any more."""
+    """Delete the records of servers."""
     if uuids:
         tx.mark()
         for table in ("records", "runs"):
@@ -466,7 +466,7 @@ def delete_records(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
 
 
 def delete_all_records(tx: Transaction) -> None:
-    """Know nothing of any server any more; what is set stays known."""
+    """Delete the records of all servers. Their overrides stay."""
     tx.execute("DELETE FROM records")
     tx.execute("DELETE FROM runs")
     tx.mark()
@@ -479,7 +479,7 @@ def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
 
 
 def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
-    """Replace the fetches of these servers; None deletes them.
+    """Store the secret fetches of servers. None deletes them.
 
     A backup without them is as good: they change no plan.
     """
@@ -489,7 +489,7 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
 
 
 def read_switches(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:
-    """Every switch that was made, by server and reason, one a reason."""
+    """Return the power switches that were made, by server and reason."""
     found: dict[SystemUuid, dict[str, PowerRecord]] = {}
     with store.reading():
         for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):

@@ -1,4 +1,4 @@
-"""A ledger in a file of SQLite: opened whole or not at all, brought to this version, written durably."""
+"""SQLite driver of the ledger: open, check, migrate and back up a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_vers
 
 
 class SqliteDatabase(Database):
-    """The file at ``path``, made where there is none; with ``synchronous``, each transaction is synced."""
+    """The ledger in a file, which is created if there is none. With ``synchronous`` each transaction is synced."""
 
     errors: ClassVar = (sqlite3.Error,)
     is_local: ClassVar = True
@@ -24,7 +24,7 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
-        self._is_read_only = False  # whether the disk has no room for what a writer needs beside the file
+        self._is_read_only = False  # whether the disk has no space for the files that a writer needs
         self._connection = self._open()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -44,13 +44,13 @@ class SqliteDatabase(Database):
         same = " AND ".join(f"{key} = ?" for key in keys)
         self.execute_many(f"DELETE FROM {table} WHERE {same}", rows)  # noqa: S608
 
-    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - it knows them
+    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - SQLite uses the primary key
         rest = iter(rows)
         if (first := next(rest, None)) is not None:
             marks = ", ".join("?" * len(first))
             self.execute_many(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", chain((first,), rest))  # noqa: S608
 
-    def begin(self, *, at_leisure: bool = False) -> None:  # noqa: ARG002 - nobody ends one
+    def begin(self, *, at_leisure: bool = False) -> None:  # noqa: ARG002 - SQLite has no time limits
         self._connection.execute("BEGIN IMMEDIATE")
         if not self.takes_any:
             self.require_current()
@@ -59,7 +59,7 @@ class SqliteDatabase(Database):
         self._connection.execute("COMMIT")
 
     def rollback(self) -> None:
-        if self._connection.in_transaction:  # SQLite ends it itself where the disk is full
+        if self._connection.in_transaction:  # SQLite itself rolls back if the disk is full
             self._connection.execute("ROLLBACK")
 
     def may_have_lost(self, error: BaseException) -> bool:
@@ -70,12 +70,12 @@ class SqliteDatabase(Database):
         self._connection.close()
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError), Path(f"{self.path}{suffix}").open("rb") as file:
-                # so that SQLite reads what is on the disk, and not what the kernel remembers of it
+                # so that SQLite reads from the disk and not from the kernel's page cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._connection = self._open()
 
     def probe(self) -> None:
-        """Open a file anew that could only be read; raise `LedgerError` while its disk still has no room."""
+        """If the file could only be opened for reading, try to open it for writing. Raises `LedgerError`."""
         if not self._is_read_only:
             return
         try:
@@ -94,9 +94,10 @@ class SqliteDatabase(Database):
         return build_read_error(self.name, error)
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file, for reading alone if its disk has no room for the index of its log.
+        """Open the file, or open it read-only if the disk has no space for SQLite's shared-memory index.
 
-        After a clean end the file has no log, and so is whole: what ends windows is in it. Nobody else can write it.
+        Read-only is safe if the file has no log, which is so after a clean end: then the file is complete. No other
+        process can write to it.
         """
         try:
             connection, self._is_read_only = self._open_to_write(), False
@@ -129,7 +130,7 @@ class SqliteDatabase(Database):
 
 
 class ReadOnlySqlite(SqliteDatabase):
-    """The same, only read, unchecked and as it is: whoever writes waits for it as little as it for them."""
+    """A ledger file that is only read, without checks and migrations. It blocks no writer, and is never blocked."""
 
     def _open(self) -> sqlite3.Connection:
         with self.reading():
@@ -145,7 +146,7 @@ def back_up(path: Path, to: Path) -> None:
 
 
 def build_read_error(name: str, error: Exception) -> LedgerError:
-    """What SQLite raised, or what was made of a row, as an error of the ledger."""
+    """Return a ledger error for an error of SQLite, or for a malformed row."""
     lacks_table = "no such table" in str(error) or "no such column" in str(error)
     if isinstance(error, sqlite3.OperationalError) and not lacks_table:
         return LedgerError(f"{name}: the ledger cannot be read ({error})")  # no such file, no rights, locked
@@ -154,12 +155,12 @@ def build_read_error(name: str, error: Exception) -> LedgerError:
 
 def build_damaged_error(name: str, cause: str) -> DamagedLedger:
     return DamagedLedger(
-        f"{name}: the ledger cannot be read ({cause}); restore it from a backup, or let gitboot begin a new one and say "
-        "what is installed: gitboot records begin"
+        f"{name}: the ledger cannot be read ({cause}); restore it from a backup, or start with a new ledger and"
+        " confirm what is installed: gitboot records begin"
     )
 
 
-# What SQLite cannot make beside a file on a full disk: https://sqlite.org/rescode.html
+# The errors of SQLite for files that it cannot create on a full disk: https://sqlite.org/rescode.html
 _NO_ROOM: Final = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,
@@ -186,5 +187,5 @@ def _migrate(connection: sqlite3.Connection, name: str) -> None:
     if version == VERSION:
         return
     steps = "".join(MIGRATIONS[version:])
-    identity = "" if version else f"INSERT INTO facts VALUES ('identity', '{uuid4()}');"  # noqa: S608 - its own
+    identity = "" if version else f"INSERT INTO facts VALUES ('identity', '{uuid4()}');"  # noqa: S608 - constant
     connection.executescript(f"BEGIN IMMEDIATE; {steps} {identity} PRAGMA user_version = {VERSION}; COMMIT;")

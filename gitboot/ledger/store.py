@@ -1,4 +1,4 @@
-"""Ledger store: open, transactions and copies."""
+"""Ledger store: transactions, the mark of the newest state, and copies."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'ch
 
 
 class Transaction:
-    """What is written in one go; a book marks it where a backup without the change is no longer as good.
+    """One write transaction. A table module marks it if a backup without the change would be an older copy.
 
-    While it lasts nobody else writes, and a PostgreSQL ends one in which nothing is sent for some seconds. So there it
-    begins with the first rows that are asked for, or at its end, and all that is written is made into rows before.
-    A file is written to row by row, and none of them is held.
+    A transaction blocks all other writers, and PostgreSQL aborts one that is idle for some seconds. So a transaction in
+    PostgreSQL begins with the first read or at the end of the block, after all rows have been prepared. In a file the
+    rows are written at once, and not kept in memory.
     """
 
     def __init__(self, database: Database) -> None:
@@ -69,12 +69,12 @@ class Transaction:
             each()
 
     def mark(self) -> None:
-        """Count this transaction as a change that a backup must have, to be as good as this ledger."""
+        """Count this transaction as a change: a backup without it is an older copy."""
         self.is_marked = True
 
 
 class Store:
-    """One ledger with one writer at a time; every write is durable when its block ends."""
+    """A ledger with one writer at a time. Every write is durable when its block ends."""
 
     synchronous: ClassVar = True  # whether each transaction waits for the disk
 
@@ -82,16 +82,16 @@ class Store:
         self.database, self.path = database, path
         self._lock = threading.Lock()
         self.is_failing = False  # whether the last read or write failed
-        self._failures = 0  # writes that failed
-        self.is_suspect = False  # whether a write has failed: nothing counts as written until it was read back
-        self._synced_progress: tuple[str, int] | None = None  # the identity, and the changes that were last synced
-        self._known_progress: tuple[str, int] | None = None  # the same as they were read last
+        self._failures = 0  # the number of failed writes
+        self.is_suspect = False  # whether a write may be lost: the ledger has to be read back
+        self._synced_progress: tuple[str, int] | None = None  # identity and number of changes at the last sync
+        self._known_progress: tuple[str, int] | None = None  # identity and number of changes at the last read
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the ledger at ``path``, or in the database that is named there, with an identity of its own.
+        """Open the ledger of ``path``: the file, or the database that replaces it.
 
-        Raises `DamagedLedger` where it does not hold together, `LedgerError` where a newer gitboot made it.
+        Raises `DamagedLedger`, and `LedgerError` if a newer version of gitboot wrote it.
         """
         return cls(open_database(path, synchronous=cls.synchronous), path)
 
@@ -106,10 +106,10 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """One transaction; all of it is durable when the block ends, or none.
+        """Begin a transaction. When the block ends, either all of it is durable or none.
 
-        If another write fails while this one waits for it, this one fails too: many writers would otherwise wait for a
-        database that hangs one after the other.
+        If another write fails while this one waits for it, this one fails too. Otherwise many writers would wait one
+        after the other for a database that hangs.
         """
         failures = self._failures
         with self._lock:
@@ -131,7 +131,7 @@ class Store:
                 if isinstance(error, (*database.errors, LedgerError)):
                     self.is_failing = True
                     self._failures += 1
-                with suppress(*database.errors):  # the first error says more
+                with suppress(*database.errors):  # the first error has the cause
                     database.rollback()
                 if isinstance(error, database.errors):
                     raise LedgerError(
@@ -144,10 +144,10 @@ class Store:
                 self.write_mark(*changes)
 
     def read_back(self) -> None:
-        """Open the ledger anew, from what is durable and not from what anybody remembers of it.
+        """Open the ledger again and read its durable state, without the kernel's page cache.
 
-        After a sync that failed, the kernel may take for written what is not (fsync(2)). Raises `LedgerError` where
-        what counted as written is not there.
+        After a failed sync, the kernel may treat pages as written that are not on the disk (fsync(2)). Raises
+        `LedgerError` if a synced change is missing.
         """
         with self._lock:
             self.database.reopen()
@@ -155,7 +155,7 @@ class Store:
         self.is_suspect = False
 
     def probe(self) -> None:
-        """Raise `LedgerError` if a database on another host gives no answer within seconds."""
+        """Raise `LedgerError` if a database on another host does not answer within seconds."""
         with self._lock:
             try:
                 with self.reading():
@@ -177,7 +177,7 @@ class Store:
     def reading(self) -> AbstractContextManager[None]:
         return self.database.reading()
 
-    # Beside the ledger stands how far it had come: a backup that is put in its place has not come that far.
+    # The mark beside the ledger has its number of changes. A backup that replaces the ledger has fewer changes.
 
     @property
     def mark(self) -> tuple[str, int] | None:
@@ -185,9 +185,9 @@ class Store:
 
     @property
     def progress(self) -> tuple[str, int]:
-        """The identity, and the number of changes that it holds; while it cannot be read, that it held last."""
+        """Return the identity and the number of changes. If the ledger cannot be read, return the last known ones."""
         if self.is_failing and self._known_progress is not None:
-            return self._known_progress  # without waiting for it again
+            return self._known_progress  # without another wait
         try:
             self._known_progress = self._read_progress()
         except LedgerError:
@@ -201,11 +201,11 @@ class Store:
             return _parse_progress(found)
 
     def write_mark(self, identity: str, changes: int) -> None:
-        """Note durably, beside the ledger, how far it has come; after each transaction that counts."""
+        """Write the mark durably, after each transaction that counts as a change. Raises `LedgerError`."""
         try:
             write_mark(mark_path(self.path), identity, changes)
         except OSError as error:
-            self.is_suspect = True  # the change is in the ledger, and whoever made it does not know
+            self.is_suspect = True  # the change is in the ledger, but the caller gets an error
             raise LedgerError(
                 f"{mark_path(self.path)}: the ledger's mark cannot be written ({error.strerror})"
             ) from error
@@ -214,13 +214,13 @@ class Store:
 def open_database(
     path: Path, *, synchronous: bool = True, reads_only: bool = False, takes_any: bool = False
 ) -> Database:
-    """What keeps the tables of the ledger at ``path``; raises `LedgerError`.
+    """Open the database of the ledger of ``path``. Raises `LedgerError`.
 
-    Of a ledger that goes on elsewhere, or is not whole yet, only where it ``takes_any``.
+    With ``takes_any`` it also opens a ledger that was moved, or an unfinished copy.
     """
     database: Database
     if (address := read_address(path)) is not None:
-        from gitboot.ledger.postgresql import PostgresDatabase  # few have one
+        from gitboot.ledger.postgresql import PostgresDatabase  # only here: psycopg is optional
 
         database = PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
     else:
@@ -242,12 +242,12 @@ def _parse_progress(facts: Iterable[Row]) -> tuple[str, int]:
 
 
 def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str, int]) -> None:
-    """What counted as written has to be there still."""
+    """Raise `LedgerError` if a synced change is missing."""
     if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
-        lost = f"its disk has lost what it had synced ({found[1]} changes of {synced[1]}), or a backup was put in its"
+        lost = f"the disk lost synced changes ({found[1]} of {synced[1]} are there), or a backup replaced the ledger"
         raise LedgerError(
-            f"{name}: {lost} place; end gitboot, restore the newest copy on a disk that keeps it, and start anew: what "
-            "is installed is asked for then"
+            f"{name}: {lost}; stop gitboot, restore the newest copy on a disk that keeps its data, and start again: "
+            "gitboot then asks you to confirm what is installed"
         )
 
 
@@ -256,7 +256,7 @@ def mark_path(ledger: Path) -> Path:
 
 
 def read_mark(path: Path) -> tuple[str, int] | None:
-    """The identity and the number of changes that a mark notes; None where there is none."""
+    """Return the identity and the number of changes in a mark. None: there is no valid mark."""
     try:
         identity, changes = path.read_text("ascii").split()
         return identity, int(changes)
@@ -265,7 +265,7 @@ def read_mark(path: Path) -> tuple[str, int] | None:
 
 
 def write_mark(path: Path, identity: str, changes: int) -> None:
-    """Note durably how far a ledger has come; raises OSError."""
+    """Write a mark durably. Raises OSError."""
     mark = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
     try:
         os.pwrite(mark, f"{identity} {changes}".ljust(_MARK_BYTES - 1).encode() + b"\n", 0)
@@ -275,10 +275,10 @@ def write_mark(path: Path, identity: str, changes: int) -> None:
 
 
 def copy_tables(ours: Database, new: Database) -> dict[str, int]:
-    """Put all that is in ``ours`` in the place of all that is in ``new``; how many rows each table has.
+    """Replace all rows of ``new`` with a snapshot of ``ours``. Return the number of rows of each table.
 
-    Who writes to ``ours`` meanwhile is not held up, and not copied. Raises `LedgerError` where what is read there then
-    is not what was read here, and leaves ``new`` as it was.
+    Writers of ``ours`` are not blocked, and later writes are not copied. Raises `LedgerError` if the copy differs when
+    it is read back. ``new`` is unchanged then.
     """
     with ours.reading():
         ours.execute(ours.snapshot)
@@ -289,20 +289,25 @@ def copy_tables(ours: Database, new: Database) -> dict[str, int]:
 
 
 def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str]) -> dict[str, int]:
-    """The same of what the transaction of ``ours`` sees; ``new`` notes this of copies, and not what ``ours`` does."""
+    """Replace all rows of ``new`` with the rows in the current transaction of ``ours``. Return the number of rows.
+
+    The notes of copies in ``ours`` are not copied. ``new`` gets ``notes`` instead.
+    """
     counted = {}
     with ours.reading(), new.reading():
         try:
-            new.begin(at_leisure=True)  # while the other is read
+            new.begin(at_leisure=True)  # reading the old ledger may take long
             for table in TABLES:
-                new.execute(f"DELETE FROM {table}")  # noqa: S608 - of our own
+                new.execute(f"DELETE FROM {table}")  # noqa: S608 - constant
                 found = _rows(ours, table)
                 if found:
                     marks = ", ".join("?" * len(found[0]))
                     new.execute_many(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
                 counted[table] = len(found)
                 if _rows(new, table) != found:
-                    raise LedgerError(f"{new.name}: the table {table} is not what {ours.name} has; nothing was copied")
+                    raise LedgerError(
+                        f"{new.name}: the table {table} differs from the one in {ours.name}; nothing was copied"
+                    )
             for statement in new.after_copying:
                 new.execute(statement)
             new.replace("facts", ("name",), notes.items())
@@ -323,18 +328,18 @@ def count_rows(database: Database) -> dict[str, int]:
 
 
 def _rows(database: Database, table: str) -> list[Row]:
-    """All rows of a table, in an order that does not depend on the database."""
+    """Return all rows of a table, sorted, so that the order does not depend on the database."""
     if not _is_there(database, table):
         return []
     return sorted(database.stream_rows(f"SELECT * FROM {_copied_part(table)}"), key=repr)  # noqa: S608
 
 
 def _is_there(database: Database, table: str) -> bool:
-    """Return whether a database has a table: one of an older version that is only read lacks the newest."""
+    """Return whether a database has a table. An older ledger that is only read lacks the newest tables."""
     query = "SELECT count(*) FROM sqlite_master WHERE name = ?" if database.is_local else "SELECT count(to_regclass(?))"
     return bool(database.execute(query, (table,))[0][0])
 
 
 def _copied_part(table: str) -> str:
-    """What a copy has of a table: all but what is noted of copies."""
+    """Return the part of a table that is copied: all rows except notes of copies."""
     return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table

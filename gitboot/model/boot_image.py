@@ -1,4 +1,4 @@
-"""BootImage and ImageStream: what can be booted, and which version is current for whom."""
+"""BootImage and ImageStream: the files of operating system images, and the current version for each server."""
 
 from collections.abc import Iterator
 from enum import StrEnum
@@ -28,7 +28,7 @@ from gitboot.problems import Code
 
 
 class UserDataFormat(StrEnum):
-    """The families of user data; Ignition comes with the version of its specification."""
+    """The formats of user data. For Ignition, documents also name the version of its specification."""
 
     IGNITION = "Ignition"
     CLOUD_INIT = "CloudInit"
@@ -38,13 +38,13 @@ class UserDataFormat(StrEnum):
     TALOS = "Talos"
     AUTOYAST = "AutoYaST"
     COMBUSTION = "Combustion"
-    GENERIC = "Generic"  # any text, to which no argument leads by itself
+    GENERIC = "Generic"  # any text; gitboot adds no kernel argument for it
 
 
 class ConfigFrom(StrEnum):
-    KERNEL_ARGUMENTS = "KernelArguments"  # the system learns its user data's URL from its command line
-    SYSTEM_UUID = "SystemUUID"  # it asks for /ignition/<uuid>
-    MEDIUM = "Medium"  # it looks for a volume of its format's label, which its BMC inserts beside its ISO
+    KERNEL_ARGUMENTS = "KernelArguments"  # the kernel command line has the URL of the user data
+    SYSTEM_UUID = "SystemUUID"  # the system fetches /ignition/<uuid>
+    MEDIUM = "Medium"  # the system reads a second virtual medium, which the BMC inserts
     NONE = "None"
 
 
@@ -56,13 +56,13 @@ _FORMATS = (
 
 
 def parse_user_data_format(value: object) -> str:
-    """Read ``Ignition/3.x`` with its minor version, or the name of a family."""
+    """Read ``Ignition/3.x`` with its minor version, or the name of another format."""
     found = text(value)
     if found not in _FORMATS:
         hint = f"write one of {', '.join(_FORMATS)}"
         if found.startswith("Ignition"):
-            hint = "gitboot knows Ignition/3.0 to Ignition/3.6; convert an older document with ign-converter"
-        raise Malformed(Code.CHOICE, f"expected a format of user data, found {quote_value(found)}", hint)
+            hint = "gitboot supports Ignition/3.0 to Ignition/3.6; convert an older document with ign-converter"
+        raise Malformed(Code.CHOICE, f"expected a user data format, found {quote_value(found)}", hint)
     return found
 
 
@@ -78,7 +78,7 @@ ImageFormatField = Annotated[
 
 @structure
 class Signature:
-    """Where a detached signature of a file is, of one kind; whose key counts is not for documents to say."""
+    """The URL of a detached signature, of one type. The trusted keys are settings of the instance."""
 
     openpgp: Url | None = Field(default=None, description="An OpenPGP signature: .sig, .asc, .gpg. Default: none.")
     minisign: Url | None = Field(default=None, description="A minisign signature: .minisig. Default: none.")
@@ -87,15 +87,15 @@ class Signature:
     @check
     def _one_kind(self) -> None:
         if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
-            raise Malformed(Code.COMBINATION, "expected one of openpgp, minisign, sigstore", "name one of them")
+            raise Malformed(Code.COMBINATION, "expected one of openpgp, minisign, sigstore", "use exactly one of them")
 
 
 @structure
 class Checksums:
-    """A list of digests that somebody has signed: SHA256SUMS."""
+    """A signed list of digests: SHA256SUMS."""
 
-    url: Url = Field(description="Where the list is, as sha256sum prints it.")
-    signature: Signature = Field(description="Its signature.")
+    url: Url = Field(description="The URL of the list, in the format of sha256sum.")
+    signature: Signature = Field(description="The signature of the list.")
 
 
 @structure
@@ -103,10 +103,11 @@ class Artifact:
     """One file that a machine fetches to boot."""
 
     url: Url = Field(
-        description="assets:PATH below the site's base, http(s)://…, or oci://HOST/NAME@sha256:… of a registry's blob."
+        description="assets:PATH below the base URL of the site, http(s)://…, or oci://HOST/NAME@sha256:… for a blob of"
+        " a registry."
     )
-    sha256: Sha256 = Field(description="The sha256 of its content, as sha256sum prints it.")
-    size: Integer | None = Field(default=None, description="Its size in bytes. Default: not checked.")
+    sha256: Sha256 = Field(description="The sha256 of the file, as sha256sum prints it.")
+    size: Integer | None = Field(default=None, description="The size in bytes. Default: not checked.")
     signature: Signature | None = Field(default=None, description="A signature of the file itself. Default: none.")
 
     @check
@@ -114,36 +115,36 @@ class Artifact:
         if self.url.startswith("oci:") and not self.url.endswith(f"@sha256:{self.sha256}"):
             raise Malformed(
                 Code.COMBINATION,
-                f"the URL's digest is not {self.sha256}: it has to be the file's own, not that of a manifest",
-                "write what `gitboot artifacts resolve` prints for the image",
+                f"the digest in the URL is not {self.sha256}; it must be the digest of the file, not of a manifest",
+                "copy what `gitboot artifacts resolve` prints for the image",
                 ("sha256",),
             )
 
 
 @structure
 class Artifacts:
-    """An image's files for one architecture; what is there says by which methods it can boot."""
+    """The files of an image for one architecture. They decide with which methods the image can boot."""
 
     kernel: Artifact | None = Field(default=None, description="A Linux kernel. Default: none.")
-    initrds: tuple[Artifact, ...] = Field(default=(), description="Its initial ramdisks, in order. Default: none.")
+    initrds: tuple[Artifact, ...] = Field(default=(), description="The initial ramdisks, in order. Default: none.")
     rootfs: Artifact | None = Field(default=None, description="A root file system (squashfs). Default: none.")
     uki: Artifact | None = Field(default=None, description="A unified kernel image. Default: none.")
     iso: Artifact | None = Field(default=None, description="A bootable ISO image. Default: none.")
     loader: Artifact | None = Field(
         default=None,
-        description="An EFI program of one's own that asks for the entry: iPXE, GRUB. Default: none.",
+        description="Your own EFI program that fetches the boot script: iPXE or GRUB. Default: none.",
     )
     checksums: Checksums | None = Field(
         default=None,
-        description="A signed list of digests, for the files that have no signature of their own. Default: none.",
+        description="A signed list of digests, for files without a signature of their own. Default: none.",
     )
 
     @check
     def _boots(self) -> None:
         if not (self.kernel or self.uki or self.iso):
-            raise Malformed(Code.COMBINATION, "nothing here can be booted", "name a kernel, a uki or an iso")
+            raise Malformed(Code.COMBINATION, "none of these files can be booted", "add a kernel, a uki or an iso")
         if not self.kernel and (self.initrds or self.rootfs or self.loader):
-            raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel beside them", "name the kernel")
+            raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel", "add the kernel")
 
     def files(self) -> Iterator[tuple[Path, Artifact]]:
         """Yield each file with the path of its field."""
@@ -156,65 +157,67 @@ class Artifacts:
 
 @structure
 class BootImageSpec:
-    """What an image is made of, and what it understands."""
+    """The files of an image, and how it boots."""
 
-    version: Text = Field(description="Free text, compared by its dotted numbers.")
+    version: Text = Field(description="Free text. gitboot compares versions by their dotted numbers.")
     user_data: ImageFormatField = Field(
-        default="None", description="What its first boot understands, at most. Default: None."
+        default="None",
+        description="The format of user data that the image reads at its first boot; for Ignition the newest version. "
+        "Default: None.",
     )
     config_from: ConfigFrom = Field(
         default=ConfigFrom.KERNEL_ARGUMENTS,
-        description="How it finds its user data: by kernel arguments; SystemUUID: booted directly (uki, iso), it "
-        "fetches /ignition/<uuid>; Medium: booted as virtual media, it reads a second medium; None: not at all. "
-        "Default: KernelArguments.",
+        description="How the image finds its user data. KernelArguments: by a URL in its kernel arguments. SystemUUID: "
+        "it fetches /ignition/<uuid> (for uki and iso). Medium: it reads a second virtual medium. None: it reads no "
+        "user data. Default: KernelArguments.",
     )
     writes_disk: Boolean = Field(
         default=True,
-        description="Whether booting it writes disks: false for discovery, memory tests, firmware updates, "
-        "diskless images. Default: true.",
+        description="Whether a boot of the image writes disks. Use false for discovery, memory tests, firmware updates "
+        "and diskless images. Default: true.",
     )
     boots: Positive = Field(
-        default=1, description="How many times its installer boots from the network before it is done. Default: 1."
+        default=1, description="How often the installer boots from the network until it is done. Default: 1."
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
-        default=(), description="Arguments that come first. Default: none."
+        default=(), description="Kernel arguments, which come before those of profiles and policies. Default: none."
     )
     architectures: dict[Architecture, Artifacts] = Field(
-        min_length=1, description="Its files, by architecture; at least one."
+        min_length=1, description="The files by architecture; at least one architecture."
     )
 
 
 @structure
 class BootImage(Document):
-    """One immutable version of an operating system's image."""
+    """One immutable version of an operating system image."""
 
     kind: Literal["BootImage"] = Field(description="The kind of this document.")
-    spec: BootImageSpec = Field(description="What the image is.")
+    spec: BootImageSpec = Field(description="The files of the image, and how it boots.")
 
 
 @structure
 class Rollout:
-    """The image that comes next, and who has it already."""
+    """The next image of a stream, and the servers that already get it."""
 
     image: NameField = Field(description="The BootImage that is being rolled out.")
     percent: Percent = Field(
         default=100,
-        description="How many of those selected, placed by a hash of stream and UUID: raising it only adds. "
-        "Default: 100.",
+        description="The percentage of the selected servers that get the image. A hash of stream and UUID chooses "
+        "them, so a higher percentage only adds servers. Default: 100.",
     )
-    selector: Select = Field(default="All", description="Among whom. Default: All.")
+    selector: Select = Field(default="All", description="The servers among which gitboot chooses. Default: All.")
 
 
 @structure
 class Hold:
-    """A group that stays where it is: opted out, visibly."""
+    """A group of servers that keeps one image and ignores the current image and the rollout."""
 
-    select: Select = Field(description="Which servers stay.")
-    image: NameField = Field(description="The BootImage they boot.")
-    reason: Text = Field(description="Why, for those who find it later.")
+    select: Select = Field(description="The servers that keep the image.")
+    image: NameField = Field(description="The BootImage that they boot.")
+    reason: Text = Field(description="The reason, for other people.")
     until: Instant | None = Field(
         default=None,
-        description="A deadline for people: once past, it is reported; nothing changes by itself. Default: none.",
+        description="A deadline. gitboot reports when it has passed, but changes nothing by itself. Default: none.",
     )
 
 
@@ -226,28 +229,35 @@ class SkewMode(StrEnum):
 
 @structure
 class Skew:
-    """How old the image that a server of this stream boots may be."""
+    """The lowest version that servers of a stream may boot."""
 
     mode: SkewMode = Field(
         default=SkewMode.ENFORCE,
-        description="Enforce: an error. Warn: a warning. None: nothing. Default: Enforce.",
+        description="Enforce: an older version is an error. Warn: it is a warning. None: it is not checked. Default: "
+        "Enforce.",
     )
-    minimum_version: Text = Field(description="The lowest version, compared by its dotted numbers.")
+    minimum_version: Text = Field(
+        description="The lowest allowed version. gitboot compares versions by their dotted numbers."
+    )
 
 
 @structure
 class ImageStreamSpec:
-    """Which image is current, which is next, who is held back."""
+    """The current image, the rollout of the next image, and the servers that keep an image."""
 
     current: NameField = Field(description="The BootImage that servers of this stream boot.")
-    rollout: Rollout | None = Field(default=None, description="What is being rolled out. Default: nothing.")
-    holds: tuple[Hold, ...] = Field(default=(), description="Who stays; the first that selects wins. Default: none.")
-    skew: Skew | None = Field(default=None, description="How old a server's image may be. Default: any age.")
+    rollout: Rollout | None = Field(default=None, description="The rollout of the next image. Default: none.")
+    holds: tuple[Hold, ...] = Field(
+        default=(), description="Servers that keep an image. The first hold that selects a server wins. Default: none."
+    )
+    skew: Skew | None = Field(
+        default=None, description="The lowest version that servers of this stream may boot. Default: any version."
+    )
 
 
 @structure
 class ImageStream(Document):
-    """The golden pointer: one name for the image that is current."""
+    """A name for the current image of a group of servers."""
 
     kind: Literal["ImageStream"] = Field(description="The kind of this document.")
-    spec: ImageStreamSpec = Field(description="What the stream points to.")
+    spec: ImageStreamSpec = Field(description="The images of the stream.")

@@ -1,4 +1,4 @@
-"""BootProfile, BootPolicy, Maintenance: how to boot something, who does, and when something else."""
+"""BootProfile, BootPolicy and Maintenance: what servers boot, which servers, and when."""
 
 from enum import StrEnum
 from typing import Literal
@@ -29,7 +29,7 @@ from gitboot.problems import Code
 
 
 class Method(StrEnum):
-    """Redfish's own targets; Disk is whatever the firmware's order says."""
+    """The boot targets of Redfish. Disk means the firmware's own boot order."""
 
     UEFI_HTTP = "UefiHttp"
     PXE = "Pxe"
@@ -51,14 +51,14 @@ class NetworkBoot(StrEnum):
 
 
 class ReinstallMode(StrEnum):
-    """The word that networkBoot Always needs with an image that writes disks."""
+    """Whether networkBoot Always may boot an image that writes disks."""
 
     NEVER = "Never"
     EVERY_BOOT = "EveryBoot"
 
 
 class OverrideMode(StrEnum):
-    """Redfish BootSourceOverrideEnabled, but that None leaves the firmware's own order alone."""
+    """Redfish BootSourceOverrideEnabled, except that None leaves the firmware's own boot order unchanged."""
 
     ONCE = "Once"
     CONTINUOUS = "Continuous"
@@ -95,24 +95,24 @@ class TaintEffect(StrEnum):
 
 @structure
 class UserData:
-    """What the system configures itself by on its first boot."""
+    """The configuration that the system reads at its first boot."""
 
-    format: FormatField = Field(description="What the template renders to; the image must understand it.")
+    format: FormatField = Field(description="The format of the rendered template. The image must support it.")
     template: FilePath = Field(description="A Jinja2 template in this repository, relative to the fleet's root.")
     vendor_data: FilePath | None = Field(
-        default=None, description="A template of NoCloud's vendor-data: CloudInit, Autoinstall. Default: none."
+        default=None, description="A template of vendor-data for NoCloud (CloudInit, Autoinstall). Default: none."
     )
     network_config: FilePath | None = Field(
-        default=None, description="A template of NoCloud's network-config: CloudInit, Autoinstall. Default: none."
+        default=None, description="A template of network-config for NoCloud (CloudInit, Autoinstall). Default: none."
     )
     secrets: dict[VariableName, SecretPath] = Field(
         default_factory=dict,
-        description="Files that age encrypted, by name: the machine fetches them at urls.secrets.NAME. Default: none.",
+        description="Files encrypted with age, by name. Templates have their URLs as urls.secrets.NAME. Default: none.",
     )
 
     @property
     def extra_templates(self) -> dict[str, tuple[str, str]]:
-        """Return the templates of the other files in a bundle of user data: field and path, by the name of the file."""
+        """Return the templates of vendor-data and network-config: field and path, by the name of the file."""
         named = {
             "vendor-data": ("vendorData", self.vendor_data),
             "network-config": ("networkConfig", self.network_config),
@@ -126,7 +126,7 @@ class UserData:
 
 @structure
 class Templates:
-    """Entries of one's own, instead of the built-in ones."""
+    """Your own boot scripts, instead of the built-in ones."""
 
     ipxe: FilePath | None = Field(default=None, description="A Jinja2 template of an iPXE script. Default: built in.")
     grub: FilePath | None = Field(
@@ -136,24 +136,24 @@ class Templates:
 
 @structure
 class BootProfileSpec:
-    """How to boot something."""
+    """The image that a server boots, the boot method and the user data."""
 
     image: NameField | None = Field(
-        default=None, description="A BootImage by name, instead of a stream. Default: the stream's."
+        default=None, description="The name of a BootImage, instead of a stream. Default: the image of the stream."
     )
     stream: NameField | None = Field(
-        default=None, description="An ImageStream: its current image. Default: none, image says it."
+        default=None, description="The name of an ImageStream, which names the image. Default: none; set image then."
     )
-    method: Method = Field(description="UefiHttp, Pxe, VirtualMedia; Disk: whatever the firmware's own order says.")
+    method: Method = Field(description="UefiHttp, Pxe, VirtualMedia, or Disk for the firmware's own boot order.")
     http_boot: HttpBoot | None = Field(
         default=None,
-        description="What UefiHttp fetches: uki, iso, or loader. Required for UefiHttp. Default: none.",
+        description="The file that UefiHttp fetches: uki, iso, or loader. Required for UefiHttp. Default: none.",
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
-        default=(), description="Arguments, each possibly a template; -name removes one. Default: none."
+        default=(), description="Kernel arguments or templates of them. -NAME removes one. Default: none."
     )
-    user_data: UserData | None = Field(default=None, description="User data of the first boot. Default: none.")
-    templates: Templates = Field(default_factory=Templates, description="Entries of one's own. Default: built in.")
+    user_data: UserData | None = Field(default=None, description="User data for the first boot. Default: none.")
+    templates: Templates = Field(default_factory=Templates, description="Your own boot scripts. Default: built in.")
     vars: dict[VariableName, Variable] = Field(
         default_factory=dict, description="Variables for templates. Default: none."
     )
@@ -163,32 +163,30 @@ class BootProfileSpec:
         images = [field for field in ("image", "stream") if getattr(self, field) is not None]
         if self.method is Method.DISK:
             if images:
-                raise Malformed(Code.COMBINATION, "method Disk boots no image", f"leave out {images[0]}", (images[0],))
+                raise Malformed(Code.COMBINATION, "method Disk boots no image", f"remove {images[0]}", (images[0],))
         elif len(images) != 1:
             found = "both" if images else "neither"
             raise Malformed(
                 Code.COMBINATION,
                 f"expected exactly one of image and stream, found {found}",
-                "name a stream to follow it, or an image to stay",
+                "set stream to follow a stream, or image to stay at one image",
                 ("stream",) if images else ("method",),
             )
         if (self.method is Method.UEFI_HTTP) != (self.http_boot is not None):
             raise Malformed(
                 Code.COMBINATION,
-                "httpBoot goes with method UefiHttp, and with no other",
-                "say what UefiHttp fetches: httpBoot: uki, iso or loader"
-                if self.http_boot is None
-                else "leave out httpBoot",
+                "method UefiHttp needs httpBoot" if self.http_boot is None else "httpBoot needs method UefiHttp",
+                "set httpBoot to uki, iso or loader" if self.http_boot is None else "remove httpBoot",
                 ("method",) if self.http_boot is None else ("httpBoot",),
             )
 
 
 @structure
 class BootProfile(Document):
-    """How to boot something: image or stream, method, arguments, user data."""
+    """What servers boot, and how: image or stream, method, kernel arguments, user data."""
 
     kind: Literal["BootProfile"] = Field(description="The kind of this document.")
-    spec: BootProfileSpec = Field(description="What the profile boots, and how.")
+    spec: BootProfileSpec = Field(description="The image, the boot method and the user data.")
 
 
 @structure
@@ -197,7 +195,7 @@ class Taint:
 
     key: LabelKey = Field(description="The taint's key.")
     value: LabelValue = Field(default="", description="The taint's value. Default: empty.")
-    effect: TaintEffect = Field(description="What happens to pods that do not tolerate it.")
+    effect: TaintEffect = Field(description="What happens to pods that do not tolerate the taint.")
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}:{self.effect}"
@@ -205,73 +203,78 @@ class Taint:
 
 @structure
 class BootPolicySpec:
-    """Which servers boot which profile, how often, and which pool they are."""
+    """The servers of a pool, the profile that they boot, and how often they boot from the network."""
 
     select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers. Never inherited.")
-    priority: SignedInteger | None = Field(default=None, description="The higher wins. Default: the parent's, else 0.")
+    priority: SignedInteger | None = Field(
+        default=None, description="The policy with the highest priority wins. Default: the parent's, else 0."
+    )
     inherits: NameField | None = Field(
         default=None,
-        description="The parent policy, whose fields it takes and which it beats. Default: none.",
+        description="The parent policy. This policy inherits its fields, and wins over it. Default: none.",
     )
-    profile: NameField | None = Field(default=None, description="The BootProfile. Default: the parent's.")
+    profile: NameField | None = Field(default=None, description="The name of the BootProfile. Default: the parent's.")
     network_boot: NetworkBoot | None = Field(
         default=None,
-        description="Always; Once per provision number; OnImageChange; Never. Default: the parent's.",
+        description="Always; Once for each provision number; OnImageChange; Never. Default: the parent's.",
     )
     reinstall: ReinstallMode | None = Field(
         default=None,
-        description="EveryBoot: networkBoot Always may boot an image that writes disks, each time. Default: the "
-        "parent's, else Never, and such an image is an error.",
+        description="EveryBoot: networkBoot Always may boot an image that writes disks at each boot. Never: such an "
+        "image is an error. Default: the parent's, else Never.",
     )
     override: OverrideMode | None = Field(
         default=None,
-        description="Once, Continuous, or None for the firmware's own order. Default: the parent's, else Once; "
-        "with networkBoot Always by Pxe or a loader Continuous.",
+        description="Once, Continuous, or None for the firmware's own boot order. Default: the parent's, else Once; "
+        "Continuous for networkBoot Always with Pxe or a loader.",
     )
     disk_boot: DiskBoot | None = Field(
         default=None,
-        description="Hdd: an override towards the disk, for firmware whose order ends elsewhere. "
+        description="Hdd: gitboot sets an override to the disk, for firmware that does not boot the disk by itself. "
         "Default: the parent's, else FirmwareOrder.",
     )
     power: PolicyPower | None = Field(
         default=None,
-        description="On: a machine that is off and wants its first boot is switched on. Default: the parent's, "
-        "else None.",
+        description="On: gitboot switches on a machine that is off and waits for its first boot. Default: the "
+        "parent's, else None.",
     )
     wait_for: PolicyWait | None = Field(
         default=None,
-        description="PowerOff: a boot that is made once is offered only when the BMC has shown the machine off since "
-        "it was asked for, so that no machine that runs is installed. Default: the parent's, else None.",
+        description="PowerOff: gitboot offers a one-time boot only after the BMC has shown that the machine is off. So "
+        "gitboot never installs a machine that is in use. Default: the parent's, else None.",
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
-        default=(), description="Arguments, after the parent's; -name removes one. Default: none."
+        default=(), description="Kernel arguments, which come after the parent's. -NAME removes one. Default: none."
     )
     node_labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict, description="Kubernetes node labels, over the parent's. Default: none."
+        default_factory=dict, description="Kubernetes node labels. They win over the parent's. Default: none."
     )
     node_taints: tuple[Taint, ...] = Field(
-        default=(), description="Kubernetes node taints, after the parent's. Default: none."
+        default=(), description="Kubernetes node taints, in addition to the parent's. Default: none."
     )
     vars: dict[VariableName, Variable] = Field(
-        default_factory=dict, description="Variables for templates, over the parent's. Default: none."
+        default_factory=dict, description="Variables for templates. They win over the parent's. Default: none."
     )
 
 
 @structure
 class BootPolicy(Document):
-    """A pool: which servers boot which profile, and how often from the network."""
+    """A pool of servers: their profile, and how often they boot from the network."""
 
     kind: Literal["BootPolicy"] = Field(description="The kind of this document.")
-    spec: BootPolicySpec = Field(description="Who boots what.")
+    spec: BootPolicySpec = Field(description="The servers of the pool, and what they boot.")
 
 
 @structure
 class Window:
-    """A half-open span of time: [start, end)."""
+    """A half-open interval of time: [start, end)."""
 
-    start: Instant | None = Field(default=None, description="When it opens, with offset. Default: it is open.")
+    start: Instant | None = Field(
+        default=None, description="The start, with the offset of its time zone. Default: the window is open."
+    )
     end: Instant | None = Field(
-        default=None, description="When it ends, exclusive, with offset. Default: it does not end by itself."
+        default=None,
+        description="The end, exclusive, with the offset of its time zone. Default: the window has no end.",
     )
 
     @check
@@ -279,62 +282,66 @@ class Window:
         if self.start is not None and self.end is not None and self.start >= self.end:
             raise Malformed(
                 Code.WINDOW,
-                "the window ends before it opens, or at once",
-                "let end lie after start",
+                "the end of the window is not after its start",
+                "end must be after start",
                 ("end",),
             )
 
 
 @structure
 class MaintenanceSpec:
-    """Which servers boot which profile instead, and when."""
+    """The servers of a maintenance, the profile that they boot, and when."""
 
     select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers.")
     window: Window = Field(
         default_factory=Window,
-        description="When it is active; one that writes disks needs an end. Default: as long as it stands in Git.",
+        description="When the maintenance is active. If its image writes disks, the window needs an end. Default: as "
+        "long as this document is in Git.",
     )
     profile: NameField = Field(description="The BootProfile of the maintenance.")
     network_boot: Literal[NetworkBoot.ALWAYS, NetworkBoot.ONCE] = Field(
         default=NetworkBoot.ALWAYS,
-        description="Always: at each boot in the window. Once: one boot, then the disk. Default: Always.",
+        description="Always: each boot in the window. Once: one boot, then the disk. Default: Always.",
     )
     reinstall: ReinstallMode = Field(
         default=ReinstallMode.NEVER,
-        description="EveryBoot: networkBoot Always may boot an image that writes disks, each time. Default: Never, "
-        "and such an image is an error.",
+        description="EveryBoot: networkBoot Always may boot an image that writes disks at each boot. Never: such an "
+        "image is an error. Default: Never.",
     )
     override: OverrideMode | None = Field(
         default=None,
-        description="Once, Continuous, None. Default: Once for networkBoot Once; for Always Continuous with Pxe "
-        "or a loader, else Once, set anew after each reset that consumed it.",
+        description="Once, Continuous, None. Default for networkBoot Once: Once. Default for Always: Continuous with "
+        "Pxe or a loader, else Once, which gitboot sets again after each reset.",
     )
     run: Integer = Field(
         default=1,
-        description="Raise it to run a Once again; a window that starts after the one in which it ran does so, too. "
-        "Default: 1.",
+        description="The number of the run. Raise it to run a maintenance with networkBoot Once again. A new, later "
+        "window also starts a new run. Default: 1.",
     )
     power: MaintenancePower = Field(
         default=MaintenancePower.NONE,
-        description="What is done to the machines' power inside the window, in waves, once each run: On, where it "
-        "is off; Restart and GracefulRestart, where it is on. Default: None.",
+        description="What gitboot does to the power of the machines, once in each run and in waves. On: it switches on "
+        "machines that are off. Restart and GracefulRestart: it restarts machines that are on. Default: None.",
     )
     max_unavailable: CountOrPercent = Field(
         default="1",
-        description="Servers that may be down at a time: a number or a percentage, of which at least one. Default: 1.",
+        description="How many servers may be down at a time: a number, or a percentage, which means at least one. "
+        "Default: 1.",
     )
     max_unavailable_per: LabelKey | None = Field(
         default=None,
-        description="Site, or a label's key, as rack: so many of each site's servers, or of those with the same value "
-        "of that label. Default: none, of all servers of the maintenance.",
+        description="Site, or the key of a label such as rack. Then maxUnavailable applies to the servers of each "
+        "site, or with the same value of the label. Default: it applies to all servers of the maintenance.",
     )
-    reason: Text | None = Field(default=None, description="Why, and which change asked for it. Default: none.")
-    priority: SignedInteger = Field(default=0, description="Of several that are active the higher wins. Default: 0.")
+    reason: Text | None = Field(default=None, description="The reason, for other people. Default: none.")
+    priority: SignedInteger = Field(
+        default=0, description="If several maintenances are active, the highest priority wins. Default: 0."
+    )
 
 
 @structure
 class Maintenance(Document):
-    """Another profile for a while: it beats every policy inside its window, and never outside."""
+    """Another profile for a limited time. It wins over all policies within its window."""
 
     kind: Literal["Maintenance"] = Field(description="The kind of this document.")
-    spec: MaintenanceSpec = Field(description="Who boots what instead, and when.")
+    spec: MaintenanceSpec = Field(description="The servers, the profile and the window of the maintenance.")

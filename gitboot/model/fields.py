@@ -1,4 +1,4 @@
-"""Fields: declare, read and write a field of a document."""
+"""Fields of documents: declarations, and reading and writing of values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ from gitboot.model.scalars import (
 from gitboot.problems import Code
 from gitboot.text import did_you_mean
 
-# What editors read: they type plain scalars by YAML 1.2, where 3815.2 is a number and gitboot reads text.
+# Types for editors. They read plain scalars by YAML 1.2, in which 3815.2 is a number. gitboot reads it as text.
 _ANY_SCALAR = {"type": ["string", "number", "boolean"]}
 _TEXT = {"type": ["string", "number"], "minLength": 1}
 
@@ -80,9 +80,9 @@ def _pattern_schema(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
 
 
 class Scalar:
-    """In `Annotated`: the parser of a single value, and the JSON Schema of what the parser takes.
+    """For `Annotated`: the parser of a single value, and the JSON Schema of the values that it accepts.
 
-    If values are ``common``, because many documents have the same ones, each is parsed once and kept once.
+    If many documents have the same values (``common``), each value is parsed once and shared.
     """
 
     def __init__(self, parse: Read, schema: Mapping[str, Any], *, common: bool = False) -> None:
@@ -160,7 +160,7 @@ AnyText = Annotated[str, Scalar(text, _ANY_SCALAR)]
 T = TypeVar("T")
 
 
-def Field(  # noqa: N802 - it stands where a dataclass has its field()
+def Field(  # noqa: N802 - used like a dataclass field()
     *,
     description: str,
     default: Any = dataclasses.MISSING,
@@ -175,7 +175,7 @@ def Field(  # noqa: N802 - it stands where a dataclass has its field()
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
 def structure(kind: type[T]) -> type[T]:
-    """Declare a class as a structure: a mapping of a document, with a value for each of its fields."""
+    """Declare a class as a structure: a mapping in a document, with a value for each field."""
     return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(kind)
 
 
@@ -217,7 +217,7 @@ def list_fields(kind: Any) -> tuple[DeclaredField, ...]:
 
 
 def list_words(kind: Any) -> dict[str, Any]:
-    """Return the words of an enumeration or of a Literal, and the value of each."""
+    """Return the words of an enumeration or a Literal, and the value of each word."""
     return {each.value if isinstance(each, Enum) else each: each for each in get_args(kind) or kind}
 
 
@@ -225,7 +225,7 @@ def list_words(kind: Any) -> dict[str, Any]:
 
 
 class InvalidField(Malformed):
-    """A value that its declaration does not take, in a sentence of its own."""
+    """A value that its declaration does not allow, with a message that may begin with the place of the value."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class InvalidField(Malformed):
         hint: str = "",
         at: Path = (),
         *,
-        find_hint: Callable[[], str] | None = None,  # if it takes long: gitboot calls it for problems that it shows
+        find_hint: Callable[[], str] | None = None,  # for a slow hint: gitboot calls it only for problems that it shows
         follows_place: bool = False,  # whether the sentence begins with the place of the value
     ) -> None:
         super().__init__(code, message, hint, at)
@@ -246,7 +246,7 @@ class InvalidField(Malformed):
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong with a document."""
+    """One problem of a document."""
 
     path: Path  # of the value in the document
     error: Malformed
@@ -254,7 +254,7 @@ class Fault(NamedTuple):
 
 
 class InvalidDocument(ValueError):
-    """A document, or a part of one, with everything that is wrong with it."""
+    """A document, or a part of one, is invalid. It has all faults."""
 
     def __init__(self, faults: list[Fault]) -> None:
         super().__init__(str(faults[0].error))
@@ -392,14 +392,14 @@ def _field_reader(field: DeclaredField) -> Read:
     def read_items(value: Any) -> Any:
         items = read_value(value)
         if len(items) < field.min_length:
-            raise InvalidField(Code.EMPTY, "needs at least one item", "add one", follows_place=True)
+            raise InvalidField(Code.EMPTY, "needs at least one item", "add an item", follows_place=True)
         return items
 
     return read_items
 
 
 def _unknown_field(name: str, fields: Iterable[str]) -> InvalidField:
-    find_hint = partial(did_you_mean, name, fields, f"it has {', '.join(sorted(fields))}")
+    find_hint = partial(did_you_mean, name, fields, f"use one of {', '.join(sorted(fields))}")
     return InvalidField(
         Code.UNKNOWN_FIELD, f"has no field {quote_value(name)}", at=(name,), find_hint=find_hint, follows_place=True
     )
@@ -425,7 +425,7 @@ def _faults_at(step: Step, error: Malformed | InvalidDocument) -> list[Fault]:
 
 
 def to_yaml_value(value: Any) -> Any:
-    """Return a structure, or a value in one, as YAML would have it: plain scalars, lists and mappings without nulls."""
+    """Return a structure, or a value in one, as plain scalars, lists and mappings without nulls, as in YAML."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
@@ -446,21 +446,21 @@ _PLAIN: Final = frozenset({str, int, bool})
 
 @structure
 class Metadata:
-    """A resource's name, and what selectors and people find it by."""
+    """The name, labels and annotations of a resource."""
 
-    name: NameField = Field(description="The resource's name, unique among its kind.")
+    name: NameField = Field(description="The name of the resource, unique for its kind.")
     labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict, description="What selectors match, in Kubernetes' syntax. Default: none."
+        default_factory=dict, description="Labels for selectors, in the syntax of Kubernetes. Default: none."
     )
     annotations: dict[LabelKey, AnyText] = Field(
         default_factory=dict,
-        description="Notes for people and tools; nothing selects by them. Default: none.",
+        description="Notes for people and tools. Selectors ignore them. Default: none.",
     )
 
 
 @structure
 class Document:
-    """What documents of every kind have. Each kind adds its spec."""
+    """The fields of documents of all kinds. Each kind adds its spec."""
 
     api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: str = Field(description="The kind of this document.")

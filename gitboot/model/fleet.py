@@ -1,4 +1,4 @@
-"""Fleet: what holds for every server of the repository."""
+"""Fleet: the settings for all servers of the repository."""
 
 from enum import StrEnum
 from typing import Final, Literal
@@ -27,7 +27,7 @@ from gitboot.problems import Code
 
 
 class Output(StrEnum):
-    """What is published besides what every tree has."""
+    """Files that gitboot publishes in addition to those that every output tree has."""
 
     IPXE = "ipxe"
     GRUB = "grub"
@@ -50,7 +50,7 @@ class Output(StrEnum):
 
 
 class Evidence(StrEnum):
-    """What proves that a server was provisioned."""
+    """The evidence that proves that a server was provisioned."""
 
     FETCHED = "Fetched"
     REPORTED = "Reported"
@@ -60,41 +60,42 @@ class Evidence(StrEnum):
 
 @structure
 class Site:
-    """A nearer mirror; a server belongs to the first site that selects it."""
+    """A site with its own mirror. A server belongs to the first site that selects it."""
 
-    name: NameField = Field(description="The site's name.")
-    select: Select = Field(description="Which servers are there.")
-    base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under from there.")
+    name: NameField = Field(description="The name of the site.")
+    select: Select = Field(description="The servers of the site.")
+    base_url: BaseUrl = Field(alias="baseURL", description="The base URL of files and assets for the site.")
     endpoint: BaseUrl | None = Field(
         default=None,
-        description="The URL of the endpoint that serves one-time boots there. Default: the Fleet's endpoint.",
+        description="The URL of the endpoint that serves one-time boots at the site. Default: the Fleet's endpoint.",
     )
     ledger: Ledger | None = Field(
         default=None,
-        description="The instance with this ledger acts for the site, with `gitboot run --site`. Default: none does.",
+        description="The identity of the ledger whose instance is responsible for the site (`gitboot run --site`). "
+        "Default: no instance of its own.",
     )
 
 
 @structure
 class Hardware:
-    """What holds for machines of one make; a server's own document wins, then the first that selects it and says it."""
+    """Settings for machines of one model. A server's own document wins, then the first entry that has the setting."""
 
-    select: Select = Field(description="Which servers are of this make: by a label for the vendor, say.")
+    select: Select = Field(description="The servers of this model, for example by a label for the vendor.")
     local_disk: LocalDisk | None = Field(
         default=None,
-        description="How loaders hand over to the local disk: Exit, Sanboot, NotFound, or the path of an EFI program "
-        "on it. Default: what suits most machines.",
+        description="How loaders boot the local disk: Exit, Sanboot, NotFound, or the path of an EFI program on it. "
+        "Default: the method that works on most machines.",
     )
     loader: Loader | None = Field(
-        default=None, description="What DHCP names for them: iPXE or GRUB. Default: iPXE where it is published."
+        default=None, description="The loader that DHCP names: iPXE or GRUB. Default: iPXE if it is published."
     )
 
 
 @structure
 class UnknownProfile:
-    """A profile for machines that no Server document describes."""
+    """A profile for unknown machines: those that no Server document describes."""
 
-    profile: NameField = Field(description="The BootProfile; its image must not write disks.")
+    profile: NameField = Field(description="The name of the BootProfile. Its image must not write disks.")
 
 
 UNKNOWN_NOT_FOUND: Final = "NotFound"  # unknownServers: gitboot answers unknown machines with 404
@@ -103,25 +104,28 @@ UnknownServers = Literal["LocalDisk", "NotFound"] | UnknownProfile
 
 @structure
 class Provisioning:
-    """What counts as proof that a server was provisioned."""
+    """The evidence of an installation, the clients whose fetches count, and the responsible instance."""
 
     evidence: Evidence = Field(
-        default=Evidence.FETCHED, description="Fetched, Reported, Progress or Declared. Default: Fetched."
+        default=Evidence.FETCHED,
+        description="The evidence that proves that a server was provisioned: Fetched, Reported, Progress or Declared. "
+        "Default: Fetched.",
     )
     monitors: tuple[Network, ...] = Field(
         default=(),
-        description="Networks of monitors: their fetches prove nothing, and mirrors let them read the signed list. "
-        "Default: none.",
+        description="Networks of monitoring systems. gitboot ignores their fetches, and mirrors let them read the "
+        "signed list. Default: none.",
     )
     clients: tuple[Network, ...] = Field(
-        default=(), description="Networks from which machines boot: only their fetches count. Default: any."
+        default=(), description="Networks from which machines boot. Only fetches from them count. Default: any network."
     )
     attempts: Positive = Field(
-        default=1, description="How often an installation is attempted, with evidence Reported. Default: 1."
+        default=1, description="How often gitboot offers an installation, with evidence Reported. Default: 1."
     )
     ledger: Ledger | None = Field(
         default=None,
-        description="The one instance that publishes and sets BMCs, by its ledger. Default: any publishes, none sets.",
+        description="The identity of the ledger whose instance publishes and sets BMCs. Default: any instance may "
+        "publish, and none sets BMCs.",
     )
 
     @check
@@ -129,21 +133,21 @@ class Provisioning:
         if self.attempts > 1 and self.evidence is not Evidence.REPORTED:
             raise Malformed(
                 Code.COMBINATION,
-                "several attempts need evidence Reported: a fetch does not say whether an installation failed",
-                "write evidence: Reported, or leave out attempts",
+                "attempts above 1 need evidence Reported, because a fetch does not show whether an installation failed",
+                "set evidence: Reported, or remove attempts",
                 ("attempts",),
             )
 
 
 class OneTimeBoots(StrEnum):
-    """Who serves one-time boots."""
+    """Whether copies of the output tree serve one-time boots."""
 
     ENDPOINT_ONLY = "EndpointOnly"
     COPIES = "Copies"
 
 
 class LateEnds(StrEnum):
-    """Whether copies may end a maintenance late."""
+    """Whether copies of the output tree may end a maintenance late."""
 
     ACCEPT = "Accept"
 
@@ -154,83 +158,98 @@ class Serving:
 
     restrict: Boolean = Field(
         default=False,
-        description="true: a server that boots its disk gets 404 by each lookup, if unknownServers is NotFound, too. "
-        "Otherwise it gets its local-disk script, so that it never boots what unknown machines boot. Default: false.",
+        description="true: a server that boots its disk gets 404, if unknownServers is NotFound too. Otherwise it gets "
+        "its local-disk script, so that it never boots the boot script for unknown machines. Default: false.",
     )
     one_time_boots: OneTimeBoots = Field(
         default=OneTimeBoots.ENDPOINT_ONLY,
         description="EndpointOnly: only an endpoint serves one-time boots, because it records each fetch first. "
-        "Copies: OUTPUT and its copies serve them too. A copy serves such a boot to every client, again and again, "
-        "until gitboot reads its access log and the copy is made anew. Default: EndpointOnly.",
+        "Copies: OUTPUT and its copies serve them too. A copy serves such a boot to every client, as often as it is "
+        "fetched, until gitboot reads the access log and updates the copy. Default: EndpointOnly.",
     )
     late_ends: LateEnds | None = Field(
         default=None,
-        description="Accept: OUTPUT and its copies have the boots of a maintenance for loaders that cannot ask the "
-        "endpoint whether it has ended, too. They end with the next copy, and never if gitboot is dead. Default: such "
-        "loaders get what the policies alone boot; without an endpoint, validate warns.",
+        description="Accept: OUTPUT and its copies also have the boots of a maintenance for loaders that cannot check "
+        "with the endpoint whether the maintenance has ended. These boots end when the copy is updated, and never if "
+        "gitboot does not run. Default: such loaders ignore maintenances; without an endpoint, validate warns.",
     )
     ipxe_https: Boolean = Field(
         default=False,
-        description="true: every iPXE that boots these servers was built with https, so its boot scripts can ask an "
+        description="true: every iPXE that boots these servers supports https. Then its boot scripts can check with an "
         "https endpoint whether a maintenance has ended. Default: false.",
     )
 
 
 @structure
 class Guards:
-    """Limits on what one commit may change; only ever tighter than the instance's own."""
+    """Limits on the changes of one commit. They can only be stricter than those of the instance."""
 
-    max_update_percent: Percent | None = Field(default=None, description="Servers changed. Default: the instance's.")
-    max_delete_percent: Percent | None = Field(default=None, description="Servers removed. Default: the instance's.")
-    max_deletes: Integer | None = Field(default=None, description="Servers removed. Default: the instance's.")
-    max_small_group: Integer | None = Field(
-        default=None, description="Servers changed in a group under 10. Default: the instance's."
+    max_update_percent: Percent | None = Field(
+        default=None, description="The percentage of servers that may change. Default: the instance's limit."
     )
-    max_reinstalls: Integer | None = Field(default=None, description="Reinstallations. Default: the instance's.")
+    max_delete_percent: Percent | None = Field(
+        default=None, description="The percentage of servers that may be removed. Default: the instance's limit."
+    )
+    max_deletes: Integer | None = Field(
+        default=None, description="How many servers may be removed. Default: the instance's limit."
+    )
+    max_small_group: Integer | None = Field(
+        default=None,
+        description="How many servers may change in a group of fewer than 10. Default: the instance's limit.",
+    )
+    max_reinstalls: Integer | None = Field(
+        default=None, description="How many servers may be installed again. Default: the instance's limit."
+    )
     max_installs: Integer | None = Field(
-        default=None, description="First boots of new servers. Default: the instance's."
+        default=None, description="How many new servers may get their first boot. Default: the instance's limit."
     )
     max_resets: Integer | None = Field(
-        default=None, description="Servers that maintenances may reset while they run. Default: the instance's."
+        default=None,
+        description="How many servers maintenances may reset while they run. Default: the instance's limit.",
     )
 
 
 @structure
 class FleetSpec:
-    """What holds for every server."""
+    """The settings for all servers."""
 
-    base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under.")
+    base_url: BaseUrl = Field(alias="baseURL", description="The base URL of files and assets.")
     endpoint: BaseUrl | None = Field(
         default=None,
         description="The URL of gitboot's endpoint. OUTPUT and its copies (nginx, a mirror, TFTP, a bucket) cannot "
-        "record a fetch, so their boot scripts ask the endpoint for one-time boots and maintenances. Default: no "
-        "endpoint is named, and copies have no one-time boots (see serving.oneTimeBoots).",
+        "record a fetch, so their boot scripts fetch one-time boots and maintenances from the endpoint. Default: no "
+        "endpoint, and copies have no one-time boots (see serving.oneTimeBoots).",
     )
-    sites: tuple[Site, ...] = Field(default=(), description="Nearer mirrors, first match wins. Default: none.")
+    sites: tuple[Site, ...] = Field(
+        default=(),
+        description="Sites with their own mirrors. The first site that selects a server wins. Default: none.",
+    )
     hardware: tuple[Hardware, ...] = Field(
-        default=(), description="What is different for machines of some make, first match wins. Default: nothing is."
+        default=(), description="Settings for machines of some models. The first match wins. Default: none."
     )
     unknown_servers: UnknownServers = Field(
         default="LocalDisk",
         description="What unknown machines boot: LocalDisk, NotFound, or {profile: NAME}. Default: LocalDisk.",
     )
     outputs: tuple[Output, ...] = Field(
-        default=(Output.IPXE, Output.GRUB), description="What is published. Default: ipxe and grub."
+        default=(Output.IPXE, Output.GRUB), description="The kinds of files to publish. Default: ipxe and grub."
     )
     require_policy: Boolean = Field(
         default=True,
-        description="Whether a server that no policy selects is an error; else a warning, and no plan. Default: true.",
+        description="true: a server that no policy selects is an error. false: it is a warning, and the server has no "
+        "plan. Default: true.",
     )
     provisioning: Provisioning = Field(
-        default_factory=Provisioning, description="What proves that a server was provisioned."
+        default_factory=Provisioning,
+        description="The evidence of an installation, the clients whose fetches count, and the responsible instance.",
     )
     stopped: Text | None = Field(
         default=None,
-        description="Why no boot that writes disks is offered: machines boot what writes none, else their disk. "
-        "Obeyed as soon as it is pushed. Default: nothing is stopped.",
+        description="The reason for a stop of all install boots. Machines then boot images that write no disk, else "
+        "their disk. gitboot obeys as soon as the commit is pushed. Default: no stop.",
     )
     serving: Serving = Field(default_factory=Serving, description="How boot scripts are served.")
-    guards: Guards = Field(default_factory=Guards, description="Limits on what one commit may change.")
+    guards: Guards = Field(default_factory=Guards, description="Limits on the changes of one commit.")
 
     @check
     def _a_ledger_acts_for_all_or_for_a_site(self) -> None:
@@ -238,22 +257,22 @@ class FleetSpec:
         if self.provisioning.ledger is not None and named is not None:
             raise Malformed(
                 Code.COMBINATION,
-                "provisioning.ledger names the one instance that acts, and a site names another for itself",
-                "leave out provisioning.ledger, or the ledgers of sites",
+                "provisioning.ledger names one instance for all servers, but a site names another ledger",
+                "remove provisioning.ledger, or the ledgers of the sites",
                 ("sites", named, "ledger"),
             )
 
     @property
     def has_instances_by_site(self) -> bool:
-        """Return whether a site names the ledger that acts for it."""
+        """Return whether a site names a ledger."""
         return any(site.ledger is not None for site in self.sites)
 
     def ledger_for(self, site: str | None) -> str | None:
-        """Return the ledger whose instance may act for ``site``, or with None for all sites.
+        """Return the ledger whose instance may be active for a site, or for all sites if ``site`` is None.
 
-        None: any may, but for BMCs, which each of several would set.
-        For a site that names none nobody acts: two instances, neither of which knows what the other has installed,
-        would install a machine twice. One for all sites acts where these name no ledger, or all that do the same.
+        None: any instance may publish, but none sets BMCs, because several would set the same BMC. If the site names no
+        ledger, the result is `NO_LEDGER`: two instances that do not share their records would install a machine twice.
+        An instance for all sites may be active if no site names a ledger, or all of them name the same one.
         """
         if site is not None:
             return next((each.ledger for each in self.sites if each.name == site), None) or NO_LEDGER
@@ -261,16 +280,16 @@ class FleetSpec:
         return " and ".join(by_sites) or self.provisioning.ledger
 
     def orders_at(self, site: str | None) -> Orders:
-        """Return what the instance for ``site`` obeys at once. With None, that is the instance for all sites."""
+        """Return the orders that an instance obeys before it accepts the commit. ``site`` is None for all sites."""
         return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
 
 
-NO_LEDGER: Final = "nobody"  # no ledger is called so
+NO_LEDGER: Final = "nobody"  # no ledger has this identity
 
 
 @structure
 class Fleet(Document):
-    """The one document that holds for all servers; usually fleet.yaml."""
+    """The document with the settings for all servers, usually fleet.yaml."""
 
     kind: Literal["Fleet"] = Field(description="The kind of this document.")
-    spec: FleetSpec = Field(description="What holds for every server.")
+    spec: FleetSpec = Field(description="The settings for all servers.")

@@ -20,9 +20,9 @@ KINDS: Final = (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, 
 
 
 def build_schema(kind: type) -> dict[str, Any]:
-    """Return the JSON Schema of one kind's documents.
+    """Return the JSON Schema of the documents of a kind.
 
-    Editors type plain scalars by YAML 1.2, gitboot by this schema. If gitboot reads text, a number is valid here too.
+    Editors read plain scalars by YAML 1.2, gitboot by this schema. Where gitboot reads text, a number is valid too.
     """
     definitions: dict[str, Any] = {}
     found = build_structure_schema(kind, definitions)
@@ -30,7 +30,7 @@ def build_schema(kind: type) -> dict[str, Any]:
 
 
 def build_any_document_schema() -> dict[str, Any]:
-    """Return the JSON Schema of any document. It chooses by kind, so that an editor shows the errors of one kind."""
+    """Return the JSON Schema of documents of all kinds. It selects by kind, so that an error refers to one kind."""
     definitions: dict[str, Any] = {}
     return {
         "$schema": _DIALECT,
@@ -39,7 +39,7 @@ def build_any_document_schema() -> dict[str, Any]:
         "required": ["apiVersion", "kind"],
         "properties": {
             "apiVersion": {"const": "gitboot.dev/v1alpha1"},
-            "kind": {"enum": [kind.__name__ for kind in KINDS], "description": "What the document says."},
+            "kind": {"enum": [kind.__name__ for kind in KINDS], "description": "The kind of the document."},
         },
         "allOf": [
             {
@@ -112,16 +112,16 @@ _PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
 
 
 class SchemaField(Struct, frozen=True, kw_only=True):
-    """A field of a kind, for people to read."""
+    """A field of a kind, for documentation."""
 
     path: str  # spec.interfaces[].mac; [] is an item of a list, {} a value of a mapping
-    type: str  # an enumeration is its words, each in backquotes
+    type: str  # for an enumeration its words, each in backquotes
     is_required: bool
     description: str
 
 
 def list_schema_fields(kind: type) -> Iterator[SchemaField]:
-    """Return every field of the documents of a kind, from `spec` on, each before the fields that are in it."""
+    """Yield `spec` and all fields below it for a kind. Each field comes before the fields that it contains."""
     (spec,) = (field for field in list_fields(kind) if field.alias == "spec")
     return _list_field(spec, "spec")
 

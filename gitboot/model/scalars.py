@@ -23,17 +23,17 @@ _MAC: Final = re.compile(
 
 
 def parse_mac(value: object) -> MacAddress:
-    """Read a MAC address with colons, hyphens, dots or none, in any case. Group addresses are malformed."""
+    """Read a MAC address with colons, hyphens, dots or no separators, in any case. Group addresses are malformed."""
     found = require_match(value, _MAC, Code.MAC, "a MAC address", "write it as 52:54:00:12:34:56")
     d = digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
         raise Malformed(
             Code.MAC,
-            f"{quote_value(found)} is a multicast address, which no interface has",
-            "copy the address from the interface itself",
+            f"{quote_value(found)} is a multicast address and cannot be an interface's address",
+            "copy the address from the interface",
         )
     if digits == "000000000000":
-        raise Malformed(Code.MAC, "a MAC address of zeros is no interface's", "copy it from the interface")
+        raise Malformed(Code.MAC, "a MAC address of zeros cannot be an interface's", "copy it from the interface")
     return MacAddress(f"{d[:2]}-{d[2:4]}-{d[4:6]}-{d[6:8]}-{d[8:10]}-{d[10:]}")
 
 
@@ -47,13 +47,13 @@ def parse_uuid(value: object) -> SystemUuid:
     lower = found.lower()
     if len(set(lower)) == 2:  # all zeros or all f: SMBIOS 7.2.1 "not present" and "not set"
         raise Malformed(
-            Code.UUID, f"{quote_value(found)} is what firmware reports where no UUID was set", "set one in firmware"
+            Code.UUID, f"{quote_value(found)} is what firmware shows if no UUID is set", "set a UUID in the firmware"
         )
     return SystemUuid(lower)
 
 
 def parse_ledger(value: object) -> str:
-    """Read the identity of a ledger, a UUID in any case."""
+    """Read the identity of a ledger: a UUID in any case."""
     hint = "copy it from `gitboot status --state STATE`"
     return require_match(value, _UUID, Code.UUID, "the identity of an instance's ledger", hint).lower()
 
@@ -61,8 +61,8 @@ def parse_ledger(value: object) -> str:
 def swap_byte_order(uuid: SystemUuid) -> SystemUuid:
     """Return the UUID with its first three fields in the other byte order.
 
-    SMBIOS 2.6 made them little-endian; firmware older than that, and some loaders, print the
-    bytes as they lie (SMBIOS reference specification, 7.2.1).
+    SMBIOS 2.6 defined them as little-endian. Older firmware and some loaders print the bytes in memory order (SMBIOS
+    reference specification, 7.2.1).
     """
     u = uuid
     return SystemUuid(f"{u[6:8]}{u[4:6]}{u[2:4]}{u[:2]}-{u[11:13]}{u[9:11]}-{u[16:18]}{u[14:16]}{u[18:]}")
@@ -73,22 +73,24 @@ def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
     return tuple(sorted({uuid, swap_byte_order(uuid)}))
 
 
-@lru_cache(maxsize=256)  # to render one server asks for the same few several times
+@lru_cache(maxsize=256)  # the rendering of one server uses the same few values several times
 def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """Return the UUIDs by which the endpoint finds a machine: both byte orders, or none of a placeholder."""
+    """Return the UUIDs by which the endpoint finds a machine: both byte orders, or () for a placeholder."""
     return () if is_placeholder_uuid(uuid) else byte_orders(uuid)
 
 
 def parse_lookup_uuid(value: object) -> SystemUuid:
-    """Return the system UUID that a request or an operator names. Raises `Malformed` for a placeholder too."""
+    """Return the system UUID in a request or a command. Raises `Malformed` for a placeholder too."""
     uuid = parse_uuid(value)
     if is_placeholder_uuid(uuid):
-        raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the UUID {uuid} identifies no machine", "set one in firmware")
+        raise Malformed(
+            Code.PLACEHOLDER_IDENTITY, f"the UUID {uuid} identifies no machine", "set a UUID in the firmware"
+        )
     return uuid
 
 
 def parse_lookup_mac(value: object) -> MacAddress:
-    """Return the MAC address that a request or an operator names. Raises `Malformed` for a placeholder too."""
+    """Return the MAC address in a request or a command. Raises `Malformed` for a placeholder too."""
     mac = parse_mac(value)
     if is_placeholder_mac(mac):
         raise Malformed(
@@ -100,33 +102,33 @@ def parse_lookup_mac(value: object) -> MacAddress:
 
 
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")  # as ipaddress reads it, but at a tenth of the cost
+_IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")  # matches what ipaddress reads, ten times as fast
 _GROUPS: Final = "(?:[1-9a-f][0-9a-f]{0,3}(?::[1-9a-f][0-9a-f]{0,3})*)?"
-# With at most six groups, none of which is zero: how most are written. What maps an IPv4 address is left to ipaddress,
-# which shows it otherwise from Python 3.13 on.
+# The common spelling: up to six groups, all nonzero. IPv4-mapped addresses are left to ipaddress, because Python 3.13
+# formats them differently.
 _SHORT_IPV6: Final = re.compile(f"(?!::ffff:){_GROUPS}::{_GROUPS}")
 LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\.[Ee][Ff][Ii]")
 
 
 def parse_local_disk(value: object) -> str:
-    """Read how a loader hands over to the local disk: a word, or the path of a loader on an EFI system partition."""
+    """Read how a loader boots the local disk: a word, or the path of an EFI program on the system partition."""
     found = text(value)
     return require(
         LOCAL_DISK.fullmatch(found) and "/../" not in found,
         found,
         Code.CHOICE,
         "Exit, Sanboot, NotFound, or the path of an EFI program",
-        "write the path as it is on the EFI system partition: /EFI/debian/shimx64.efi",
+        "use the path on the EFI system partition: /EFI/debian/shimx64.efi",
     )
 
 
 _DERIVED_UUID_PREFIX: Final = (
-    "00000000-0000-8000-8000-"  # of version 8, which is anybody's own (RFC 9562, 5.8); no board has it
+    "00000000-0000-8000-8000-"  # version 8 is for custom use (RFC 9562, 5.8), so no board has such a UUID
 )
 
 
 def derive_uuid(mac: MacAddress) -> SystemUuid:
-    """Return the UUID that stands for a machine of which only a MAC address is known."""
+    """Return the UUID that gitboot uses for a machine whose UUID is not known, derived from its MAC address."""
     return SystemUuid(_DERIVED_UUID_PREFIX + mac.replace("-", ""))
 
 
@@ -140,7 +142,7 @@ def parse_interface_address(value: object) -> str:
     host, slash, prefix = found.partition("/")
     address, most = (
         (host, 32) if _IPV4.fullmatch(host) else (_parse_ipv6(host), 128)
-    )  # an IPv4 address has one spelling
+    )  # an IPv4 address has only one spelling
     is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= most
     require(
         address is not None and "%" not in host and (is_prefix or not slash),
@@ -156,7 +158,7 @@ def _parse_ipv6(host: str) -> str | None:
     if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
         return host
     try:
-        return str(IPv6Address(host))  # ip_interface would make its network as well: over twice the work
+        return str(IPv6Address(host))  # ip_interface is slower: it also computes the network
     except ValueError:
         return None
 
@@ -169,7 +171,7 @@ def parse_network(value: object) -> str:
         raise Malformed(
             Code.ADDRESS,
             f"expected a network, found {quote_value(found)}",
-            "write it as 10.9.0.0/24, with no host bits set",
+            "write it as 10.9.0.0/24, without host bits",
         ) from error
 
 
@@ -178,9 +180,9 @@ _UUIDS: Final = frozenset(
         "03000200-0400-0500-0006-000700080009",  # American Megatrends' default
         "07090201-0103-0301-0807-060504030201",  # FreeBSD
         "11111111-2222-3333-4444-555555555555",  # FreeBSD
-        "12345678-1234-5678-90ab-cddeefaabbcc",  # of reference boards
-        "4c4c4544-0000-0010-8000-80c04f000000",  # Dell's, which holds the service tag: here zero bytes
-        "4c4c4544-0000-2010-8020-80c04f202020",  # and here spaces, as FreeBSD lists it
+        "12345678-1234-5678-90ab-cddeefaabbcc",  # reference boards
+        "4c4c4544-0000-0010-8000-80c04f000000",  # Dell, whose UUIDs contain the service tag; here it is zero bytes
+        "4c4c4544-0000-2010-8020-80c04f202020",  # Dell, with spaces as service tag (FreeBSD)
         "6ab5b300-538d-1014-9fb5-b0684d007b53",  # GLPI
         "890e2d14-cacd-45d1-ae66-bc80e8bfeb0f",  # FreeBSD
         "8e275844-178f-44a8-aceb-a7d7e5178c63",  # FreeBSD
@@ -192,7 +194,7 @@ _ALL_F_BUT_THE_FIRST: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
 
 
 def _list_counting_digits(length: int) -> frozenset[str]:
-    """Return the texts of so many hexadecimal digits that count up or down, as 0123…, 00010203…, 00112233…, 1234…."""
+    """Return texts of ``length`` hexadecimal digits that count up or down: 0123…, 00010203…, 00112233…, 1234…."""
     digits = "0123456789abcdef"
     up = (
         4 * digits,
@@ -205,7 +207,7 @@ def _list_counting_digits(length: int) -> frozenset[str]:
     return frozenset(row[at : at + length] for row in rows for at in range(len(row) - length + 1))
 
 
-_RUNS: Final = ((0, 10), (1, 9), (1, 10))  # digits that are repeated: 0123456789, 12345678, 123456789
+_RUNS: Final = ((0, 10), (1, 9), (1, 10))  # repeated digits: 0123456789, 12345678, 123456789
 
 
 def _swap_digits(digits: str) -> str:
@@ -222,9 +224,9 @@ _OF_32_DIGITS: Final = frozenset(
 
 
 def is_placeholder_uuid(uuid: SystemUuid) -> bool:
-    """Return whether a UUID is one that firmware shows if nobody has set one, in either byte order of SMBIOS.
+    """Return whether firmware shows this UUID if none is set, in either byte order of SMBIOS.
 
-    A pattern counts too: one or two repeated digits, groups of repeated digits, and digits or bytes that count.
+    Patterns are placeholders too: one or two repeated digits, groups of repeated digits, and counting digits or bytes.
     """
     digits = uuid.replace("-", "")
     if digits in _OF_32_DIGITS or digits == digits[:2] * 16 or uuid.endswith(_ALL_F_BUT_THE_FIRST):
@@ -233,7 +235,7 @@ def is_placeholder_uuid(uuid: SystemUuid) -> bool:
 
 
 _MACS: Final = frozenset(
-    # GLPI: adapters of dial-up, of modems and of hypervisors' hosts, which have one address on each machine.
+    # From GLPI: dial-up adapters, modems, and host adapters of hypervisors. They have the same address on all machines.
     {
         "00-0b-ca-fe-00-00",
         "00-50-56-c0-00-01",
@@ -252,18 +254,18 @@ _MACS: Final = frozenset(
         "d2-6b-25-2f-2c-e7",
         "e2-e6-16-20-0a-35",
         "fe-ff-ff-ff-ff-ff",
-        # Bytes that nobody assigned.
+        # Not assigned by IEEE.
         "aa-bb-cc-dd-ee-ff",
         "de-ad-be-ef-ca-fe",
     }
 )
 
 
-@lru_cache(maxsize=256)  # to decide one server asks for the same few several times
+@lru_cache(maxsize=256)  # the decision of one server uses the same few values several times
 def is_placeholder_mac(mac: MacAddress) -> bool:
-    """Return whether a MAC address belongs to no single interface: a known one, or a pattern.
+    """Return whether a MAC address is a known placeholder, or a pattern: the same byte six times, or digits that count.
 
-    A pattern is one byte six times, or digits or bytes that count. Group addresses are no MAC addresses here at all.
+    Group addresses cannot be passed: `parse_mac` rejects them.
     """
     digits = mac.replace("-", "")
     return digits == digits[:2] * 6 or mac in _MACS or digits in _OF_12_DIGITS
@@ -283,11 +285,11 @@ _COUNTS: Final = re.compile(r"012345|123456|987654|876543|765432|654321|543210|a
 _ALL_THAT_COUNTS: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*")
 
 
-@lru_cache(maxsize=256)  # likewise
+@lru_cache(maxsize=256)  # as above
 def is_placeholder_serial(serial: str) -> bool:
-    """Return whether a serial number is one that boards show if nobody has set one, in any case.
+    """Return whether boards show this serial number if none is set, in any case.
 
-    That is a known text, a text of several words without a digit, fewer than three different characters, or digits that
+    Placeholders are known texts, several words without a digit, fewer than three different characters, and digits that
     count.
     """
     lower = serial.casefold().strip()
@@ -308,7 +310,7 @@ INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def parse_integer(value: object) -> int:
-    hint = "write digits alone, without a 0 in front: 10"
+    hint = "use only digits, without a leading 0: 10"
     return int(require_match(value, INTEGER, Code.INTEGER, "a whole number", hint))
 
 
@@ -335,7 +337,7 @@ _COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
 
 
 def parse_count_or_percent(value: object) -> str:
-    """Read a number of servers, or a percentage: 1, 25%."""
+    """Read a number of servers or a percentage: 1, 25%."""
     return require_match(
         value, _COUNT_OR_PERCENT, Code.COUNT, "a number from 1 or a percentage from 1% to 100%", "write 1, or 25%"
     )
@@ -352,7 +354,7 @@ _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """Return a key that sorts versions by their dotted numbers: 3602.2.3 < 3815.0. Other text sorts before numbers.
 
-    Numbers of one length are compared as text, because `int` refuses long ones.
+    Numbers of the same length are compared as text, because `int` refuses very long ones.
     """
     parts = _VERSION_PART.findall(version)
     digits = {part: part.lstrip("0") for part in parts if part[0] in "0123456789"}
@@ -364,18 +366,18 @@ _WITH_FRACTION: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:
 
 
 def parse_instant(value: object) -> datetime:
-    """Read an RFC 3339 instant with its offset, to the second. Return the instant in UTC."""
+    """Read an RFC 3339 time with its offset, in whole seconds. Return the time in UTC."""
     found = text(value)
     hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
     if _WITH_FRACTION.fullmatch(found):
-        hint = "leave out the fraction of a second"
-        raise Malformed(Code.INSTANT, f"expected an instant to the second, found {quote_value(found)}", hint)
+        hint = "remove the fraction of a second"
+        raise Malformed(Code.INSTANT, f"expected a time in whole seconds, found {quote_value(found)}", hint)
     if not INSTANT.fullmatch(found):
-        raise Malformed(Code.INSTANT, f"expected an instant with an offset, found {quote_value(found)}", hint)
+        raise Malformed(Code.INSTANT, f"expected a time with an offset, found {quote_value(found)}", hint)
     try:
         return datetime.fromisoformat(found.upper()).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise Malformed(Code.INSTANT, f"there is no instant {quote_value(found)} ({error})", hint) from error
+        raise Malformed(Code.INSTANT, f"there is no time {quote_value(found)} ({error})", hint) from error
 
 
 ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…
@@ -389,7 +391,7 @@ def parse_digest(value: object) -> Digest:
 
 def parse_fingerprint(value: object) -> Digest:
     """Read the sha256 of a certificate in any case, with or without colons, as openssl and BMCs show it."""
-    hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for it"
+    hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
     found = require_match(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
     return Digest(found.replace(":", "").lower())
 
@@ -397,7 +399,7 @@ def parse_fingerprint(value: object) -> Digest:
 _FINGERPRINT: Final = re.compile(":*(?:[0-9A-Fa-f]:*){64}")
 
 
-# As the OCI distribution specification writes names, tags and digests ("Pulling manifests").
+# Names, tags and digests as in the OCI distribution specification ("Pulling manifests").
 _COMPONENT: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 OCI: Final = re.compile(
     r"oci://(?P<host>(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?)"
@@ -418,12 +420,12 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
         return ArtifactUrl(require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint))
     if oci["tag"] is not None or oci["digest"] is None:
-        # A tag is another image tomorrow, and has more than one file.
+        # A tag may name another image later, and an image has several files.
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
             Code.OCI_TAG,
-            f"{found} names an image of a registry by its tag, where the digest of one file is needed",
-            f"`gitboot artifacts resolve {quote_words(image)}` prints what to write",
+            f"{found} has a tag, but an artifact needs the digest of one file",
+            f"copy what this prints: `gitboot artifacts resolve {quote_words(image)}`",
         )
     return ArtifactUrl(found)
 
@@ -432,7 +434,7 @@ def parse_base_url(value: object) -> str:
     """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end."""
     found = _parse_url_text(value)
     is_base = _is_http_url(found) and "?" not in found and "#" not in found
-    hint = "write http://HOST[:PORT][/PATH], no ? and no #"
+    hint = "write http://HOST[:PORT][/PATH], without ? and #"
     return require(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
 
 
@@ -444,26 +446,26 @@ def parse_bmc_address(value: object) -> str:
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
     is_host = parsed is not None and int(parsed[2] or 623) <= 65535
     hint = "write ipmi://HOST or ipmi://HOST:PORT"
-    return require(is_host, found, Code.URL, "a host that speaks IPMI", hint).rstrip("/")
+    return require(is_host, found, Code.URL, "a host for IPMI", hint).rstrip("/")
 
 
-_URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: what every loader carries unharmed
+_URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces, which every loader passes on unchanged
 
 
 def _parse_url_text(value: object) -> str:
     found = text(value)
     is_plain = _URL_TEXT.fullmatch(found) and set("\"'<>\\^`{|}").isdisjoint(found)
-    require(is_plain, found, Code.URL, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
+    require(is_plain, found, Code.URL, "a URL of plain ASCII", "percent-encode spaces, quotes and non-ASCII characters")
     try:
         credentials = "@" in urlsplit(found).netloc and not found.startswith("oci:")
     except ValueError:
         message = f"expected a URL, found {quote_value(found)}"
-        raise Malformed(Code.URL, message, "check the host: brackets only around an IPv6 address") from None
+        raise Malformed(Code.URL, message, "check the host; use brackets only around an IPv6 address") from None
     if credentials:
         raise Malformed(
             Code.URL,
-            "a URL here must not hold a user or a password",
-            "it would be published: let the mirror allow the fetch by network instead",
+            "a URL must not contain a user or a password, because gitboot publishes it",
+            "remove it; let the mirror allow fetches by network instead",
         )
     return found
 
@@ -477,39 +479,39 @@ def _is_http_url(url: str) -> bool:
 
 
 class Malformed(ValueError):
-    """A value that is not what its field takes; ``at`` leads from the value checked to the culprit."""
+    """A value that its field does not allow. ``at`` is the path from the checked value to the wrong one."""
 
     def __init__(self, code: Code, message: str, hint: str = "", at: Path = ()) -> None:
         super().__init__(message)
         self.code, self.message, self.hint, self.at = code, message, hint, at
 
     def describe(self, place: str) -> tuple[str, str]:
-        """Return the message and the hint for a value at a place, such as spec.uuid."""
+        """Return the message and the hint for a value. ``place`` is its path, such as spec.uuid."""
         return f"{place}: {self.message}", self.hint
 
 
 def quote_value(value: object) -> str:
-    """Return a value as messages show it: quoted, short, on one line."""
+    """Return a value for a message: quoted, shortened, on one line."""
     if isinstance(value, str):
         return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
     return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
 
 
 def text(value: object) -> str:
-    """Return the source text of a scalar, whatever type YAML gives it. Raises `Malformed` for a list or a mapping."""
+    """Return the source text of a scalar of any YAML type. Raises `Malformed` for a list or a mapping."""
     if not isinstance(value, str):
         raise Malformed(Code.SHAPE, f"expected a single value, found {quote_value(value)}")
     return str(value)
 
 
 def require_match(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
-    """Return the source text of a scalar that a pattern matches as a whole. Raises `Malformed`."""
+    """Return the source text of a scalar if a pattern matches all of it. Raises `Malformed` otherwise."""
     found = text(value)
     return require(pattern.fullmatch(found), found, code, expected, hint)
 
 
 def require(condition: object, found: str, code: Code, expected: str, hint: str) -> str:
-    """Return the source text of a scalar. Raises `Malformed` if a condition is false."""
+    """Return ``found`` if the condition is true. Raises `Malformed` otherwise."""
     if not condition:
         raise Malformed(code, f"expected {expected}, found {quote_value(found)}", hint)
     return found
@@ -517,7 +519,7 @@ def require(condition: object, found: str, code: Code, expected: str, hint: str)
 
 def parse_nonempty(value: object) -> str:
     if not (found := text(value)):
-        raise Malformed(Code.EMPTY, "expected some text, found none")
+        raise Malformed(Code.EMPTY, "expected text, found an empty value")
     return found
 
 
@@ -526,7 +528,7 @@ NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 
 
 def parse_name(value: object) -> Name:
-    """Read a DNS-1123 subdomain, as Kubernetes names objects."""
+    """Read a DNS-1123 subdomain, as in names of Kubernetes objects."""
     found = text(value)
     return Name(
         require(
@@ -543,7 +545,7 @@ LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?
 LABEL_VALUE: Final = re.compile(f"({LABEL_NAME.pattern})?")
 _LABEL_HINT: Final = (
     "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends; "
-    "a key may have a DNS prefix and a slash before"
+    "a key may begin with a DNS prefix and a slash"
 )
 
 
@@ -568,13 +570,13 @@ def parse_variable_name(value: object) -> str:
         _IDENTIFIER,
         Code.VARIABLE,
         "a variable's name",
-        "use letters, digits and _, and no digit first: templates read it as vars.NAME",
+        "use letters, digits and _, and do not begin with a digit; templates read it as vars.NAME",
     )
 
 
 def parse_variable(value: object) -> str | bool:
-    """Return the source text. Plain ``true`` and ``false`` become booleans, so that templates can branch."""
-    found, is_plain = text(value), type(value) is str  # what was quoted is a `Quoted`
+    """Return the source text. Plain ``true`` and ``false`` become booleans, so that templates can test them."""
+    found, is_plain = text(value), type(value) is str  # a quoted value is a `Quoted`
     return found == "true" if is_plain and found in ("true", "false") else found
 
 
@@ -586,22 +588,22 @@ def parse_file_path(value: object) -> str:
         found,
         Code.FILE_PATH,
         "a path below the fleet's root",
-        "write it relative to the folder of the fleet, with / and without . or ..",
+        "write it relative to the fleet's root, with / and without . or ..",
     )
 
 
-AGE_SUFFIX: Final = ".age"  # the end of the name of a file that is encrypted
+AGE_SUFFIX: Final = ".age"  # the suffix of an encrypted file
 
 
 def parse_secret_path(value: object) -> str:
-    """Read the path of a file that age encrypted. The end of its name shows that to people and editors."""
+    """Read the path of a file that is encrypted with age. The suffix shows that to people and editors."""
     found = parse_file_path(value)
     return require(
         found.endswith(AGE_SUFFIX),
         found,
         Code.FILE_PATH,
-        f"a file that is encrypted, *{AGE_SUFFIX}",
-        "encrypt it with `gitboot secret encrypt`, and never commit what it holds",
+        f"an encrypted file, *{AGE_SUFFIX}",
+        "encrypt the file with `gitboot secret encrypt`, and never commit the unencrypted file",
     )
 
 
@@ -609,26 +611,26 @@ _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
 def parse_kernel_argument(value: object) -> str:
-    """Read one kernel argument, possibly a template: ``name``, ``name=value``, or ``-name`` to remove one."""
+    """Read one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove one."""
     found = parse_nonempty(value)
     return require(
         _ARGUMENT.fullmatch(found) and found.strip() == found,
         found,
         Code.ARGUMENT,
         "one kernel argument on one line",
-        "write one item an argument: name, name=value, or -name to remove one",
+        "write one argument in each item: name, name=value, or -name to remove one",
     )
 
 
 Step: TypeAlias = str | int
 Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
 _PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
-_VERSION: Final = 0xA0  # [0], which certificates of version 1 do not have
+_VERSION: Final = 0xA0  # the tag [0] of the version, which certificates of version 1 lack
 _UTC_TIME: Final = 0x17
 
 
 def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
-    """Return when each certificate of a file ends, in the order of the file; nothing if one of them is none."""
+    """Return when each certificate in a PEM file expires, in the order of the file. () if one of them is malformed."""
     try:
         return tuple(_read_not_after(a2b_base64(found)) for found in _PEM.findall(pem))
     except (ValueError, IndexError):
@@ -636,7 +638,7 @@ def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
 
 
 def _read_not_after(der: bytes) -> datetime:
-    """Return when a certificate ends: RFC 5280, 4.1."""
+    """Return when a DER certificate expires (RFC 5280, 4.1)."""
     at = _find_content(der, _find_content(der, 0))  # Certificate, TBSCertificate
     if der[at] == _VERSION:
         at = _find_end(der, at)

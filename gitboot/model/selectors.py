@@ -1,4 +1,4 @@
-"""Which servers: All, None, labels as Kubernetes matches them, or names."""
+"""Selectors of servers: All, None, labels as in Kubernetes, or names."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -18,13 +18,13 @@ class Operator(StrEnum):
 
 @structure
 class MatchExpression:
-    """One condition on one label (Kubernetes: LabelSelectorRequirement)."""
+    """A condition on a label (Kubernetes: LabelSelectorRequirement)."""
 
-    key: LabelKey = Field(description="The label's key.")
-    operator: Operator = Field(description="In and NotIn take values, Exists and DoesNotExist none.")
+    key: LabelKey = Field(description="The key of the label.")
+    operator: Operator = Field(description="In and NotIn need values, Exists and DoesNotExist allow no values.")
     values: tuple[LabelValue, ...] = Field(
         default=(),
-        description="The values of In and NotIn. A server without the label is NotIn. Default: none.",
+        description="The values for In and NotIn. A server without the label matches NotIn. Default: none.",
     )
 
     @check
@@ -32,7 +32,7 @@ class MatchExpression:
         wants = self.operator in (Operator.IN, Operator.NOT_IN)
         if wants != bool(self.values):
             expected = "at least one value" if wants else "no values"
-            raise Malformed(Code.SELECTOR, f"{self.operator} takes {expected}", at=("operator",))
+            raise Malformed(Code.SELECTOR, f"{self.operator} needs {expected}", at=("operator",))
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         match self.operator:
@@ -48,15 +48,17 @@ class MatchExpression:
 
 @structure
 class Selector:
-    """Servers by label (all conditions hold), or by name."""
+    """Servers by label, if they meet all conditions, or by name."""
 
     match_labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, description="Labels that a server must have, with these values. Default: none."
     )
     match_expressions: tuple[MatchExpression, ...] = Field(
-        default=(), description="Conditions that must hold besides. Default: none."
+        default=(), description="More conditions, which must all be true. Default: none."
     )
-    servers: tuple[NameField, ...] = Field(default=(), description="Servers by name, instead of labels. Default: none.")
+    servers: tuple[NameField, ...] = Field(
+        default=(), description="The names of servers, instead of labels. Default: none."
+    )
 
     @check
     def _says_something(self) -> None:
@@ -64,11 +66,11 @@ class Selector:
         if not by_label and not self.servers:
             raise Malformed(
                 Code.SELECTOR,
-                "a selector that says nothing could mean every server or none",
-                "write All, None, matchLabels, matchExpressions or servers",
+                "an empty selector is ambiguous",
+                "use All, None, matchLabels, matchExpressions or servers",
             )
         if by_label and self.servers:
-            raise Malformed(Code.SELECTOR, "servers are selected by label or by name, not both", at=("servers",))
+            raise Malformed(Code.SELECTOR, "a selector must use labels or names, not both", at=("servers",))
 
     @property
     def keys(self) -> frozenset[str]:

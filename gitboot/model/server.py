@@ -1,4 +1,4 @@
-"""Server: one machine, its identity, its interfaces, its BMC."""
+"""Server: a machine with its identity, interfaces and BMC."""
 
 import re
 from enum import StrEnum
@@ -37,7 +37,7 @@ from gitboot.model.scalars import (
 )
 from gitboot.problems import Code
 
-PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
+PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the provision number that is installed
 
 
 class Architecture(StrEnum):
@@ -51,7 +51,7 @@ class Firmware(StrEnum):
 
 
 class Loader(StrEnum):
-    """What DHCP names for a machine's firmware."""
+    """The loader that DHCP names for a machine's firmware."""
 
     IPXE = "iPXE"
     GRUB = "GRUB"
@@ -59,70 +59,74 @@ class Loader(StrEnum):
 
 class Lifecycle(StrEnum):
     ACTIVE = "Active"
-    PARKED = "Parked"  # someone else works on the machine
-    RETIRED = "Retired"  # for good
+    PARKED = "Parked"  # other people work on the machine
+    RETIRED = "Retired"  # permanently
 
 
 @structure
 class Interface:
     """One network interface of a server."""
 
-    name: Text | None = Field(default=None, description="The interface's name, for people. Default: none.")
-    mac: Mac = Field(description="The MAC address: colons, hyphens, dots or none, in any case.")
+    name: Text | None = Field(default=None, description="The name of the interface, for people. Default: none.")
+    mac: Mac = Field(description="The MAC address, with colons, hyphens, dots or no separators, in any case.")
     addresses: tuple[InterfaceAddress, ...] = Field(
-        default=(), description="Its IP addresses, each with or without a prefix length. Default: none."
+        default=(), description="The IP addresses, each with or without a prefix length. Default: none."
     )
     boot: Boolean = Field(
-        default=True, description="Whether the machine may boot from it: it gets entries. Default: true."
+        default=True,
+        description="Whether the machine may boot from this interface. Then its MAC address has boot scripts. "
+        "Default: true.",
     )
 
 
 @structure
 class BmcTls:
-    """How a BMC's certificate is checked."""
+    """How gitboot checks the certificate of a BMC."""
 
-    verify: Boolean = Field(default=True, description="Whether the certificate is verified. Default: true.")
+    verify: Boolean = Field(default=True, description="Whether gitboot verifies the certificate. Default: true.")
     ca: FilePath | None = Field(
         default=None,
-        description="A PEM file in this repository with the authority to trust. Default: the system's own.",
+        description="A PEM file in this repository with the trusted certificate authority. Default: the system's "
+        "authorities.",
     )
     fingerprint: Fingerprint | None = Field(
         default=None,
-        description="The sha256 of the one certificate that it may show, beside what else is checked. Default: any.",
+        description="The sha256 of the only allowed certificate, in addition to the other checks. Default: any "
+        "certificate.",
     )
 
 
 @structure
 class BmcReports:
-    """What a BMC shows of its machine where that is not what the document says: without it, nothing is set there."""
+    """The identity that a BMC shows, if it differs from the document. If both differ, gitboot does not set the BMC."""
 
     uuid: Uuid | None = Field(
-        default=None, description="The UUID that the BMC shows, in either byte order. Default: the server's."
+        default=None, description="The UUID that the BMC shows, in either byte order. Default: the server's UUID."
     )
     serial: Text | None = Field(
-        default=None, description="The serial number or SKU that the BMC shows. Default: the server's."
+        default=None, description="The serial number or SKU that the BMC shows. Default: the server's serial number."
     )
 
 
 @structure
 class Bmc:
-    """A server's management controller, reached through Redfish, or through IPMI where it has none."""
+    """The management controller (BMC) of a server. gitboot uses Redfish, or IPMI if the BMC has no Redfish."""
 
     address: BmcAddress = Field(
-        description="The BMC's base URL: https://10.112.0.13; or ipmi://10.112.0.13 where it has no Redfish."
+        description="The base URL of the BMC: https://10.112.0.13, or ipmi://10.112.0.13 if it has no Redfish."
     )
     system: Text | None = Field(
         default=None,
-        description="The Redfish path of the system: /redfish/v1/Systems/1. Default: the only one there is.",
+        description="The Redfish path of the system: /redfish/v1/Systems/1. Default: the only system of the BMC.",
     )
     credentials: NameField = Field(
-        description="The name of user and password; the instance resolves it, the value never stands in Git."
+        description="The name of the user and password. The instance has the values; they are never in Git."
     )
-    tls: BmcTls = Field(default_factory=BmcTls, description="How its certificate is checked.")
+    tls: BmcTls = Field(default_factory=BmcTls, description="How gitboot checks the certificate.")
     reports: BmcReports | None = Field(
         default=None,
-        description="What it shows of its machine, where that is neither the UUID nor the serial number of the server."
-        " Default: one of the two.",
+        description="The identity that the BMC shows, if it is neither the UUID nor the serial number of the server. "
+        "Default: it is one of the two.",
     )
 
     @check
@@ -130,8 +134,8 @@ class Bmc:
         if self.address.lower().startswith("ipmi:") and (self.system is not None or self.tls != BmcTls()):
             raise Malformed(
                 Code.COMBINATION,
-                "system and tls are Redfish's, and this BMC is reached by IPMI",
-                "leave them out, or write https://HOST where the BMC has Redfish",
+                "system and tls are for Redfish, but the address of this BMC is for IPMI",
+                "remove them, or use https://HOST if the BMC has Redfish",
                 ("address",),
             )
 
@@ -141,71 +145,77 @@ class Bmc:
             raise Malformed(
                 Code.URL,
                 f"expected a Redfish path, found {quote_value(self.system)}",
-                "write it from the root: /redfish/v1/Systems/1",
+                "use an absolute path: /redfish/v1/Systems/1",
                 ("system",),
             )
 
 
 @structure
 class Pin:
-    """A server's own image, whatever streams say: opted out, visibly."""
+    """An image for one server. It wins over streams."""
 
     image: NameField = Field(description="The BootImage that this server boots.")
-    reason: Text = Field(description="Why, for those who find it later.")
+    reason: Text = Field(description="The reason, for other people.")
     until: Instant | None = Field(
         default=None,
-        description="A deadline for people: once past, it is reported; nothing changes by itself. Default: none.",
+        description="A deadline. gitboot reports when it has passed, but changes nothing by itself. Default: none.",
     )
 
 
 @structure
 class ServerSpec:
-    """What a server is."""
+    """The identity, hardware and settings of a server."""
 
     uuid: Uuid | None = Field(
         default=None,
-        description="SMBIOS system UUID, in any case: the key of all that is recorded. Default: it is not "
-        "known yet; until it is, nothing is installed, and no BMC asked.",
+        description="The SMBIOS system UUID, in any case. It is the key of the server's record. Default: not known "
+        "yet. Without a UUID gitboot neither installs the server nor uses its BMC.",
     )
     replaces: Uuid | None = Field(
         default=None,
-        description="The UUID that this machine had before its board was replaced: it is installed once provision is "
-        "above what that one was installed with. Default: none.",
+        description="The UUID that this machine had before its board was replaced. gitboot installs the server only if "
+        "provision is higher than the number that was installed with the old UUID. Default: none.",
     )
     serial: Text | None = Field(
         default=None,
-        description="The serial number, as SMBIOS has it: iPXE finds the server by it, too. Default: none.",
+        description="The SMBIOS serial number. iPXE can find the server by it too. Default: none.",
     )
-    architecture: Architecture = Field(description="The processor's architecture.")
-    firmware: Firmware = Field(description="How the machine's firmware boots.")
+    architecture: Architecture = Field(description="The architecture of the processor.")
+    firmware: Firmware = Field(description="The firmware mode in which the machine boots.")
     interfaces: tuple[Interface, ...] = Field(min_length=1, description="The network interfaces; at least one.")
     bmc: Bmc | None = Field(default=None, description="The management controller. Default: none.")
     lifecycle: Lifecycle = Field(
         default=Lifecycle.ACTIVE,
-        description="Parked: someone else works on it, gitboot keeps off. Retired: for good. Default: Active.",
+        description="Active; Parked if other people work on the machine, so that gitboot changes nothing; Retired if "
+        "the machine is out of service permanently. Default: Active.",
     )
     policy: NameField | None = Field(
-        default=None, description="Its BootPolicy by name, instead of by selection. Default: selection."
+        default=None,
+        description="The name of the BootPolicy, instead of a policy that selects the server. Default: the policy that "
+        "selects it.",
     )
     local_disk: LocalDisk | None = Field(
         default=None,
-        description="How loaders hand over to its disk: Exit, Sanboot, NotFound, or the path of an EFI program on it. "
-        "Default: as the Fleet says of its hardware, else what suits most machines.",
+        description="How loaders boot the disk: Exit, Sanboot, NotFound, or the path of an EFI program on it. "
+        "Default: the setting for its hardware in the Fleet, else the method that works on most machines.",
     )
     loader: Loader | None = Field(
-        default=None, description="What DHCP names for it: iPXE or GRUB. Default: as the Fleet says of its hardware."
+        default=None,
+        description="The loader that DHCP names: iPXE or GRUB. Default: the setting for its hardware in the Fleet.",
     )
-    pin: Pin | None = Field(default=None, description="An image of its own. Default: none.")
-    provision: Integer = Field(default=0, description='Raise it to provision the server again. Default: 0, "as found".')
+    pin: Pin | None = Field(default=None, description="An image for this server alone. Default: none.")
+    provision: Integer = Field(
+        default=0, description="Raise the number to provision the server again. Default: 0, the server stays as it is."
+    )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
-        default=(), description="Arguments that come last; -name removes one. Default: none."
+        default=(), description="Kernel arguments, which come last. -NAME removes one. Default: none."
     )
     vars: dict[VariableName, Variable] = Field(
-        default_factory=dict, description="Variables for templates; they win over all others. Default: none."
+        default_factory=dict, description="Variables for templates. They win over all others. Default: none."
     )
     secrets: dict[VariableName, SecretPath] = Field(
         default_factory=dict,
-        description="Its own files that age encrypted, by name; they win over the profile's. Default: none.",
+        description="Files encrypted with age, by name. They win over those of the profile. Default: none.",
     )
 
     @check
@@ -214,8 +224,8 @@ class ServerSpec:
         if self.uuid is None and (needing := next((name for name, value in needs.items() if value), None)):
             raise Malformed(
                 Code.UUID_NEEDED,
-                f"{needing} needs the UUID of the server, and it has none",
-                f"write its uuid, as `dmidecode -s system-uuid` there says it, or leave out {needing}",
+                f"{needing} needs the UUID of the server, but the server has none",
+                f"add the uuid that `dmidecode -s system-uuid` prints on the server, or remove {needing}",
                 (needing,),
             )
 
@@ -224,22 +234,22 @@ class ServerSpec:
         if not any(interface.boot for interface in self.interfaces):
             raise Malformed(
                 Code.COMBINATION,
-                "no interface of this server may boot",
-                "leave out boot: false on one of them",
+                "every interface of this server has boot: false",
+                "remove boot: false from one interface",
                 ("interfaces",),
             )
 
 
 @structure
 class Server(Document):
-    """One machine: who it is, and how it is reached."""
+    """One machine: its identity, its hardware and its settings."""
 
     kind: Literal["Server"] = Field(description="The kind of this document.")
-    spec: ServerSpec = Field(description="What the server is.")
+    spec: ServerSpec = Field(description="The identity, hardware and settings of the server.")
 
     @property
     def uuid(self) -> SystemUuid:
-        """Return the key of the server in all records: its UUID, or the UUID that stands for an unknown one."""
+        """Return the key of the server in the ledger: its UUID, or a UUID derived from its first MAC address."""
         return self.spec.uuid if self.spec.uuid is not None else derive_uuid(self.spec.interfaces[0].mac)
 
     @property
@@ -248,12 +258,12 @@ class Server(Document):
 
     @property
     def lookup_macs(self) -> tuple[MacAddress, ...]:
-        """Return the MAC addresses by which loaders find the server: of interfaces that may boot, no placeholders."""
+        """Return the MAC addresses by which loaders find the server: of interfaces that may boot, not placeholders."""
         return tuple(mac for mac in self.boot_macs if not is_placeholder_mac(mac))
 
     @property
     def boot_serial(self) -> str | None:
-        """Return the serial number by which loaders find the server. None: it is a placeholder, or unfit for a path."""
+        """Return the serial number by which loaders find the server. None: a placeholder, or invalid in a path."""
         serial = self.spec.serial
         if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
             return None

@@ -58,13 +58,13 @@ _MAX_SECRETS_PER_FILE: Final = 50  # secrets
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
-    """Yield each secret that seems to be published, at its line of a template, or else at the profile."""
+    """Yield each possible secret that would be published, at its line in a template, or else at the profile."""
     known: set[str] = set()
     for path in list_templates(inputs.profile):
         for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
             known.add(secret.digest)
             yield _leak_finding(
-                f"what looks like {secret.kind} would be published",
+                f"this looks like {secret.kind}, and gitboot would publish it",
                 (Id(FILE, path), (secret.line,)),
                 secret.severity,
                 secret.allowance,
@@ -75,7 +75,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
     for leak in find_leaks(boot, frozenset(known), own):
         field = "kernelArguments" if leak.is_argument else "userData"
         yield _leak_finding(
-            f"what looks like {leak.kind} would be published: {leak.location}",
+            f"{leak.location} looks like {leak.kind}, and gitboot would publish it",
             (Id("BootProfile", inputs.profile.metadata.name), ("spec", field)),
             leak.severity,
             inputs.allowances.get(field),
@@ -85,19 +85,19 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 def _leak_finding(
     message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowance: str | None
 ) -> DecisionFinding:
-    # allowed: why the author lets the secret pass
+    # allowance: the author's reason to publish the secret
     if allowance is not None:
         return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowance}", "", place, Severity.WARNING)
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
 
 
 def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield that several policies select the server with one priority, or that no policy does (rule R3)."""
+    """Yield a finding if several policies tie for the server, or if no policy selects it (rule R3)."""
     shared, name = inputs.shared, inputs.server.metadata.name
     if shared.tied:
         yield DecisionFinding(
             Code.POLICY_TIE,
-            f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with one priority",
+            f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with the same priority",
             "raise the priority of one, let one inherit from the other, or narrow a selector",
             (Id("BootPolicy", shared.tied[-1]), ("spec", "select")),
         )
@@ -105,7 +105,7 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         yield DecisionFinding(
             Code.NO_POLICY,
             f"no BootPolicy selects {name}",
-            "select it, name a policy in it, or park it",
+            "let a policy select the server, set its policy, or park it",
             (Id("Server", name), ("metadata", "name")),
             Severity.ERROR if shared.fleet.requires_policy else Severity.WARNING,
             is_shared=False,
@@ -113,18 +113,17 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 
 
 def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield what is wrong with the identities, the BMC, the boot loader and the site of a server.
+    """Yield the problems of a server's identities, BMC, boot loader and site.
 
-    The commit that an instance accepted may have an identity that identifies no machine, if an earlier version
-    accepted it.
+    An instance keeps an accepted commit with a placeholder identity, because earlier versions accepted such commits.
     """
     server, fleet, sites = inputs.server, inputs.shared.fleet, inputs.shared.sites
     own = Id("Server", server.metadata.name)
     for each in list_identities(server):
         if each.is_placeholder:
-            message = f"the {each.kind} {each.value} identifies no machine: many machines show it"
+            message = f"the {each.kind} {each.value} does not identify a machine, because many machines have it"
             is_compared = "reports" in each.path or each.path == ("spec", "replaces")
-            hint = "leave it out" if is_compared else _IDENTITY_HINTS[each.kind]
+            hint = "remove it" if is_compared else _IDENTITY_HINTS[each.kind]
             yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (own, each.path), is_shared=False)
     bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
     if bmc is not None and bmc.tls.ca is not None:
@@ -132,7 +131,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         if bmc.tls.verify and ends is not None:
             yield DecisionFinding(
                 code,
-                f"the authority for BMCs expired at {format_instant(ends)}: gitboot rejects what it signed",
+                f"the CA for BMCs expired at {format_instant(ends)}, so gitboot rejects its certificates",
                 code.hint,
                 (Id(FILE, bmc.tls.ca), (1,)),
                 Severity.WARNING,
@@ -141,15 +140,15 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     loader = inputs.loader
     if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
         is_own = server.spec.loader is not None
-        message = f"DHCP would name {loader} for it, and {_OUTPUT_BY_LOADER[loader]} is not among the outputs"
+        message = f"DHCP would name the loader {loader}, but the Fleet has no output {_OUTPUT_BY_LOADER[loader]}"
         hint = f"add {_OUTPUT_BY_LOADER[loader]} to the Fleet's outputs, or name another loader"
         place = (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware"))
         yield DecisionFinding(Code.COMBINATION, message, hint, place)
     if fleet.has_instances_by_site and len(sites) != 1:
-        found = f"the sites {format_names(sites)} select it" if sites else "no site selects it"
+        found = f"the sites {format_names(sites)} select the server" if sites else "no site selects the server"
         yield DecisionFinding(
             Code.ONE_SITE,
-            f"each site has its own instance, and {found}",
+            f"each site has its own instance, but {found}",
             Code.ONE_SITE.hint,
             (own, ("metadata",)),
             is_shared=False,
@@ -157,9 +156,9 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
 
 
 _IDENTITY_HINTS: Final = {
-    "UUID": "set a UUID in the machine's firmware and write that; until then, leave uuid out",
-    "serial": "set a serial number in the machine's firmware and write that, or leave serial out",
-    "MAC address": "copy the address from the interface itself",
+    "UUID": "set a UUID in the machine's firmware and write it here; until then, remove uuid",
+    "serial": "set a serial number in the machine's firmware and write it here, or remove serial",
+    "MAC address": "copy the address from the network interface",
 }
 _OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
 
@@ -172,22 +171,22 @@ def _authority_expiry(certificates: bytes) -> datetime | None:
 def check_policy(
     server: Server, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield what is wrong with what a policy boots on a server."""
+    """Yield the problems of a policy's boot on a server."""
     policy = Id("BootPolicy", pool.name)
     yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
-        message = f"power On switches a machine on for a boot that is made once, and networkBoot is {pool.network_boot}"
+        message = f"power On is only for one-time boots, but networkBoot is {pool.network_boot}"
         yield DecisionFinding(
             Code.COMBINATION,
             message,
-            "leave out power, or write networkBoot Once or OnImageChange",
+            "remove power, or set networkBoot to Once or OnImageChange",
             (policy, ("spec", "power")),
         )
-    if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # it would wait for ever
+    if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # the boot would wait forever
         yield DecisionFinding(
             Code.COMBINATION,
-            f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it",
-            "give it a bmc, or let another policy select it",
+            f"waitFor PowerOff needs a BMC, but Server/{server.metadata.name} has no bmc",
+            "set bmc, or let another policy select the server",
             (policy, ("spec", "waitFor")),
         )
 
@@ -195,13 +194,13 @@ def check_policy(
 def check_maintenance(
     server: Server, maintenance: Maintenance, inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield what is wrong with what a maintenance boots on a server."""
+    """Yield the problems of a maintenance's boot on a server."""
     spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
     yield from _check_boot(server, key, inputs, boot, override, spec.network_boot, spec.reinstall)
     if boot is not None and boot.writes_disk and spec.window.end is None:
         yield DecisionFinding(
             Code.ENDLESS,
-            f"{key} boots BootImage/{boot.image}, which writes disks, and its window has no end",
+            f"{key} boots BootImage/{boot.image}, which writes disks, but its window has no end",
             Code.ENDLESS.hint,
             (key, ("spec", "window")),
         )
@@ -220,15 +219,15 @@ def _check_boot(
     if image is not None and skew is not None and skew.mode is not SkewMode.NONE:
         version = image.spec.version
         if version_key(version) < version_key(skew.minimum_version):
-            stream = f"ImageStream/{inputs.profile.spec.stream} wants at least {skew.minimum_version}"
-            message = f"BootImage/{image.metadata.name} is version {version}, and {stream}"
+            stream = f"ImageStream/{inputs.profile.spec.stream} requires at least {skew.minimum_version}"
+            message = f"BootImage/{image.metadata.name} is version {version}, but {stream}"
             severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
             yield DecisionFinding(
                 Code.SKEW, message, Code.SKEW.hint, (inputs.chosen_by or own, inputs.chosen_at), severity
             )
     if boot is None:
         return
-    if boot.direct and override is OverrideMode.CONTINUOUS:  # no entry can end it
+    if boot.direct and override is OverrideMode.CONTINUOUS:  # no boot script can end the override
         yield DecisionFinding(
             Code.OVERRIDE_MODE,
             f"override Continuous with BootImage/{boot.image}, which is booted directly",
@@ -245,17 +244,17 @@ def _check_boot(
         )
     is_uuid_needed = (boot.writes_disk or boot.asks_by_uuid) and network_boot is not NetworkBoot.NEVER
     if is_uuid_needed and server.spec.uuid is None:
-        what = "writes disks" if boot.writes_disk else "asks for its user data by UUID"
+        what = "writes disks" if boot.writes_disk else "fetches its user data by UUID"
         yield DecisionFinding(
             Code.UUID_NEEDED,
-            f"{resource} boots BootImage/{boot.image}, which {what}, and the UUID of the server is not known",
-            "write its uuid; until it is known lifecycle: Parked, or what writes no disk",
+            f"{resource} boots BootImage/{boot.image}, which {what}, but the server has no uuid",
+            "set uuid; until you have it, set lifecycle: Parked, or boot an image that writes no disk",
             (own, ("spec",)),
         )
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
-    """Yield each tie of two maintenances, which holds until their overlap is over, also if that lies ahead."""
+    """Yield each tie of two maintenances with a current or future overlap. It holds until the overlap is over."""
     for one, other in combinations(maintenances, 2):
         if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
             bounds = zip(("from", "until"), both, strict=True)
@@ -263,7 +262,7 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
             when = found or "at all times"
             yield DecisionFinding(
                 Code.MAINTENANCE_TIE,
-                f"Maintenance/{one.name} and Maintenance/{other.name} have one priority, and overlap {when}",
+                f"Maintenance/{one.name} and Maintenance/{other.name} have the same priority and overlap {when}",
                 Code.MAINTENANCE_TIE.hint,
                 (Id("Maintenance", other.name), ("spec", "window")),
                 beside=Id("Maintenance", one.name),
@@ -272,11 +271,11 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
 
 
 def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | DecisionFinding | None:
-    """Return the number that Git declares as provisioned, or what is wrong with it. None: no number is declared."""
+    """Return the provision number that an annotation declares as installed, or its problem. None: no annotation."""
     text = server.metadata.annotations.get(PROVISIONED)
     if not fleet.is_declared or text is None:
         return None
-    if text.isascii() and text.isdecimal() and len(text) < 19:  # as in any whole number
+    if text.isascii() and text.isdecimal() and len(text) < 19:  # the limit of the model's integers
         return int(text)
     return DecisionFinding(
         Code.INTEGER,
@@ -288,15 +287,15 @@ def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | Deci
 
 
 def select_artifacts(source: BootSource) -> Artifacts:
-    """Return what the image has for a machine. Raises `Unbootable` if it does not suit the method or the machine."""
+    """Return the artifacts of an image for a machine. Raises `Unbootable` if the method or the machine needs others."""
     image, spec = source.image.metadata.name, source.profile.spec
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:
         raise _machine_error(
             source,
             Code.NO_ARTIFACT,
-            f"BootImage/{image} has nothing for {source.architecture}",
-            "add the architecture to the image, or narrow who boots it",
+            f"BootImage/{image} has no artifacts for {source.architecture}",
+            "add the architecture to the image, or select fewer servers",
         )
     lacking = [need for need in _list_needed_artifacts(source, artifacts) if getattr(artifacts, need) is None]
     if lacking:
@@ -311,7 +310,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
     if not source.mirrors and any(artifact.url.startswith("oci:") for _, artifact in artifacts.files()):
         raise Unbootable(
             Code.NOT_MIRRORED,
-            f"BootImage/{image} has files in a registry, from which no machine fetches",
+            f"BootImage/{image} has files in a registry, and machines cannot fetch from a registry",
             Code.NOT_MIRRORED.hint,
             Id("BootImage", image),
             *("spec", "architectures", str(source.architecture)),
@@ -320,9 +319,9 @@ def select_artifacts(source: BootSource) -> Artifacts:
 
 
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
-    """Return the error at what chose the profile for this machine, because the profile may suit others."""
+    """Return an error at the document that chose the profile for this machine. The profile may suit other machines."""
     resource, path = source.chosen_by
-    return Unbootable(code, f"{message}; it is booted by {source.profile_id}", hint, resource, *path)
+    return Unbootable(code, f"{message}; {source.profile_id} boots it", hint, resource, *path)
 
 
 def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
@@ -354,22 +353,22 @@ _HTTP_BOOT_NEEDS: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
 
 
 def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    """Raise `Unbootable` if arguments, user data, labels or taints cannot reach the system by this boot."""
+    """Raise `Unbootable` if arguments, user data, labels or taints cannot reach the booted system."""
     if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
         if boot.method is not Method.VIRTUAL_MEDIA:
             raise Unbootable(
                 Code.NO_WAY_IN,
-                f"BootImage/{boot.image} says configFrom: Medium, and method {boot.method} inserts none",
-                "boot it by method VirtualMedia, or correct the image's configFrom",
+                f"BootImage/{boot.image} has configFrom: Medium, but method {boot.method} inserts no medium",
+                "use method VirtualMedia, or correct the image's configFrom",
                 source.profile_id,
                 *("spec", "method"),
             )
         if user_data_formats.find_volume(user_data.format) is None:
-            why = f"no system looks for {user_data.format} on a medium"
+            why = f"systems do not look for {user_data.format} on a medium"
             raise Unbootable(
                 Code.NO_WAY_IN,
-                f"BootImage/{boot.image} says configFrom: Medium, and {why}",
-                "build it into the image, or boot a kernel, which is told where it is",
+                f"BootImage/{boot.image} has configFrom: Medium, but {why}",
+                "build it into the image, or boot a kernel, whose arguments contain the URL",
                 source.profile_id,
                 *("spec", "userData", "format"),
             )
@@ -378,8 +377,8 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
     elif user_data is not None and boot.config_from is ConfigFrom.NONE:
         raise Unbootable(
             Code.NO_WAY_IN,
-            f"BootImage/{boot.image} says configFrom: None, so user data does not reach it",
-            "leave out userData, or correct the image's configFrom",
+            f"BootImage/{boot.image} has configFrom: None, so user data does not reach it",
+            "remove userData, or correct the image's configFrom",
             source.profile_id,
             "spec",
             "userData",
@@ -389,7 +388,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
     if asks_by_uuid and user_data is not None and user_data_formats.parse_family(user_data.format).value == "Ignition":
-        return  # all of it can stand in the Ignition document that the system fetches
+        return  # the Ignition document that the system fetches can contain everything
     giver = next((resource for resource, arguments in own if arguments), None)
     if user_data is not None:
         what, resource, path = "user data", source.profile_id, ("spec", "userData")
@@ -412,10 +411,10 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
 def check_command_line(
     arguments: tuple[str, ...], source: BootSource, find_places: Callable[[], Mapping[str, tuple[Id, int]]]
 ) -> None:
-    """Raise `Unbootable` if loaders or the kernel do not take the arguments as they are.
+    """Raise `Unbootable` if loaders or the kernel cannot take the arguments.
 
-    The error is at the argument that they do not take; if they take each alone, at the list with the longest part.
-    ``find_places`` returns where each argument is written: the resource, and the number in its list.
+    The error is at the first argument that they cannot take. If only the whole is too long, the error is at the
+    document with the longest part. ``find_places`` returns the document and the list index of each argument.
     """
     try:
         _quote(arguments)
@@ -445,12 +444,14 @@ _MOST_NAMED: Final = 20  # servers in one line
 
 
 def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
-    """Yield a warning for each thing that copies of the boot files cannot do for a server, as its commit has it."""
+    """Yield a warning for each boot of a server that copies of the boot files cannot serve."""
     endpoint, copies = decision.endpoint, decision.copies
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
     is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
     if endpoint is None and not copies.one_time_boots and is_once:
-        message = "no copy of the boot files serves a one-time boot or records a fetch, and no endpoint is named"
+        message = (
+            "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet names no endpoint"
+        )
         place = (Id("Fleet", fleet.name), ("spec", "endpoint"))
         code = Code.NO_ENDPOINT
         yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
@@ -460,15 +461,15 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
     for maintenance in decision.maintenances:
         boot = maintenance.boot
         if boot is None and alone is None:
-            continue  # the disk, before and after the end
+            continue  # the server boots its disk before and after the end
         is_once = boot is not None and boot.writes_disk and maintenance.network_boot in INSTALL_MODES
         if is_once and not copies.one_time_boots:
-            continue  # no copy has the boot
+            continue  # copies do not have the boot
         unable = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, alone)))
         if endpoint is None:
-            why = "no endpoint is named, so a copy of the boot files ends it only with the next copy"
+            why = "the Fleet names no endpoint, so copies of the boot files end it only with the next copy"
         elif unable:
-            why = f"{unable} cannot ask {endpoint} for its end, so copies do not have it for them"
+            why = f"{unable} cannot query {endpoint} for its end, so copies do not contain it for them"
         else:
             continue
         place = (Id("Maintenance", maintenance.name), ("spec", "window"))
@@ -479,7 +480,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
 def _find_unable_loaders(
     fleet: FleetSettings, decision: Decision, boot: Boot | None, alone: Boot | None
 ) -> Iterator[str]:
-    """Yield the loaders, and other ways to boot, that cannot ask the endpoint whether a maintenance has ended."""
+    """Yield the loaders and boot methods that cannot query the endpoint for the end of a maintenance."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
@@ -491,11 +492,11 @@ def _find_unable_loaders(
     if any(each is not None and each.direct and each.http_boot is not None for each in (boot, alone)):
         yield "UEFI HTTP boot"
     if boot is not None and alone is not None and boot.asks_by_uuid and alone.asks_by_uuid:
-        yield "a system that asks for its user data by UUID"
+        yield "a system that fetches its user data by UUID"
 
 
-# Which labels kubelet accepts: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go (KubeletLabels,
-# KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).
+# The labels that kubelet accepts. Sources: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go
+# (KubeletLabels, KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).
 _KUBERNETES: Final = ("kubernetes.io", "k8s.io")
 _ACCEPTED_NAMESPACES: Final = ("kubelet.kubernetes.io", "node.kubernetes.io")
 _ACCEPTED: Final = frozenset(
@@ -513,7 +514,7 @@ _ACCEPTED: Final = frozenset(
         "topology.kubernetes.io/zone",
     }
 )
-# What people write until they have a digest; the third is that of `gitboot init`.
+# Digests that authors write until they have the real one. `gitboot init` writes the third.
 _PLACEHOLDERS: Final = frozenset({"0" * 64, "f" * 64, "feedc0de" * 8, "deadbeef" * 8})
 
 
@@ -533,7 +534,7 @@ def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
 
 
 def is_accepted_by_kubelet(key: str) -> bool:
-    """Return whether kubelet accepts a label's key in `--node-labels`."""
+    """Return whether kubelet accepts the key of a label in `--node-labels`."""
     namespace, slash, _ = key.partition("/")
     if not slash or not _is_in_domain(namespace, _KUBERNETES):
         return True
@@ -545,7 +546,7 @@ def _is_in_domain(namespace: str, domains: tuple[str, ...]) -> bool:
 
 
 def find_placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning for each image with placeholders in place of digests, at the first one."""
+    """Yield a warning for each image with placeholder digests, at the first placeholder."""
     for name, image in repository.images.items():
         found = [
             ("spec", "architectures", architecture, *at, "sha256")

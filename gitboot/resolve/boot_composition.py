@@ -1,4 +1,4 @@
-"""Boot composer: one boot of image, profile, policy and server (rules R6 and R7)."""
+"""Boot composition: compose a boot of an image, a profile, a policy and a server (rules R6 and R7)."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from gitboot.resolve.templates import TemplateFault
 
 
 class _SharedBoot(Struct, frozen=True):
-    """What boots have in common that differ at most in their servers and in files: everything but their texts."""
+    """The common part of boots that differ only in their servers and files: everything except their texts."""
 
     boot: Boot
-    documents: tuple[object, ...]  # that it is made of, which are held
-    template_values: dict[str, Any] = field(default_factory=dict)  # what templates see of it; empty until one looks
+    documents: tuple[object, ...]  # its sources; the reference keeps their ids unique
+    template_values: dict[str, Any] = field(default_factory=dict)  # empty until a template needs them
 
 
 class Composer:
-    """Composes boots of what their sources hold, and prepares once what several boots have in common."""
+    """Composes boots, and prepares their common parts once."""
 
     def __init__(self) -> None:
         self._plain = PlainDocuments()
-        # By all that it depends on; documents by their identity.
+        # By everything that the common part depends on; documents by their id.
         self._shared_boots: dict[tuple[object, ...], _SharedBoot] = {}
         self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of templates, by path
 
     def compose(self, source: BootSource) -> Boot:
-        """Return the boot with nothing left to choose. Raises `Unbootable` if it cannot work.
+        """Return the composed boot. Raises `Unbootable` if it cannot work.
 
-        Arguments are rendered first, then user data, which may show them, then entries, which may show both.
+        Kernel arguments are rendered first. User data may contain them. Boot scripts may contain both.
         """
         begun = self._prepare_shared_boot(source)
         boot, profile = begun.boot, source.profile.spec
@@ -141,9 +141,9 @@ class Composer:
         }
 
     def locate_arguments(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
-        """Return where each of a composed boot's arguments is written: the resource, and the number in its list.
+        """Return the document and the list index of each kernel argument of a composed boot.
 
-        The arguments that lead to the user data are not written anywhere.
+        Arguments that gitboot adds for the user data have no document.
         """
         context = TemplateContext(self._plain, boot, source, {})
         places = self._locate_arguments(
@@ -154,9 +154,9 @@ class Composer:
     def _render_user_data(self, spec: UserData, context: TemplateContext, source: BootSource) -> UserDataFiles:
         at_most = source.image.spec.user_data
         if not user_data_formats.is_understood(spec.format, at_most):
-            message = f"user data is {spec.format}, and BootImage/{source.image.metadata.name} understands {at_most}"
+            message = f"user data is {spec.format}, but BootImage/{source.image.metadata.name} supports {at_most}"
             hint, at = (
-                "change the format, or the image's userData if it says too little",
+                "change the format, or correct the image's userData",
                 ("spec", "userData", "format"),
             )
             raise Unbootable(Code.USER_DATA_FORMAT, message, hint, source.profile_id, *at)
@@ -194,13 +194,13 @@ def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
 
 
 class PlainDocuments:
-    """Resources in the YAML's own spelling, metadata and spec merged; each is made once.
+    """Documents as templates see them, with YAML names, and with metadata and spec merged.
 
-    Of servers, which are many and are asked for one after the other, only the last is held.
+    It keeps all documents except servers. Of the servers, which templates use one after the other, it keeps the last.
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}  # by the identity of the resource, which is held
+        self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}  # by id(); the value keeps the id unique
         self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
     def get(self, resource: Resource) -> dict[str, Any]:
@@ -219,18 +219,18 @@ class PlainDocuments:
 
 
 def _sort_keys(value: Any) -> Any:
-    """Return a value whose mappings are in the order of their keys: how YAML was written changes no byte."""
+    """Return a value with sorted mappings, so that the order in YAML changes no output."""
     return decode(encode_canonical(value))
 
 
 class TemplateContext:
-    """What templates see, made only when one of them looks."""
+    """The values for templates, made when a template needs them."""
 
     def __init__(self, plain: PlainDocuments, boot: Boot, source: BootSource, shared_values: dict[str, Any]) -> None:
         self._plain, self._boot, self._source = plain, boot, source
-        self._shared = shared_values  # what boots of other servers see too; empty until one looks
+        self._shared = shared_values  # shared with boots of other servers; empty until a template needs them
         self._more: dict[str, Any] = {}
-        self._common: dict[str, Any] = {}  # what all that are made of this one see; empty until one looks
+        self._common: dict[str, Any] = {}  # shared with contexts made from this one; empty until a template needs them
         self._mapping: dict[str, Any] | None = None
 
     def with_values(self, **more: Any) -> TemplateContext:
@@ -269,13 +269,13 @@ class TemplateContext:
         return seen
 
     def make_urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
-        """Return where the machine fetches what; ``user_data`` only once that is rendered."""
+        """Return the URLs for the machine. The URL of the user data exists once the user data is rendered."""
         own = self._common.get("urls") or _make_urls(self._source)
         return {**own, "user_data": user_data.url} if user_data is not None else own
 
 
 def _make_urls(source: BootSource) -> dict[str, Any]:
-    # The host that serves one-time boots has the secrets, whatever mirror has the rest.
+    # Only the host that serves one-time boots has the secrets. Mirrors may have all other files.
     urls: dict[str, Any] = {"base": source.base_url, "secrets": {}}
     if source.server is not None:
         mac = source.server.boot_macs[0]
@@ -291,7 +291,7 @@ _FINITE_NETWORK_BOOTS: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, N
 
 
 def find_secret_files(source: BootSource) -> dict[str, str]:
-    """Return the files of a server's secrets by name: the profile's, and over them the server's own."""
+    """Return the files of a server's secrets by name. Secrets of the server replace those of the profile."""
     user_data = source.profile.spec.user_data
     if user_data is None or source.server is None or source.pool is None:
         return {}
@@ -301,21 +301,21 @@ def find_secret_files(source: BootSource) -> dict[str, str]:
 
 
 def read_secret_texts(source: BootSource) -> dict[str, str]:
-    """Return the encrypted secrets by name, as base64. Raises `Unbootable` if they would be served for ever."""
+    """Return the encrypted secrets by name, as base64. Raises `Unbootable` if gitboot would serve them forever."""
     found = find_secret_files(source)
     user_data = source.profile.spec.user_data
     if user_data is not None and user_data.secrets and not found:
         why = "unknown machines boot it"
         if source.maintenance is not None:
-            why = f"Maintenance/{source.maintenance.metadata.name} boots it, which is no installation"
+            why = f"Maintenance/{source.maintenance.metadata.name} boots it without an installation"
         elif source.pool is not None:
             why = f"BootPolicy/{source.pool.name} boots it with networkBoot {source.pool.network_boot}"
-        message, at = f"the user data names secrets, and {why}", ("spec", "userData", "secrets")
+        message, at = f"the user data names secrets, but {why}", ("spec", "userData", "secrets")
         raise Unbootable(Code.SECRET_KEPT_OPEN, message, Code.SECRET_KEPT_OPEN.hint, source.profile_id, *at)
     return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in found.items()}
 
 
-# What mirrored files are called below their digest; the name says as what one is served.
+# The names of mirrored files below their digest, by role.
 MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
 _KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
 

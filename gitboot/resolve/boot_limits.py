@@ -1,4 +1,4 @@
-"""Limits of boots: stop orders, claims of other hosts, and how long a boot stays valid."""
+"""Boot limits: stop orders, claims of other hosts, and grace periods."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-FETCH_GRACE: Final = timedelta(seconds=60)  # a loader's own retry still finds the boot that it fetched
-CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was consumed
-SERVED_GRACE: Final = timedelta(minutes=30)  # how long an installation that reports no completion is shown as served
-DATA_GRACE: Final = timedelta(hours=2)  # how long a system that was booted may ask for its user data
+FETCH_GRACE: Final = timedelta(seconds=60)  # a loader can fetch its boot again, for a retry
+CONSUMED_GRACE: Final = timedelta(minutes=30)  # wait for evidence after an override was consumed
+SERVED_GRACE: Final = timedelta(minutes=30)  # show an installation without a completion report as served
+DATA_GRACE: Final = timedelta(hours=2)  # a booted system can fetch its user data
 
 
 class StopScope(StrEnum):
-    """Which boots are stopped by something besides the commit."""
+    """The boots that a stop order or a condition stops, in addition to the commit."""
 
     NONE = "none"
     WRITING = "boots that write disks"
@@ -21,7 +21,7 @@ class StopScope(StrEnum):
 
 
 class StopOrder(NamedTuple):
-    """No boot that writes disks is offered, or none at all from the network, until somebody ends that."""
+    """An order of an operator to stop install boots, or all boots from the network, until an operator ends it."""
 
     who: str
     reason: str
@@ -32,7 +32,7 @@ class StopOrder(NamedTuple):
 
 
 class SoleClaim(NamedTuple):
-    """A host may have served the one-time boots of some sites alone, as a file of 2fefe59 states."""
+    """A file of 2fefe59 that declares a host as the only one to serve the one-time boots of some sites."""
 
     file: str
     sites: tuple[str, ...]  # sorted; () if the file cannot be read

@@ -50,7 +50,7 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
 
 
 class BootInputs(Struct, frozen=True, kw_only=True):
-    """What a profile boots, and the files that the profile names."""
+    """The image of a profile, and the files that the profile names."""
 
     profile: BootProfile
     image: BootImage | None  # None: method Disk boots no image
@@ -58,29 +58,29 @@ class BootInputs(Struct, frozen=True, kw_only=True):
     chosen_at: Field  # the field of that document
     skew: Skew | None  # of the stream
     files: Mapping[str, bytes]  # by path: templates and secrets
-    allowances: Mapping[str, str]  # why the author allows a secret, by the field of the profile in which it is
+    allowances: Mapping[str, str]  # the author's reasons to allow secrets, by the field of the profile
 
 
 class MaintenanceInputs(Struct, frozen=True, kw_only=True):
-    """A maintenance, and what it boots."""
+    """A maintenance and the inputs of its boot."""
 
     maintenance: Maintenance
     boot: BootInputs
 
 
 class SharedInputs(Struct, frozen=True, kw_only=True):
-    """Everything that the decisions of similar servers have in common."""
+    """The inputs that the decisions of similar servers share."""
 
     fleet: FleetSettings
-    sites: tuple[str, ...]  # that select the server; the first one is its site
+    sites: tuple[str, ...]  # sites that select the server; the first one is its site
     base_url: str
     endpoint: str | None
     local_disk: str | None  # of the hardware
     loader: Loader | None  # of the hardware
-    pool: Pool | None  # the policy that won
+    pool: Pool | None  # the chosen policy
     boot: BootInputs | None  # of that policy
-    tied: tuple[str, ...]  # the policies, if several won
-    is_unselected: bool  # no policy selects the server, and none is broken
+    tied: tuple[str, ...]  # the policies, if several tie
+    is_unselected: bool  # no policy selects the server, and all policies are valid
     maintenances: tuple[MaintenanceInputs, ...]
 
     @property
@@ -89,7 +89,7 @@ class SharedInputs(Struct, frozen=True, kw_only=True):
 
 
 class ServerInputs(Struct, frozen=True, kw_only=True):
-    """Everything that the decision of one server is made of."""
+    """All inputs of the decision for one server."""
 
     server: Server
     files: Mapping[str, bytes]  # by path: those that the server names
@@ -107,11 +107,11 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
 
 
 Field = tuple[str | int, ...]
-FILE: Final = "file"  # the kind in the place of a finding that is in a file; the field is its line, 1-based
+FILE: Final = "file"  # the kind in a place that is in a file; the field is the line, 1-based
 
 
 class DecisionFinding(NamedTuple):
-    """A problem that servers may have in common; then it is reported once and names them."""
+    """A problem of a decision. If several servers have it, gitboot reports it once and names them."""
 
     code: Code
     message: str
@@ -119,14 +119,14 @@ class DecisionFinding(NamedTuple):
     place: tuple[Id, Field]  # a document and its field; or `FILE` and its path, and the line
     severity: Severity = Severity.ERROR
     is_shared: bool = True
-    most_named: int = 2  # servers that the message names; it counts the others
+    most_named: int = 2  # servers that the message names; it only counts the others
     beside: Id | None = None  # another document, whose file the message names
-    since: datetime | None = None  # from when on it holds; None: it has always held
-    until: datetime | None = None  # when it is over; None: it holds until the commit changes
+    since: datetime | None = None  # the start; None: always
+    until: datetime | None = None  # the end; None: when the commit changes
 
 
 class FindingPlace(NamedTuple):
-    """Where a finding's place was in the resource that it is about."""
+    """The position of a finding in its document, and the origin of the document."""
 
     origin: Origin
     place: Place
@@ -137,9 +137,9 @@ def locate_findings(
     server_findings: Iterable[tuple[str, DecisionFinding]],
     known_places: Mapping[DecisionFinding, FindingPlace],
 ) -> tuple[list[DatedProblem], dict[DecisionFinding, FindingPlace]]:
-    """Return the findings of servers as problems, each once, and where the findings are placed.
+    """Return the findings of servers as problems, each once, and the places of the findings.
 
-    ``known``: where findings are placed in another commit. gitboot reads a document only if it has changed since.
+    ``known_places`` are the places in another commit. gitboot reads a document only if it changed since that commit.
     """
     servers: dict[DecisionFinding, list[str]] = {}
     for server, finding in server_findings:
@@ -175,7 +175,7 @@ def locate_findings(
 
 
 def list_templates(profile: BootProfile) -> tuple[str, ...]:
-    """Return the paths of the templates of which a profile's boot is made."""
+    """Return the paths of a profile's templates."""
     spec = profile.spec
     files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
     return tuple(path for path in files if path is not None)
@@ -188,11 +188,11 @@ OUTPUTS_WITHOUT_HTTPS: Final = (
 )
 LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(
     *(outputs for _, outputs in OUTPUTS_WITHOUT_HTTPS)
-)  # that boot scripts are for
+)  # outputs of boot scripts
 
 
 class _Choice(Struct, frozen=True, kw_only=True):
-    """The policy of servers that the same selectors select, and what they share by pin and rollout."""
+    """The policy of servers with the same selectors, and their shared inputs by pin and rollout."""
 
     selected: list[object]  # policies, maintenances, sites, hardware, holds, and rollouts that select them
     policy: Pool | Tie | None
@@ -201,7 +201,7 @@ class _Choice(Struct, frozen=True, kw_only=True):
 
 
 class FleetView:
-    """Selects the inputs of decisions in one commit. Nothing else of the commit reaches a decision."""
+    """Selects the inputs of decisions in one commit. A decision depends on these inputs alone."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -219,7 +219,7 @@ class FleetView:
             unknown_not_found=spec.unknown_servers == UNKNOWN_NOT_FOUND,
             has_instances_by_site=spec.has_instances_by_site,
         )
-        # Every selector that may tell two servers apart: the result of all of them is a server's class.
+        # All selectors. Servers with the same results share a choice.
         entries: list[tuple[object, Any]] = [
             *((pool, repository.policies[name].spec.select) for name, pool in self.pools.items()),
             *((each, each.spec.select) for each in repository.maintenances.values()),
@@ -242,7 +242,7 @@ class FleetView:
         return ServerInputs(server=server, files=files, shared=self.shared_inputs(server))
 
     def shared_inputs(self, server: Server) -> SharedInputs:
-        """Return what the decision of a server is made of besides its own document and files."""
+        """Return the inputs of a server's decision, except its own document and files."""
         spec = server.spec
         of = self._selecting.find(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
         if (choice := self._choices.get(of)) is None:
@@ -258,9 +258,9 @@ class FleetView:
         return found
 
     def unknown_boot_inputs(self) -> BootInputs | None:
-        """Return what the boots of unknown machines are made of.
+        """Return the inputs of the boots of unknown machines.
 
-        None: the Fleet names no profile for them, or this part of a commit does not have the profile.
+        None: the Fleet names no profile for them, or this part of the commit does not have the profile.
         """
         unknown = self._repository.fleet.spec.unknown_servers
         profile = self._repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None

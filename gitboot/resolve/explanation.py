@@ -1,4 +1,4 @@
-"""Explanation: why a server boots what it boots, with source locations (rule R9)."""
+"""Explanation: the reasons for a server's boot, with source locations (rule R9)."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from gitboot.resolve.server_plan import BootPlan
 
 
 class Reason(Struct, frozen=True, kw_only=True):
-    """One field of what a server boots, and where it is written."""
+    """A field of a server's boot, and the document that sets it."""
 
     field: str  # image, kernelArguments[0], vars.console …
     value: str
     rule: str
     why: str
-    resource: str | None = None  # BootPolicy/web; None: it is written nowhere, a rule adds it
+    resource: str | None = None  # BootPolicy/web; None: a rule adds the field
     path: str | None = None
     line: int | None = None
     column: int | None = None
-    under: str | None = None  # the maintenance under which it holds, where all are explained
-    steps: tuple[Step, ...] = ()  # to the value in the resource's document
+    under: str | None = None  # the maintenance that it belongs to, if all maintenances are explained
+    steps: tuple[Step, ...] = ()  # the path of the value in the document
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """All reasons for one server at one instant, in the order in which the rules decide; and who lost."""
+    """The reasons for a server's boot at a time, in the order of the rules, and the candidates that lost."""
 
     server: str
     reasons: tuple[Reason, ...]
@@ -67,7 +67,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
-    """Explain why ``plan`` is what ``decision`` comes to with ``record``. Both are of this repository."""
+    """Explain a server's plan, which was made of this decision and record. The decision is of this repository."""
     explaining = _Explainer(FleetView(repository), repository, decision, plan, record)
     reasons = []
     for each in explaining.reasons():
@@ -120,17 +120,17 @@ class _Explainer:
             self.lost.append(LosingCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
             policy = f"BootPolicy/{decision.policy.policy}"
-            self.lost.append(LosingCandidate(policy, "R2", "an active maintenance beats every policy"))
+            self.lost.append(LosingCandidate(policy, "R2", "an active maintenance replaces the policy"))
         if (made := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
             yield self._reason("run", made[0], "R5", made[1])
         if plan.maintenance is not None:
             yield from self.explain_maintenance(self._repository.maintenances[plan.maintenance])
         else:
-            assert chosen is not None  # noqa: S101 - what else would the plan be of
+            assert chosen is not None  # noqa: S101 - without a maintenance, the plan is of the policy
             yield from self.explain_policy(chosen)
 
     def timeless_reasons(self) -> Iterator[Reason]:
-        """Yield what the commit alone says: under the server's policy, and under each maintenance."""
+        """Yield the reasons that follow from the commit alone, for the policy and for each maintenance."""
         yield from self.explain_site()
         if self._decision.lifecycle is not Lifecycle.ACTIVE:
             return
@@ -143,7 +143,9 @@ class _Explainer:
     def explain_site(self) -> Iterator[Reason]:
         lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
         if lifecycle is not Lifecycle.ACTIVE:
-            yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
+            yield self._reason(
+                "lifecycle", lifecycle, "R1", "only Active servers have a plan", self._id, "spec", "lifecycle"
+            )
             return
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
         if name is not None:
@@ -152,26 +154,34 @@ class _Explainer:
                 "site", name, "-", "the first site that selects the server", fleet, "spec", "sites", number
             )
         else:
-            yield self._reason("baseURL", self._decision.base_url, "-", "no site selects it", fleet, "spec", "baseURL")
+            yield self._reason(
+                "baseURL", self._decision.base_url, "-", "no site selects the server", fleet, "spec", "baseURL"
+            )
 
     # R2
 
     def explain_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
-        yield self._reason("maintenance", key.name, "R2", "it is active and selects the server", key, "spec", "select")
+        yield self._reason(
+            "maintenance", key.name, "R2", "the maintenance is active and selects the server", key, "spec", "select"
+        )
         spec = maintenance.spec
         for edge, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
             if value is not None:
-                yield self._reason(edge, value.isoformat(), "R2", "half-open", key, "spec", *edge.split("."))
-        yield self._reason("networkBoot", spec.network_boot, "R5", "the maintenance's", key, "spec", "networkBoot")
+                yield self._reason(
+                    edge, value.isoformat(), "R2", "the window is [start, end)", key, "spec", *edge.split(".")
+                )
+        yield self._reason(
+            "networkBoot", spec.network_boot, "R5", "the maintenance sets it", key, "spec", "networkBoot"
+        )
         profile = self._repository.profiles[spec.profile]
-        yield self._reason("profile", spec.profile, "R2", "the maintenance's", key, "spec", "profile")
+        yield self._reason("profile", spec.profile, "R2", "the maintenance sets it", key, "spec", "profile")
         if profile.spec.method is Method.DISK:
             return
         image = choose_maintenance_image(profile, self._repository.streams)
         if profile.spec.stream is not None:
             said_by, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
-            why = "under a maintenance a stream's current image"
+            why = "a maintenance boots the stream's current image"
         else:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
@@ -196,15 +206,17 @@ class _Explainer:
         yield self._reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])
         specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
         for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
-            owner = next(each for each, spec in specs if getattr(spec, name) is not None)  # the last that sets it
-            whose = "the policy's" if owner == pool.name else "inherited"
+            owner = next(each for each, spec in specs if getattr(spec, name) is not None)  # the last one that sets it
+            whose = "the policy sets it" if owner == pool.name else "the policy inherits it"
             value = getattr(pool, name)
             yield self._reason(spelling, value, "R3", whose, Id("BootPolicy", owner), "spec", spelling)
-        yield self._reason("provision", server.spec.provision, "R5", "the number wanted", self._id, "spec", "provision")
+        yield self._reason(
+            "provision", server.spec.provision, "R5", "the server sets it", self._id, "spec", "provision"
+        )
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:
             method = Id("BootProfile", pool.profile)
-            yield self._reason("method", Method.DISK, "R5", "the profile's", method, "spec", "method")
+            yield self._reason("method", Method.DISK, "R5", "the profile sets it", method, "spec", "method")
             return
         image = choose_image(server, profile, self._repository.streams)
         self.lost += image.losing
@@ -217,10 +229,10 @@ class _Explainer:
 
     def _explain_boot(self, source: BootSource) -> Iterator[Reason]:
         profile, decision = source.profile_id, self._decision
-        yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
+        yield self._reason("method", source.profile.spec.method, "R6", "the profile sets it", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
             yield self._reason(
-                "httpBoot", source.profile.spec.http_boot, "R6", "the profile's", profile, "spec", "httpBoot"
+                "httpBoot", source.profile.spec.http_boot, "R6", "the profile sets it", profile, "spec", "httpBoot"
             )
         boot = decision.policy.boot if decision.policy else None
         if source.maintenance is not None:
@@ -235,14 +247,14 @@ class _Explainer:
             if argument in places:
                 resource, index = places[argument]
                 place = (resource, "spec", "kernelArguments", index)
-                yield self._reason(field, argument, "R7", "the last that says so", *place)
+                yield self._reason(field, argument, "R7", "the last document that sets it", *place)
             else:
-                yield self._reason(field, argument, "R7", "gitboot leads the first boot to its user data by it")
+                yield self._reason(field, argument, "R7", "gitboot adds it for the user data")
         if boot.user_data is not None:
             template = source.profile.spec.user_data
             value = template.template if template else ""
             yield self._reason("userData", value, "R6", boot.user_data.format, profile, "spec", "userData", "template")
-        setters: dict[str, Id] = {}  # the last that sets each variable: policies from the root down, profile, server
+        setters: dict[str, Id] = {}  # the last document that sets each variable; policies come first, from the root
         policies = source.pool.chain if source.pool else ()
         holders: list[tuple[Id, Any]] = [
             *((Id("BootPolicy", name), self._repository.policies[name].spec.vars) for name in policies),
@@ -253,21 +265,21 @@ class _Explainer:
             setters |= dict.fromkeys(given, resource)
         for variable, setting in sorted(merge_vars(source).items()):
             written_at = (setters[variable], "spec", "vars", variable)
-            yield self._reason(f"vars.{variable}", setting, "R7", "the last that sets it", *written_at)
+            yield self._reason(f"vars.{variable}", setting, "R7", "the last document that sets it", *written_at)
 
 
 Step = str | int
 
 
 class ServerLocation(NamedTuple):
-    """The place of a server's document."""
+    """The place of a Server document."""
 
     file: str
     lines_above: int  # in the file
 
 
 class DocumentLocation(NamedTuple):
-    """The place of a document that servers may share, and of each value in it."""
+    """The place of a document that servers may share, and of its values."""
 
     file: str
     lines: dict[str, int]  # by the JSON pointer (RFC 6901) of the value
@@ -286,7 +298,7 @@ def json_pointer(path: Path) -> str:
 
 
 class SourceTexts:
-    """The texts of a commit's documents. Keeps the file that was read last."""
+    """The texts of the documents of a commit. It keeps the last file."""
 
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
@@ -329,7 +341,7 @@ def find_source_locations(repository: FleetRepository) -> SourceLocations:
 
 
 def find_moved_documents(before: FleetRepository, now: FleetRepository) -> list[Id]:
-    """Return the documents of either commit whose file, or whose place among the file's documents, differs. Sorted."""
+    """Return the documents of either commit with another file, or another position in the file, sorted."""
     old, new = before.origins, now.origins
     return sorted(each for each in find_differing_keys(old, new) if old.get(each) != new.get(each))
 
@@ -370,9 +382,9 @@ class Explanations:
         return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
 
     def find_changed_servers(self, before: Explanations, decided_servers: Collection[str]) -> Collection[str]:
-        """Return the servers that another commit may explain otherwise, and those that only this commit has.
+        """Return the servers whose explanation may differ from an earlier commit, and new servers.
 
-        ``decided`` are the servers whose decisions may differ. The decisions of the others are the same.
+        ``decided_servers`` are the servers whose decisions may differ.
         """
         servers, old = self._repository.servers, before._repository
         if _fleet_values(self._repository.fleet) != _fleet_values(old.fleet):
@@ -420,7 +432,7 @@ class Explanations:
 
 
 def _fleet_values(fleet: Fleet) -> tuple[object, ...]:
-    """Return what explanations have of the Fleet: its name, and the URLs that templates of kernel arguments read."""
+    """Return the Fleet fields in explanations: its name, and the URLs that templates of kernel arguments read."""
     return fleet.metadata.name, fleet.spec.base_url, fleet.spec.endpoint, fleet.spec.sites
 
 
@@ -442,7 +454,7 @@ def _find_changed_documents(before: FleetRepository, now: FleetRepository) -> se
 
 
 def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
-    """Return what a commit says of streams, images and windows, and where."""
+    """Return the streams, images, maintenances and opt-outs of a commit as JSON values, with their places."""
     return {
         "images": {name: image.spec.version for name, image in repository.images.items()},
         "streams": [

@@ -1,4 +1,4 @@
-"""Fleet decisions: decide for all servers of a commit, or report what prevents it."""
+"""Fleet decisions: decide for all servers of a commit, or report the problems."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from gitboot.resolve.server_plan import Phase
 
 
 class DecidedServer(NamedTuple):
-    """What is decided for a server, the server as the network knows it, and the problems that gitboot found."""
+    """The decision for a server, its network interfaces, and the problems that gitboot found."""
 
     decision: Decision
     host: Host
@@ -63,19 +63,19 @@ class DecidedServer(NamedTuple):
 
 
 class DecidedServers(NamedTuple):
-    """What is decided for some servers, by their names. The mappings may decode a value when it is read."""
+    """The decisions for some servers, by name. The mappings may decode a value when it is read."""
 
     decisions: Mapping[str, Decision]
     hosts: Mapping[str, Host]
-    findings: Mapping[str, tuple[DecisionFinding, ...]]  # only of servers that have any
+    findings: Mapping[str, tuple[DecisionFinding, ...]]  # only of servers with findings
 
 
-# Calls a function for each of some servers, in as many processes as its author likes.
+# Calls a function for each of some servers, in one or more processes.
 Apply = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers]
 
 
 def decide_one_by_one(decide_one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-    """Call a function for each server here and now."""
+    """Call a function for each server, in this process."""
     found = {name: decide_one(name) for name in names}
     return DecidedServers(
         decisions={name: each.decision for name, each in found.items()},
@@ -85,23 +85,22 @@ def decide_one_by_one(decide_one: Callable[[str], DecidedServer], names: Sequenc
 
 
 class FleetDecisions(Struct, frozen=True, kw_only=True):
-    """The decisions of a commit, and where the findings of its servers are placed."""
+    """The decisions of a commit, and the places of its findings."""
 
     repository: FleetRepository
     decisions: Decisions
     finding_places: Mapping[DecisionFinding, FindingPlace]
 
 
-# Errors by which a commit is not accepted, although an instance that has accepted it goes on with it: an earlier
-# version accepted such commits.
+# Errors of a new commit that an instance tolerates in its accepted commit, because an earlier version accepted it.
 TOLERATED_CODES: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
-    """Return the decision for every server. Raises `InvalidRepository` with all that speaks against the commit.
+    """Return the decision for every server. Raises `InvalidRepository` with all problems of the commit.
 
-    By default overlaps count whenever they are, because none is over at the beginning of time.
+    By default, all overlaps of windows count, past ones too.
     """
     try:
         decisions = decide_all(repository).decisions
@@ -118,8 +117,8 @@ def decide_all(
 ) -> FleetDecisions:
     """Return the decisions of a commit that may have been accepted before.
 
-    ``placed``: where findings are placed in another commit, so that gitboot does not read unchanged documents again.
-    Raises `InvalidRepository` for errors that are not of `GOES_ON`, and that do not depend on the time.
+    ``known_places`` are the places of findings in another commit. With them, gitboot does not read unchanged documents.
+    Raises `InvalidRepository` for errors that do not depend on the time, except `TOLERATED_CODES`.
     """
     view, composer = FleetView(repository), Composer()
 
@@ -158,10 +157,7 @@ def decide_all(
 
 
 def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
-    """Return the decision for a server, its findings, and the server as the network knows it.
-
-    Equal inputs give equal results: nothing else is read.
-    """
+    """Return the decision for a server, its network interfaces, and its findings. It depends on the inputs alone."""
     server, shared, fleet = inputs.server, inputs.shared, inputs.shared.fleet
     findings = [*check_choice(inputs), *check_server(inputs)]
     policy = None
@@ -182,7 +178,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
         architecture=server.spec.architecture,
         firmware=server.spec.firmware,
         lifecycle=server.spec.lifecycle,
-        # If unknown machines get anything but 404, a known machine that gets 404 would boot that.
+        # If unknown machines get a boot script and not 404, a known machine with 404 would boot that script.
         restrict=(serving.restrict or local_disk == NOT_FOUND) and fleet.unknown_not_found,
         base_url=shared.base_url,
         provision=server.spec.provision,
@@ -204,13 +200,13 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     return DecidedServer(decision, make_host(server, shared.site, inputs.loader), tuple(findings))
 
 
-NOT_FOUND: Final = "NotFound"  # on to the local disk by having no entry
+NOT_FOUND: Final = "NotFound"  # without a boot script, the machine boots its local disk
 
 
 def _decide_policy(
     inputs: ServerInputs, pool: Pool, boots: BootInputs, composer: Composer, findings: list[DecisionFinding]
 ) -> PolicyDecision:
-    """Return what a policy lets a server boot (rules R4 and R6), and add what is wrong with it to ``findings``."""
+    """Return the boot of a policy (rules R4 and R6). Add its problems to ``findings``."""
     boot = None
     if boots.image is not None:
         boot = _compose(composer, boot_source(inputs, boots, pool=pool), boots, findings)
@@ -232,7 +228,7 @@ def _decide_policy(
 def _decide_maintenance(
     inputs: ServerInputs, of: MaintenanceInputs, composer: Composer, findings: list[DecisionFinding]
 ) -> MaintenanceDecision:
-    """Return what a maintenance lets a server boot (rule R2), and add what is wrong with it to ``findings``."""
+    """Return the boot of a maintenance (rule R2). Add its problems to ``findings``."""
     maintenance, spec, boot = of.maintenance, of.maintenance.spec, None
     if of.boot.image is not None:
         boot = _compose(composer, boot_source(inputs, of.boot, maintenance=maintenance), of.boot, findings)
@@ -254,7 +250,7 @@ def _decide_maintenance(
 
 
 def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
-    """Once; but Always goes on with Continuous where an entry can end it."""
+    """Return Continuous for networkBoot Always if a boot script can end the override, otherwise Once."""
     if network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.direct:
         return OverrideMode.CONTINUOUS
     return OverrideMode.ONCE
@@ -263,7 +259,7 @@ def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideM
 def boot_source(
     inputs: ServerInputs, boot: BootInputs, *, pool: Pool | None = None, maintenance: Maintenance | None = None
 ) -> BootSource:
-    """Return what one server's boot is composed of, under a policy or a maintenance."""
+    """Return the source of a server's boot, for a policy or a maintenance."""
     server, shared = inputs.server, inputs.shared
     assert boot.image is not None  # noqa: S101 - the profile's method is not Disk
     return BootSource(
@@ -286,7 +282,7 @@ def boot_source(
 def _compose(
     composer: Composer, source: BootSource, inputs: BootInputs, findings: list[DecisionFinding]
 ) -> Boot | None:
-    """Return a boot, or None if it cannot work, and add what is wrong with it to ``findings``."""
+    """Return the composed boot, or None if it cannot work. Add its problems to ``findings``."""
     try:
         boot = composer.compose(source)
     except Unbootable as error:
@@ -299,20 +295,20 @@ def _compose(
 def decide_unknown_machines(
     fleet: Fleet, inputs: BootInputs | None, composer: Composer
 ) -> tuple[Mapping[Architecture, Boot] | None, list[tuple[str, DecisionFinding]]]:
-    """Return what machines without a document boot, for each architecture of the image, and what is wrong with it.
+    """Return the boots of unknown machines for each architecture of the image, and the problems.
 
-    Each problem comes with the machines that have it. None: no profile is for such machines.
+    Each problem has the name of the machines. None: the Fleet names no profile for unknown machines.
     """
     if inputs is None:
         return None, []
     profile, image = inputs.profile, inputs.image
     place = (Id("Fleet", fleet.metadata.name), ("spec", "unknownServers", "profile"))
     if image is None or profile.spec.method is not Method.PXE:
-        wanted = "an unknown machine is found by its loader, so its profile needs method Pxe"
-        message, hint = f"{wanted}, found {profile.spec.method}", "name a profile with method Pxe, or write LocalDisk"
+        wanted = "boot loaders identify unknown machines, so the profile needs method Pxe"
+        message, hint = f"{wanted}, found {profile.spec.method}", "name a profile with method Pxe, or set LocalDisk"
         return None, [("", DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False))]
     if image.spec.writes_disk:
-        message = f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks"
+        message = f"unknown machines would boot BootImage/{image.metadata.name}, which writes disks"
         code = Code.UNKNOWN_WRITES_DISK
         return None, [("", DecisionFinding(code, message, code.hint, place, is_shared=False))]
     boots: dict[Architecture, Boot] = {}
@@ -337,24 +333,24 @@ def decide_unknown_machines(
 
 
 def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a problem for each use of something that comes with a later version."""
+    """Yield a problem for each use of a feature that this version does not support."""
     fleet = repository.fleet
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
-        profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together
+        profile = repository.profiles.get(unknown.profile)  # None: the commit is invalid
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             yield repository.build_problem(
                 Code.NOT_YET,
-                "this version of gitboot does not carry out entries of one's own for unknown machines",
+                "this version of gitboot does not support boot scripts from templates for unknown machines",
                 Id("Fleet", fleet.metadata.name),
                 *("spec", "unknownServers", "profile"),
-                hint="leave it out until a version has it",
+                hint="name a profile without templates.ipxe and templates.grub",
             )
 
 
 def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning if a URL that machines ask is one of IPv6, and no client of IPv6 is named.
+    """Yield a warning if a URL for machines has an IPv6 address, and the clients have no IPv6 network.
 
-    What a name leads to is not part of a commit.
+    Host names are not resolved, because their addresses are not part of a commit.
     """
     spec = repository.fleet.spec
     clients = spec.provisioning.clients
@@ -364,7 +360,8 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     if asked := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
         yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
-            f"machines ask {asked}, and no network of IPv6 is among the clients: they would boot their disks",
+            f"machines fetch from {asked}, but the clients have no IPv6 network, so the machines would boot their "
+            f"disks",
             Id("Fleet", repository.fleet.metadata.name),
             *("spec", "provisioning", "clients"),
             severity=Severity.WARNING,
@@ -374,10 +371,10 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
 def decide_loaded(
     loaded: LoadedRevision | InvalidRevision, decide: Callable[[FleetRepository], FleetDecisions] = decide_all
 ) -> FleetDecisions:
-    """Return what a revision decides. Raises `InvalidRepository` with everything that is wrong with it.
+    """Return the decisions of a revision. Raises `InvalidRepository` with all its problems.
 
-    If documents are broken, the others are decided anyway, and their problems are reported with them. Problems that may
-    only follow from a broken document are left out.
+    If documents are broken, gitboot decides with the others, and reports their problems, too. It leaves out problems
+    that may only follow from a broken document.
     """
     if not isinstance(loaded, InvalidRevision):
         try:
@@ -398,19 +395,17 @@ def decide_loaded(
     raise InvalidRepository(dict.fromkeys((*loaded.problems, *besides)), fleet=spec, dated=dated)
 
 
-_POLICY_KINDS: Final = frozenset(
-    {"BootPolicy", "Fleet"}
-)  # of which one that is missing may change who is in which pool
+_POLICY_KINDS: Final = frozenset({"BootPolicy", "Fleet"})  # a missing one may change the policies of servers
 _POLICY_CODES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
 
 
 def find_server_sites(repository: FleetRepository) -> dict[str, Site]:
-    """Return the site of each server that is at one."""
+    """Return the site of each server that has a site, by the server's name."""
     selection = build_site_index(repository)
     found = {name: selection.find(server) for name, server in repository.servers.items()}
     return {name: selected[0] for name, selected in found.items() if selected}
 
 
 def build_site_index(repository: FleetRepository) -> SelectorIndex[Site]:
-    """Return the sites that select servers, the first of which is a server's own."""
+    """Return an index of the sites that select servers. The first one is the server's site."""
     return SelectorIndex((site, site.select) for site in repository.fleet.spec.sites)

@@ -27,7 +27,7 @@ from gitboot.resolve.server_plan import START_EVIDENCE, InstallProgress, Install
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
-    """Return whether the key that a policy wants was provisioned. Lowering ``provision`` never asks again."""
+    """Return whether the provision key of a policy is provisioned. A lower ``provision`` does not install again."""
     if record.provision is None or record.provision < policy.provision:
         return False
     if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
@@ -36,15 +36,15 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
 
 
 def is_overwritten(record: Record, provision: int) -> bool:
-    """Return whether a maintenance wrote the disks of a provisioned server, and no higher number is wanted since."""
+    """Return whether a maintenance wrote the disks of a provisioned server, and the provision number was not raised."""
     return record.overwritten_by is not None and record.provision is not None and record.provision >= provision
 
 
 def provision_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the provision key that a policy wants.
+    """Return the provision key of a policy.
 
-    Under OnImageChange an image may be wanted again that was provisioned before another: what was set for
-    it then says nothing of now, so the instant of the last provisioning is part of the key.
+    Under OnImageChange, the policy may return to an earlier image. Overrides and attempts of then must not count, so
+    the key contains the time of the last provisioning.
     """
     if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
         return f"provision/{policy.provision}"
@@ -52,7 +52,7 @@ def provision_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def image_provision_key(provision: int, image: str, record: Record) -> str:
-    """Return the provision key of an image that is wanted after the recorded provisioning."""
+    """Return the provision key of an image that is to be installed after the recorded provisioning."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{provision}/{image}{since}"
 
@@ -61,7 +61,7 @@ _AFTER: Final = "/after/"
 
 
 def is_covered(recorded_key: str | None, required_key: str) -> bool:
-    """Return whether a boot for one provision key counts for another, too. Lowering the number never asks again."""
+    """Return whether a boot for the recorded key counts for the required one. A lower number does not install again."""
     if recorded_key is None or not (found := _KEY.fullmatch(recorded_key)):
         return False
     same = _KEY.fullmatch(required_key)
@@ -72,7 +72,10 @@ _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
 def parse_attempt_and_boot(base: str, key: str) -> tuple[int, int]:
-    """Return the attempt at a provision key, and its boot, that the key of a boot names, counted from 1."""
+    """Return the numbers of the attempt and of its boot from a boot key, counted from 1.
+
+    ``base`` is the provision key.
+    """
     found = _BOOT.fullmatch(key.removeprefix(base))
     return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
 
@@ -86,9 +89,9 @@ def last_attempt(record: Record, key: str) -> InstallAttempt | None:
 
 
 def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
-    """Return an attempt at another image or number that began after the provisioning, and whose end was not seen.
+    """Return an attempt at another image or number that began after the provisioning and has not ended.
 
-    So it is where a commit goes back while another image, or a higher number, is being installed.
+    This happens if a commit is reverted while another image, or a higher number, is being installed.
     """
     last = record.attempts[-1] if record.attempts else None
     if last is None or record.provision is None or (found := _KEY.fullmatch(last.key)) is None:
@@ -100,17 +103,17 @@ def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
 
 
 def highest_served_provision(record: Record) -> int | None:
-    """Return the highest provision number for which a boot was perhaps served or an override consumed."""
+    """Return the highest provision number for which a boot may have been served or an override was consumed."""
     perhaps = (each.key for each in record.unknown_serves if not each.is_withheld)
     keys = (*(each.key for each in record.attempts), *perhaps, record.consumed_key or "")
     return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
 
 
 def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
-    """Return the next attempt and its next boot, counted from 1. None: an operator has to look first.
+    """Return the next attempt and its next boot, counted from 1. None: an operator has to check the machine first.
 
-    An attempt ends by its installer's word that it has failed, and another follows where the Fleet allows one. One
-    that is silent has perhaps written the disks: that is for a person to look at.
+    If the installer reports a failure, another attempt follows if the Fleet allows one. If the installer reports
+    nothing, it may have written the disks, so a person has to check.
     """
     last = last_attempt(record, provision_key(policy, record))
     if last is None:
@@ -122,7 +125,7 @@ def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, 
 
 
 def next_boot_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key of the next boot, or of the last boot if there is no next one."""
+    """Return the key of the next boot, or of the last one if there is no next boot."""
     key, due = provision_key(policy, record), next_attempt_and_boot(policy, record)
     if due is None and (last := last_attempt(record, key)) is not None:
         return boot_key(key, last.number, len(last.boots))
@@ -130,16 +133,16 @@ def next_boot_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
-    """Return the last attempt at what is wanted; of a provisioned server, at whatever it was."""
+    """Return the last attempt at the policy's provision key, or of a provisioned server the last attempt at any key."""
     if is_provisioned(policy, record):
         return record.attempts[-1] if record.attempts else None
     return last_attempt(record, provision_key(policy, record))
 
 
 def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
-    """Return the token by which the offered or the last attempt asks for its user data and reports its end.
+    """Return the token with which the next or last attempt fetches its user data and reports its end.
 
-    The first one has the decision's own name. None: nothing is installed once.
+    The first attempt has the token of the decision. None: the policy has no one-time installation.
     """
     common, policy = decision.token, decision.policy
     if common is None or policy is None or policy.boot is None or record is None:
@@ -154,7 +157,7 @@ def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
 
 
 def find_unstarted_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
-    """Return the run of a maintenance whose boot was served and whose system has not asked for its data yet."""
+    """Return the run of a maintenance whose boot was served, and whose system has not fetched its user data yet."""
     maintenance = next((each for each in decision.maintenances if each.name == name), None)
     if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.shows_its_start:
         return None
@@ -165,7 +168,7 @@ def find_unstarted_run(decision: Decision, name: str | None, record: Record | No
 
 
 def install_step(decision: Decision, record: Record | None) -> InstallStep:
-    """Return how far the wanted installation has come; if none is wanted, whether there ever was one."""
+    """Return the step of the wanted installation. Without one, return whether the server was ever provisioned."""
     if record is None or is_overwritten(record, decision.provision):
         return InstallStep.UNKNOWN
     policy = decision.policy
@@ -181,9 +184,9 @@ def install_step(decision: Decision, record: Record | None) -> InstallStep:
 
 
 def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttempt | None:
-    """Return the attempt that has begun and whose end was not seen, or that has failed for good.
+    """Return the attempt that has begun and not ended, or that failed without another attempt.
 
-    It may be at something else than what is wanted by now.
+    It may be an attempt at a key that the policy no longer wants.
     """
     if record is None or decision.policy is None or install_step(decision, record) not in _OPEN_STEPS:
         return None
@@ -193,14 +196,14 @@ def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttem
 
 
 def has_all_evidence(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
-    """Return whether fetches have shown everything of an attempt: all its boots, and its start."""
+    """Return whether fetches prove all boots of an attempt and its start."""
     if attempt.failed is not None or len(attempt.boots) < boots:
         return False
     return attempt.started is not None or not shows_start
 
 
 def describe_evidence(decision: Decision, record: Record | None) -> str | None:
-    """Return the evidence for the step of the wanted installation, in words; None: there is no evidence."""
+    """Describe the evidence for the step of the wanted installation. None: no evidence."""
     if record is None or decision.policy is None or decision.installation is None:
         return None
     last = _newest_attempt(decision.policy, record)
@@ -210,7 +213,7 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
 
 
 def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
-    """Return the last run of a maintenance, and the evidence for it in words; None: there is no evidence."""
+    """Return the last run of a maintenance, and describe the evidence for it. None: no evidence."""
     made = record.runs.get(name) if record is not None and name is not None else None
     if made is None or made.given is None:
         return None
@@ -218,7 +221,7 @@ def describe_run_evidence(decision: Decision, name: str | None, record: Record |
         return made.run, f"started: {made.started}"
     return (
         made.run,
-        f"{'attempted' if find_unstarted_run(decision, name, record) is not None else 'made'}: {made.given}",
+        f"{'served' if find_unstarted_run(decision, name, record) is not None else 'consumed'}: {made.given}",
     )
 
 
@@ -228,11 +231,10 @@ _OPEN_STEPS: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, Inst
 def make_first_records(
     decisions: Iterable[Decision], known_records: Mapping[SystemUuid, Record], *, adopt_all: bool
 ) -> list[tuple[SystemUuid, str, Record]]:
-    """Return records for servers that a ledger sees for the first time.
+    """Return records for the servers that a ledger does not have.
 
-    A server is adopted as it stands, its wanted key as provisioned, when its provision number is 0 (nothing is
-    reinstalled by taking over a running fleet), and is pending when it is 1 or more; with ``adopt_all``
-    all are adopted.
+    gitboot adopts a server with provision number 0: it records the server as provisioned and does not reinstall it. A
+    server with 1 or more is pending. With ``adopt_all``, gitboot adopts all servers.
     """
     return [
         (
@@ -246,10 +248,10 @@ def make_first_records(
 
 
 def make_adopted_record(decision: Decision, at: datetime | None = None) -> Record:
-    """Return the record of a server that is as its decision wants it.
+    """Return the record of a server that is installed as its decision wants.
 
-    With an instant, the runs of maintenances that had begun by then count as made, so long ago that nothing is given
-    once more; and what was fetched before it says nothing.
+    With a time, runs of maintenances that began by then count as consumed, and gitboot does not serve them again.
+    Fetches before that time are not evidence.
     """
     policy = decision.policy
     begun = [each for each in decision.maintenances if at is not None and (each.start is None or each.start <= at)]
@@ -265,7 +267,7 @@ def make_adopted_record(decision: Decision, at: datetime | None = None) -> Recor
 
 
 def record_run(record: Record, maintenance: str, run: Run, *, once: bool, overwrites: bool) -> Record:
-    """Return the record after a maintenance's boot. After a boot that writes disks, their content is unknown."""
+    """Return the record after the boot of a maintenance. After an install boot, the content of the disks is unknown."""
     return replace(
         record,
         runs={**record.runs, maintenance: run} if once else record.runs,
@@ -273,26 +275,28 @@ def record_run(record: Record, maintenance: str, run: Run, *, once: bool, overwr
     )
 
 
-HIGHEST_NEW_PROVISION = 1  # the provision number with which a machine comes that was never installed
+HIGHEST_NEW_PROVISION = 1  # a new server with a higher number may have been installed elsewhere
 
 
 class UnrecordedState(StrEnum):
-    """What a ledger makes of a server that it has no record of."""
+    """How gitboot treats a server without a record."""
 
-    NEW = "new"  # adopted as it stands at provision 0, else to be installed
+    NEW = "new"  # adopted at provision 0, otherwise to be installed
     PENDING = "pending"
-    UNKNOWN = "unknown"  # never installed
+    UNKNOWN = "unknown"  # gitboot does not install it
 
 
 class UnrecordedServer(Struct, frozen=True, kw_only=True):
-    """What is known of a server without a record, and why."""
+    """The state of a server without a record, and the reason."""
 
     state: UnrecordedState
     why: str
-    runs: Mapping[str, Run] = field(default_factory=dict)  # of maintenances, that were made on the board before it
+    runs: Mapping[str, Run] = field(
+        default_factory=dict
+    )  # consumed runs of the machine before its board was replaced, by maintenance
 
     def record(self, decision: Decision) -> Record | None:
-        """Return the first record of the server; None: it has no record, and boots its disk."""
+        """Return the first record of the server. None: the server gets no record, and boots its disk."""
         if self.state is UnrecordedState.NEW and decision.provision == 0:
             return make_adopted_record(decision)
         return Record(runs=self.runs) if self.state is not UnrecordedState.UNKNOWN else None
@@ -306,47 +310,47 @@ def classify_unrecorded_server(
     first_provision: int | None,
     shared_mark: str | None = None,
 ) -> UnrecordedServer:
-    """Return what is known of the server of ``decision``, which has no record.
+    """Return the state of a server without a record.
 
-    ``seen`` are all machines that the ledger ever saw. ``introduced`` is the provision number with which the server
-    came since the accepted commit, by the first-parent line (`gitboot.review.commit_path.introduced`); None: it stood
-    there already. ``carries`` says which mark of another machine it has: a new board in the same chassis brings one.
+    - ``seen_machines`` are all machines that the ledger ever saw.
+    - ``first_provision`` is the provision number of the server in the first commit that has it since the accepted one
+      (`gitboot.review.commit_path.find_first_provisions`). None: the accepted commit has the server.
+    - ``shared_mark`` names an identity that the server shares with another machine, as a new board in the same chassis
+      does.
     """
     if (replaced := decision.replaces) is not None:
         before = records.get(replaced)
         if before is None:
-            return UnrecordedServer(
-                state=UnrecordedState.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded"
-            )
+            return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"it replaces {replaced}, which has no record")
         numbers = [each for each in (before.provision, highest_served_provision(before)) if each is not None]
         if not numbers:
             why = f"it replaces {replaced}, which was not provisioned yet"
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
         number = max(numbers)
-        done = "provisioned" if before.provision == number else "given its boot"
-        why = f"it replaces {replaced}, which was {done} with {number}"
+        done = "provisioned" if before.provision == number else "served its boot"
+        why = f"it replaces {replaced}, which was {done} with provision {number}"
         if decision.provision > number:
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
-        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}: provision is not above that")
+        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and provision is not higher")
     if shared_mark is not None:
-        unknown = f"it has {shared_mark}: for a new motherboard, name the UUID of the old one in replaces"
+        unknown = f"it has {shared_mark}; if it is a new motherboard, set replaces to the UUID of the old one"
     elif decision.uuid in seen_machines:
-        unknown = "the ledger saw this machine before, and nothing is recorded of it"
+        unknown = "the ledger saw this machine before, but has no record of it"
     elif first_provision is None:
-        unknown = "it stood in the accepted commit, and nothing is recorded of it"
+        unknown = "the accepted commit has the server, but the ledger has no record of it"
     elif first_provision > HIGHEST_NEW_PROVISION:
-        unknown = f"it came with provision {first_provision}, so it may have been installed elsewhere"
+        unknown = f"it is new with provision {first_provision}, so it may have been installed elsewhere"
     else:
-        return UnrecordedServer(state=UnrecordedState.NEW, why=f"it came with provision {first_provision}")
+        return UnrecordedServer(state=UnrecordedState.NEW, why=f"it is new with provision {first_provision}")
     return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=unknown)
 
 
 def install_progress(record: Record | None, at: datetime) -> InstallProgress | None:
-    """Return how far the installation of a server has come at an instant. None: no installation is under way.
+    """Return the progress of a server's installation at a time. None: no installation is in progress.
 
-    An attempt counts from its first fetch on, whatever the newest commit wants by now, until there is evidence of its
-    completion. If that evidence is only a fetch or a consumed override, or if a maintenance has written the disks, the
-    installation counts as served until the machine fetches a boot of its disk, for at most `SERVED_GRACE`.
+    An attempt counts from its first fetch until there is evidence of its completion, even if the newest commit wants
+    another installation. If the evidence is only a fetch or a consumed override, or if a maintenance wrote the disks,
+    the installation counts as served until the machine boots its disk, for at most `SERVED_GRACE`.
     """
     if record is None:
         return None
@@ -354,7 +358,7 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
     if record.provision is not None:
         last = unfinished_later_attempt(record)
     elif last is not None and record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
-        last = None  # an operator recorded since then that the server is pending: `gitboot records set`
+        last = None  # since then, an operator set the server to pending with `gitboot records set`
     if last is not None:
         return _progress_of_attempt(InstallState.INSTALLING, last, None)
     served = [
@@ -364,14 +368,14 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
 
 
 def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:
-    """Return what names the boot of the disk that ends a served installation. None: no such boot is waited for."""
+    """Return the token of the disk boot that ends a served installation. None: gitboot does not wait for one."""
     if progress is None or progress.state is not InstallState.SERVED:
         return None
     return offer_token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))
 
 
 def _find_served_installations(record: Record) -> Iterator[InstallProgress]:
-    """Yield what was served without a report of its completion, and without a boot of the disk since."""
+    """Yield served installations without a completion report and without a later disk boot."""
     last = record.attempts[-1] if record.attempts else None
     if record.evidence in START_EVIDENCE and record.provisioned_at is not None:
         until = record.provisioned_at + SERVED_GRACE

@@ -1,4 +1,4 @@
-"""Kernel arguments and variables, merged (rule R7)."""
+"""Kernel arguments and variables: merge the lists of documents (rule R7)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gitboot.resolve import user_data_formats
 from gitboot.resolve.policy_selection import BootSource
 from gitboot.resolve.server_decision import Boot, UserDataFiles
 
-# Names that the kernel, dracut, systemd and installers take several times; all others take the last.
+# Names that the kernel, dracut, systemd and installers accept several times. For other names, the last value counts.
 # Sources: Linux kernel-parameters.txt; dracut.cmdline(7); systemd(1), kernel-command-line(7); Anaconda boot options.
 REPEATED: Final = frozenset(
     {
@@ -23,22 +23,23 @@ REPEATED: Final = frozenset(
 )  # fmt: skip
 
 
-@lru_cache(maxsize=4096)  # servers have most of them in common
+@lru_cache(maxsize=4096)  # servers share most arguments
 def argument_name(argument: str) -> str:
-    """Return the name that an argument sets. The kernel takes ``-`` and ``_`` in names for the same."""
+    """Return the name that an argument sets. The kernel treats ``-`` and ``_`` in names as equal."""
     return argument.partition("=")[0].replace("-", "_")
 
 
 _REPEATED_NAMES: Final = frozenset(argument_name(name) for name in REPEATED)
 
 
-@lru_cache(maxsize=1024)  # likewise
+@lru_cache(maxsize=1024)  # servers share most lists
 def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """Merge lists of arguments, of which later ones override earlier ones.
+    """Merge lists of kernel arguments. Later lists override earlier ones.
 
-    ``name=value`` replaces an earlier one of its name, but for those that add up (`REPEATED`);
-    ``-name`` removes all earlier ones of its name, ``-name=value`` just that one. An argument of
-    dashes alone (``--``, Debian's ``---``) is an ordinary argument.
+    - ``name=value`` replaces earlier arguments with this name, except for the names in `REPEATED`.
+    - ``-name`` removes all earlier arguments with this name.
+    - ``-name=value`` removes this argument alone.
+    - Dashes alone (``--``, Debian's ``---``) are an ordinary argument.
     """
     result: list[str] = []
     for argument in (argument for each in lists for argument in each):
@@ -58,7 +59,7 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     return tuple(result)
 
 
-ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # by the resource that they are written in
+ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # with the document that has them
 
 
 def collect_argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
@@ -69,9 +70,9 @@ def collect_argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
 
 
 def collect_own_arguments(source: BootSource) -> ArgumentLists:
-    """Return the arguments besides the image's own, in the order of rule R7.
+    """Return the arguments except those of the image, in the order of rule R7.
 
-    Under a maintenance they are the maintenance's: neither the policy's nor the server's apply (R2).
+    Under a maintenance, the arguments of the policy and of the server do not apply (R2).
     """
     lists: list[tuple[Id, tuple[str, ...]]] = []
     if source.pool is not None:
@@ -86,7 +87,7 @@ def collect_own_arguments(source: BootSource) -> ArgumentLists:
 
 
 def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
-    """Add the arguments that lead a first boot to its user data, unless the author has set them."""
+    """Add the arguments with the URL of the user data, unless the author set them."""
     names = {argument_name(argument) for argument in arguments}
     added = (
         argument
@@ -97,7 +98,7 @@ def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles
 
 
 def merge_vars(source: BootSource) -> dict[str, str | bool]:
-    """R7 for variables: policy chain from the root down, profile, server; by name."""
+    """Merge the variables of the policies from the root, the profile and the server, sorted by name (rule R7)."""
     merged = {
         **(source.pool.vars if source.pool else {}),
         **source.profile.spec.vars,

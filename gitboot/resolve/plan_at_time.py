@@ -1,4 +1,4 @@
-"""Plan at a time: make the plan of a decision and a record, and its transitions."""
+"""Plan at a time: make a plan from a decision and a record, and find its transitions."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def make_plan(
     stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> BootPlan | None:
-    """Return what a server boots at an instant, by its decision and its record (None: it has no record).
+    """Return the plan of a server at a time. None: the server is parked or retired, or has no policy and no
+    maintenance.
 
-    A boot that is made by any of the files that are ``absent`` is not offered, unless it was given already. None where
-    there is no plan: parked, retired, or neither a policy nor an active maintenance.
+    gitboot does not offer a boot that needs one of the ``absent`` files, unless the boot was served already.
     """
     state = _find_boot_state(decision, at, record, stop, absent)
     if state is None:
@@ -70,9 +70,9 @@ def make_plan(
         is_installed = state.maintenance is None and (state.key is not None or boot is None)
         data = told if is_installed else None
     if boot is not None and state.key is not None and record is not None:
-        offered = max(record.offered, record.taken_back)  # since which it is another offer than before
+        offered = max(record.offered, record.taken_back)  # since then, it is a new offer
     if boot is not None and data is not None and (folder := decision.data_folder(data)) is not None:
-        # The system of a boot that is made once asks for its data at a path of its own, and reports by its own token.
+        # The system of a one-time boot fetches its user data from its own path, and reports with its own token.
         boot = boot.move_user_data(folder, token_change=(common or "", told if told is not None else common or ""))
     return BootPlan(
         server=decision.server,
@@ -101,9 +101,9 @@ def make_plan(
 
 
 def drop_ended_windows(decision: Decision, latest_clock: datetime | None) -> Decision:
-    """Return a decision without the windows that ended by ``left``, although the clock was set back since.
+    """Return a decision without the windows that have ended by the latest time that the clock showed.
 
-    A window that had ended by then opens no more; None: the clock was never ahead of what it says.
+    So an ended window does not open again if the clock is set back. None: the clock was not set back.
     """
     if latest_clock is None:
         return decision
@@ -119,7 +119,7 @@ def find_next_transition(
     stop: StopScope = StopScope.NONE,
     absent: Collection[BootFile] = (),
 ) -> datetime | None:
-    """Return the next instant after ``at`` at which the plan changes without a commit and without an observation."""
+    """Return the next time after ``at`` at which the plan changes by itself."""
     later = sorted({instant for instant in _list_transition_times(decision, record) if instant > at})
     if not later:
         return None
@@ -130,10 +130,10 @@ def find_next_transition(
 def make_fallback_plan(
     decision: Decision, withheld_plan: BootPlan, stop: StopScope, absent: Collection[BootFile] = ()
 ) -> BootPlan:
-    """Return what boots instead of ``planned`` if that is withheld, or if a maintenance does not apply.
+    """Return the plan that replaces a withheld one.
 
-    The policy's Always boot if that writes no disk, which needs no record, and lacks no file; else the local disk.
-    While all boots from the network are stopped, it is the local disk in each case.
+    The server gets the policy's Always boot if that writes no disk and has all its files, otherwise the local disk.
+    While all boots from the network are stopped, it gets the local disk.
     """
     is_stopped = stop is StopScope.ALL
     boot = harmless_boot(decision.policy, absent) if not is_stopped else None
@@ -154,19 +154,19 @@ def make_fallback_plan(
 
 
 def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
-    """Return whether a maintenance's one boot was made. A window that starts after its window asks again."""
+    """Return whether the run of a maintenance is consumed. A later window offers the run again."""
     return is_run_consumed(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
 
 
 def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
-    """Return whether a run whose window starts at ``start`` was made, by the last run of its maintenance."""
+    """Return whether a run whose window starts at ``start`` is consumed, by the last run of its maintenance."""
     if last_run is None or last_run.run < run:
         return False
     return last_run.end is None or start is None or start < last_run.end
 
 
 def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
-    """Return the runs that were made of maintenances that are not over, by maintenance."""
+    """Return the consumed runs of maintenances that have not ended, by maintenance."""
     if record is None:
         return {}
     return {
@@ -185,11 +185,11 @@ class _BootState:
     user_data: UserDataFiles | None = None
     override: BootOverride | None = None
     key: str | None = None
-    data: Digest | None = None  # the token by which a system that is booted once asks for its data
-    medium_boot: Boot | None = None  # whose medium lies, or may still lie, in a virtual drive
+    data: Digest | None = None  # the token with which the system of a one-time boot fetches its user data
+    medium_boot: Boot | None = None  # the boot whose medium is, or may still be, in a virtual drive
     is_served_again: bool = field(
         default=False, compare=False
-    )  # whether its boot was given already, and is only given again
+    )  # whether the boot was served before, and is served again
 
 
 def _list_transition_times(decision: Decision, record: Record | None) -> Iterator[datetime]:
@@ -199,7 +199,7 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
     if record is not None:
         if record.grace_until is not None:
             yield record.grace_until
-        if record.provisioned_at is not None:  # a grace that has not begun, by a clock that went back, may begin
+        if record.provisioned_at is not None:  # if the clock was set back, a grace period may still begin
             yield from (record.provisioned_at, record.provisioned_at + DATA_GRACE)
         if record.consumed_at is not None:
             yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
@@ -214,12 +214,12 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
 def _find_boot_state(
     decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent: Collection[BootFile]
 ) -> _BootState | None:
-    """Return what a server boots at an instant, before its files are named. None: it has no plan."""
+    """Return the state of a server's boot at a time, before its URLs are final. None: the server has no plan."""
     policy = decision.policy
     active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
-    if active:  # R2: the highest priority; every tie was over when the commit was accepted
+    if active:  # R2: the highest priority; accepted commits have no current or later ties
         highest = max(active, key=lambda maintenance: maintenance.priority)
         state = _maintenance_state(decision.uuid, highest, at, record)
     elif policy is not None:
@@ -235,7 +235,7 @@ def _find_boot_state(
         return _substitute_state(policy, Cause.STOPPED, absent)
     if boot.writes_disk and _is_withheld(decision, state, at, record):
         instead = _substitute_state(policy, Cause.WITHHELD, absent)
-        if state.is_served_again and instead.boot is None:  # the system that was booted still fetches its user data
+        if state.is_served_again and instead.boot is None:  # the booted system still fetches its user data
             return replace(instead, user_data=state.user_data, data=state.data)
         return instead
     if not state.is_served_again and boot.lacks(absent):
@@ -246,7 +246,7 @@ def _find_boot_state(
 def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Record | None) -> bool:
     """Return whether a newer commit withholds the install boot of a state.
 
-    An attempt that has begun, and not failed, gets its remaining boots, unless a newer commit takes its image back.
+    An attempt that has begun and has not failed gets its remaining boots, unless a newer commit withdraws its image.
     """
     found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.is_active(at)]
     if not found or any(each.takes_image_back for each in found):
@@ -263,7 +263,7 @@ def _select_medium_boot(boot: Boot) -> Boot | None:
 
 
 def _find_running_boot(decision: Decision, at: datetime, record: Record | None, state: _BootState) -> Boot | None:
-    """Return the one-time boot whose system may still read its medium, because its end was not seen."""
+    """Return the one-time boot whose system may still read its medium, because there is no evidence of its end."""
     if record is None:
         return None
     if state.maintenance is not None:
@@ -296,7 +296,7 @@ def _substitute_state(policy: PolicyDecision | None, cause: Cause, absent: Colle
 
 
 def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = ()) -> Boot | None:
-    """Return the policy's Always boot, if that writes no disk and lacks no file; None: the disk boots."""
+    """Return the policy's Always boot if it writes no disk and has all its files. None: the server boots its disk."""
     if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
         return None
     return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot
@@ -345,26 +345,27 @@ def _maintenance_state(
 
 
 def _first_serve_time(record: Record, key: str) -> datetime | None:
-    """Return when an endpoint was first about to serve the boot of a key, if no outcome of that is known."""
+    """Return the time of the first intent to serve the boot of a key, if the outcome is unknown."""
     serve = record.find_unknown_serve(key)
     return serve.seen.at if serve is not None else None
 
 
 def is_run_served_again(last_run: Run, at: datetime) -> bool:
-    """Return whether a maintenance's one boot is still served: for a minute, until its system asks for its data."""
+    """Return whether a run's boot is still served: for `FETCH_GRACE`, until its system fetches its user data."""
     return last_run.started is None and _is_within(last_run.at, at, FETCH_GRACE)
 
 
 def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
-    """Return the run that a maintenance wants, as the reason of an override.
+    """Return the key of the run that a maintenance wants.
 
-    A run that is made again in a later window has a reason of its own: what was set for the first says nothing of it.
+    If a run is repeated in a later window, it has its own key, so overrides that were set for the first one do not
+    count.
     """
     reason = f"maintenance/{maintenance.name}/{maintenance.run}"
     before = record.runs.get(maintenance.name) if record is not None else None
     if record is None or before is None or before.run < maintenance.run or has_run(maintenance, record):
         return reason
-    assert before.end is not None  # noqa: S101 - without an end it has run
+    assert before.end is not None  # noqa: S101 - a run without an end is consumed
     return f"{reason}/after/{format_instant(before.end)}"
 
 
@@ -387,7 +388,7 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
         if since is not None and until is not None and since <= at < until and record.image == boot.image:
             if not record.attempts or unfinished_later_attempt(record) is not None:
                 return given
-            return replace(given, key=record.attempts[-1].boot_key)  # the key that is wanted now may be a later one
+            return replace(given, key=record.attempts[-1].boot_key)  # the next key may belong to a later attempt
         asks_still = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _ADOPTED
         data = boot.user_data if asks_still else None
         if data is not None and record.evidence not in START_EVIDENCE:
@@ -420,11 +421,11 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 
 def release_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key of the installation for which gitboot has to see the machine off."""
+    """Return the key of the installation that waits until gitboot sees the machine off."""
     return f"{provision_key(policy, record)}/{record.offered}"
 
 
-_ADOPTED: Final = "Adopted"  # it was installed before anybody looked: no installer asks for its data still
+_ADOPTED: Final = "Adopted"  # no installer is running that could still fetch its user data
 _CAUSE_BY_STEP: Final = {
     InstallStep.ATTEMPTED: Cause.ATTEMPTED,
     InstallStep.STARTED: Cause.STARTED,
@@ -433,7 +434,7 @@ _CAUSE_BY_STEP: Final = {
 
 
 def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
-    """Return whether a grace holds. It does not hold before it began, if the clock was set back since."""
+    """Return whether a time is in a grace period. If the clock was set back, the period may not have begun."""
     return since <= at < since + grace
 
 
@@ -472,9 +473,9 @@ def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, re
 
 
 def extend_moved_runs(record: Record, decision: Decision) -> Record:
-    """Return the record after a commit moved the windows of runs. A run lasts as long as its window.
+    """Return the record after a commit moved the windows of runs. A run ends with its window.
 
-    So a window that was lengthened and then shortened from the front asks for no second run.
+    So no second run is offered if a window is first extended and then starts later.
     """
     runs = dict(record.runs)
     for each in decision.maintenances:

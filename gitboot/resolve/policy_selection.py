@@ -1,4 +1,4 @@
-"""Policy selection: choose policy and image (rules R3 and R4)."""
+"""Policy selection: choose the policy and the image of a server (rules R3 and R4)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class LosingCandidate(NamedTuple):
-    """A candidate that did not win, and by which rule."""
+    """A candidate that a rule did not choose, and the reason."""
 
     candidate: str
     rule: str
@@ -42,7 +42,7 @@ class LosingCandidate(NamedTuple):
 
 
 class Choice(Struct, Generic[T], frozen=True):
-    """What a rule chose, why, and over whom."""
+    """The choice of a rule, the reason, and the other candidates."""
 
     winner: T
     why: str
@@ -50,7 +50,7 @@ class Choice(Struct, Generic[T], frozen=True):
 
 
 class Pool(Struct, frozen=True, kw_only=True):
-    """A policy with what it inherits."""
+    """A policy, including inherited fields."""
 
     name: str
     chain: tuple[str, ...]  # from the root to the policy itself
@@ -69,7 +69,7 @@ class Pool(Struct, frozen=True, kw_only=True):
 
 
 def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
-    """Return every policy with what it inherits, and what is wrong with the inheritance."""
+    """Return all policies with their inherited fields, and the problems of the inheritance."""
     found: dict[str, Pool] = {}
     problems: list[Problem] = []
     for name in repository.policies:
@@ -77,7 +77,7 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
         while (parent := repository.policies[chain[-1]].spec.inherits) is not None and parent not in chain:
             chain.append(parent)
         if parent is not None:
-            message, hint = f"BootPolicy/{name} is its own ancestor", "remove one of the inherits"
+            message, hint = f"BootPolicy/{name} inherits from itself", "remove inherits from one of the policies"
             problems.append(repository.build_problem(Code.CYCLE, message, policy, "spec", "inherits", hint=hint))
             continue
         chain.reverse()
@@ -102,7 +102,7 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
             )
         elif not any(_find_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
             what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
-            message, hint = f"BootPolicy/{name} neither has nor inherits {what}", f"add {what}, or inherits"
+            message, hint = f"BootPolicy/{name} does not set or inherit {what}", f"set {what}, or inherits"
             problems.append(repository.build_problem(Code.NOT_INHERITED, message, policy, "spec", hint=hint))
     return found, problems
 
@@ -112,13 +112,13 @@ def _find_inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
 
 
 class Tie(NamedTuple):
-    """Candidates between which no rule chooses."""
+    """Candidates with the same priority."""
 
     names: tuple[str, ...]
 
 
 def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choice[Pool] | Tie | None:
-    """Rule R3 for one server: of the policies that select it, or the one that it names."""
+    """Choose the policy of a server: the named one, or one of the policies that select the server (rule R3)."""
     if named_policy is not None:
         lost = tuple(
             LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the server names its policy itself")
@@ -146,7 +146,7 @@ def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choi
 
 
 def is_in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
-    """Return whether a server is among the first ``percent`` of a stream's servers. Raising it only adds servers."""
+    """Return whether a rollout at ``percent`` reaches a server. A higher percentage reaches more servers."""
     return joining_percentage(stream, uuid) <= percent
 
 
@@ -157,7 +157,7 @@ def joining_percentage(stream: str, uuid: SystemUuid) -> int:
 
 
 class NamedImage(NamedTuple):
-    """An image, and where it is named."""
+    """An image, and the document and field that name it."""
 
     image: str
     document: Id
@@ -165,7 +165,7 @@ class NamedImage(NamedTuple):
 
 
 def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]) -> Choice[NamedImage]:
-    """Rule R4 for one server under a policy whose profile boots from the network."""
+    """Choose the image of a server whose profile boots from the network (rule R4)."""
     candidates: list[tuple[NamedImage, str]] = []
     missed: list[LosingCandidate] = []
     name, spec = server.metadata.name, server.spec
@@ -183,7 +183,9 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
             rolled_out = NamedImage(rollout.image, key, ("spec", "rollout", "image"))
             if not selects(rollout.selector, name, server.metadata.labels):
                 missed.append(
-                    LosingCandidate(f"BootImage/{rollout.image}", "R4", "the rollout's selector leaves the server out")
+                    LosingCandidate(
+                        f"BootImage/{rollout.image}", "R4", "the rollout's selector does not select the server"
+                    )
                 )
             elif not is_in_rollout(key.name, server.uuid, rollout.percent):
                 why = f"the rollout has not reached the server at {rollout.percent} %"
@@ -201,20 +203,20 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
 
 
 def choose_maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:
-    """Return the image under a maintenance: the profile's, or the current one of its stream."""
+    """Return the image of a maintenance: the profile's image, or the current image of its stream."""
     if profile.spec.image is not None:
         return profile.spec.image
-    assert profile.spec.stream is not None  # noqa: S101 - the model: exactly one, and not asked for Disk
+    assert profile.spec.stream is not None  # noqa: S101 - a profile that boots from the network has an image or a stream
     return streams[profile.spec.stream].spec.current
 
 
 class OptOut(Struct, frozen=True, kw_only=True):
-    """A pin or a hold, and where it is written."""
+    """A pin or a hold, and its place in the documents."""
 
     what: str  # the pin of web01, a hold of flatcar-stable
     image: str
     reason: str
-    until: datetime | None  # a deadline for people: nothing changes by itself
+    until: datetime | None  # a deadline for people; gitboot changes nothing at that time
     resource: Id
     path: tuple[str | int, ...]
 
@@ -244,12 +246,12 @@ def list_opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
 
 
 def find_overdue_opt_outs(repository: FleetRepository, at: datetime) -> Iterator[Problem]:
-    """Yield a warning for each pin and hold whose deadline is past at ``at``."""
+    """Yield a warning for each pin and hold whose deadline is over."""
     for opt_out in list_opt_outs(repository):
         if opt_out.until is not None and opt_out.until <= at:
             yield repository.build_problem(
                 Code.OVERDUE,
-                f"{opt_out.what} to BootImage/{opt_out.image} was to end at {format_instant(opt_out.until)} "
+                f"the deadline of {opt_out.what} to BootImage/{opt_out.image} was {format_instant(opt_out.until)} "
                 f"({opt_out.reason})",
                 opt_out.resource,
                 *(*opt_out.path, "until"),
@@ -266,7 +268,7 @@ class MinimumVersion(NamedTuple):
 
 
 def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
-    """Return the lowest version for the servers of each profile, if gitboot reports lower ones."""
+    """Return the minimum version for the servers of each profile, if gitboot reports lower versions."""
     return {
         name: MinimumVersion(stream, skew.minimum_version)
         for name, profile in repository.profiles.items()
@@ -277,19 +279,19 @@ def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersi
 
 
 class BootSource(Struct, frozen=True, kw_only=True):
-    """What one boot is composed of."""
+    """The source of a boot."""
 
     image: BootImage
     profile: BootProfile
     architecture: Architecture
     firmware: Firmware
     base_url: str
-    endpoint: str  # the URL of who gives what is made once
+    endpoint: str  # the URL of the endpoint that serves one-time boots
     phase: Phase
     mirrors: bool  # whether the mirror serves the files of images
     files: Mapping[str, bytes]  # by path: those that the profile and the server name
     server: Server | None = None  # None: an unknown machine
-    pool: Pool | None = None  # None: under a maintenance no policy field applies
+    pool: Pool | None = None  # None: under a maintenance, no policy applies
     maintenance: Maintenance | None = None
     site: str | None = None
 
@@ -299,7 +301,7 @@ class BootSource(Struct, frozen=True, kw_only=True):
 
     @property
     def chosen_by(self) -> tuple[Id, tuple[str, ...]]:
-        """The document by which just this machine boots the profile, and its field that says so."""
+        """The document and field that choose the profile for this machine."""
         if self.maintenance is not None:
             return Id("Maintenance", self.maintenance.metadata.name), ("spec", "select")
         if self.server is not None and self.server.spec.policy is not None:
@@ -310,7 +312,7 @@ class BootSource(Struct, frozen=True, kw_only=True):
 
 
 class Unbootable(Exception):
-    """A boot that cannot work: the code, what is wrong, its hint, and the place as of a `DecisionFinding`."""
+    """A boot that cannot work. The place is like that of a `DecisionFinding`."""
 
     def __init__(
         self,
@@ -325,11 +327,11 @@ class Unbootable(Exception):
 
 
 class SelectorIndex(Generic[T]):
-    """What selects servers, in a given order."""
+    """An index of selectors, which finds the selectors of a server in a fixed order."""
 
     def __init__(self, selecting: Iterable[tuple[T, Literal["All", "None"] | Selector]]) -> None:
         self._selecting: list[T] = []
-        self._by_labels: list[tuple[int, Literal["All", "None"] | Selector]] = []  # and those that select all or none
+        self._by_labels: list[tuple[int, Literal["All", "None"] | Selector]] = []  # also "All" and "None"
         self._by_name: dict[str, list[int]] = {}  # by server
         keys: set[str] = set()
         for number, (each, select) in enumerate(selecting):
@@ -345,7 +347,7 @@ class SelectorIndex(Generic[T]):
         self._found: dict[tuple[str | None, ...], tuple[list[int], tuple[T, ...]]] = {}  # by labels
 
     def find(self, server: Server) -> tuple[T, ...]:
-        """Return what selects a server, in the given order."""
+        """Return the items whose selectors select a server, in the order of the index."""
         name, labels = server.metadata.name, server.metadata.labels
         seen = tuple([labels.get(key) for key in self._keys])
         if (found := self._found.get(seen)) is None:

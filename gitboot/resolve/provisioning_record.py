@@ -1,4 +1,4 @@
-"""Provisioning record: the value, and its JSON."""
+"""Provisioning record: the values that the ledger stores about a server, and their JSON."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def find_newer_records(
     ledger_records: Mapping[SystemUuid, Record],
     reasons: Callable[[SystemUuid], Collection[str | None]],
 ) -> list[SystemUuid]:
-    """Return the servers of which a published tree has newer records than a ledger, which is an older copy.
+    """Return the servers whose records in an output tree are newer than in the ledger. The ledger is then an old copy.
 
-    ``reasons`` gives what the ledger has set a server for: what was consumed was set.
+    ``reasons`` returns the keys for which the ledger has set overrides of a server. A consumed override was set before.
     """
     return sorted(
         uuid
         for uuid, record in published_records.items()
         if (
             record.consumed_key is not None or record != ledger_records.get(uuid)
-        )  # of nearly all there is nothing to find
+        )  # a fast check, which excludes most records
         and (
             (before := _progress_key(record)) > (now := _progress_key(ledger_records.get(uuid)))
             or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
@@ -45,7 +45,7 @@ def find_newer_records(
 
 
 def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime]:
-    """Return the parts of a server's record that only grow."""
+    """Return the parts of a record that only increase."""
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
         return (False, 0, 0, beginning, beginning, beginning)
@@ -55,7 +55,7 @@ def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, date
 
 
 def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:
-    """Return whether a published record has an intent that the ledger has neither read nor dropped as withheld."""
+    """Return whether a published record has an intent that the ledger neither has nor dropped as withheld."""
     serves = ledger_record.unknown_serves if ledger_record is not None else ()
     intents = {each.intent for each in serves}
     given_back = max((each.seen.at for each in serves if not each.intent), default=None)
@@ -66,7 +66,7 @@ def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bo
 
 
 def find_last_seen(record: Record) -> datetime | None:
-    """Return when a server was last seen, by its record."""
+    """Return the time at which a server was last seen, by its record."""
     seen = [*(_last_evidence_time(each) for each in record.attempts), *(run.at for run in record.runs.values())]
     seen += [each.seen.at for each in record.unknown_serves if not each.is_withheld]
     return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
@@ -77,20 +77,25 @@ def _last_evidence_time(attempt: InstallAttempt) -> datetime:
 
 
 def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
-    """Return how a provisioned server differs from its plan, in words, by condition."""
+    """Return messages about differences between a provisioned server and its decision, by condition."""
     policy = decision.policy
     if record is None or record.provision is None or policy is None:
         return {}
     found = {}
     if policy.boot is not None and record.image not in (None, policy.boot.image):
-        found["ImageDrift"] = f"provisioned with BootImage/{record.image}, planned is BootImage/{policy.boot.image}"
+        found["ImageDrift"] = (
+            f"provisioned with BootImage/{record.image}, but the plan is BootImage/{policy.boot.image}"
+        )
     if record.pool not in (None, policy.policy):
-        found["PoolDrift"] = f"provisioned in BootPolicy/{record.pool}, planned is BootPolicy/{policy.policy}"
+        found["PoolDrift"] = f"provisioned in BootPolicy/{record.pool}, but the plan is BootPolicy/{policy.policy}"
     return found
 
 
 def shard_name(uuid: SystemUuid) -> str:
-    """In which of the files of a published tree its record is; UUIDs of one maker begin alike."""
+    """Return the file of the output tree that has a server's record.
+
+    UUIDs of a vendor have equal prefixes, so hash them.
+    """
     return f"{crc32(uuid.encode()) & 0xFF:02x}"
 
 
@@ -101,12 +106,12 @@ def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
 
 
 def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
-    """Exported records; raise `UsageError` naming ``path`` where they are something else."""
+    """Parse exported records. Raises `UsageError` with ``path`` if they are malformed."""
     try:
         return {parse_uuid(item["uuid"]): parse_record(item) for item in json.loads(data)["items"]}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
-        raise UsageError(f"{path}: not exported records ({reason}); take ops/records of a published tree") from None
+        raise UsageError(f"{path}: not exported records ({reason}); use ops/records of an output tree") from None
 
 
 def record_facts(record: Record) -> dict[str, Any]:
@@ -118,22 +123,22 @@ def record_facts(record: Record) -> dict[str, Any]:
 
 
 def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
-    """Return an attempt at an installation as JSON values: its fetches, and how far it came."""
+    """Return an install attempt as JSON values: its fetches and its step."""
     return _drop_null_disk_boot({**to_json_value(attempt), "step": attempt.step})
 
 
 def _drop_null_disk_boot(fields: dict[str, Any]) -> dict[str, Any]:
-    """Leave the field out if it is null: 2fefe59 does not write it."""
+    """Remove the field diskBoot if it is null, because 2fefe59 does not write it."""
     return {key: value for key, value in fields.items() if key != "diskBoot" or value is not None}
 
 
 def last_provisioning_facts(record: Record) -> list[Any]:
-    """Return the last provisioning of a server as a JSON value. An operator who changes the record has seen it."""
+    """Return the last provisioning of a server as JSON values. An operator sees them before a change of the record."""
     return [record.offered, record.provision, record.image, to_json_value(record.provisioned_at)]
 
 
 def run_facts(run: Run) -> dict[str, Any]:
-    """Return what was seen of a maintenance's run, as JSON values."""
+    """Return the evidence for a run of a maintenance as JSON values."""
     seen = {
         "given": to_json_value(run.given),
         "started": to_json_value(run.started),
@@ -143,7 +148,7 @@ def run_facts(run: Run) -> dict[str, Any]:
 
 
 def parse_record(item: Mapping[str, Any]) -> Record:
-    """Return the record of JSON values. Raises ValueError, TypeError or KeyError if they are not a record."""
+    """Parse a record. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
 
     def optional(parse: Callable[[Any], T], name: str) -> T | None:
         return parse(item[name]) if item[name] is not None else None
@@ -169,7 +174,7 @@ def parse_record(item: Mapping[str, Any]) -> Record:
 
 
 def parse_unknown_serves(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe, ...]:
-    """Return the intents that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
+    """Parse intents. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
     return tuple(
         UnknownServe(
             text(each["intent"]), text(each["key"]), _parse_step_evidence(each["seen"]), each["isWithheld"] is True
@@ -179,10 +184,10 @@ def parse_unknown_serves(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownSer
 
 
 def parse_attempt(item: Mapping[str, Any]) -> InstallAttempt:
-    """Return the attempt of JSON values. Raises ValueError, TypeError or KeyError if they are not an attempt."""
+    """Parse an install attempt. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
     started, failed, boots = item["started"], item["failed"], tuple(map(_parse_step_evidence, item["boots"]))
     if not boots:
-        raise ValueError("expected the boot that was given")
+        raise ValueError("expected at least one served boot")
     return InstallAttempt(
         key=text(item["key"]),
         number=_parse_number(item["number"]),
@@ -209,42 +214,42 @@ def _parse_run(item: Mapping[str, Any]) -> Run:
 
 
 def parse_run_evidence(item: Mapping[str, Any]) -> dict[str, StepEvidence | None]:
-    """Return what was seen of a run, from `run_facts`. Raises ValueError, TypeError or KeyError for other values."""
+    """Parse the evidence of `run_facts`. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
     names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
     return {name: _parse_step_evidence(item[key]) if item.get(key) is not None else None for name, key in names.items()}
 
 
 def _parse_number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:  # as the ledger has them
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:  # the range of the ledger
         raise ValueError(f"expected a whole number from 0, found {quote_value(value)}")
     return value
 
 
 def _parse_instant(value: object) -> datetime:
-    """Return an instant as `exported` writes it. Evidence has fractions of a second, which YAML has not."""
+    """Parse a time of `encode_records`. Times of evidence have fractions of a second, unlike times in YAML."""
     at = datetime.fromisoformat(text(value))
     if at.tzinfo is None:
-        raise ValueError(f"expected an instant with an offset, found {quote_value(value)}")
+        raise ValueError(f"expected a time with an offset, found {quote_value(value)}")
     return at.astimezone(UTC)
 
 
 class InstallStep(StrEnum):
-    """How far the installation has come that is wanted of a server."""
+    """The step of a server's wanted installation."""
 
-    UNKNOWN = "Unknown"  # nothing is recorded of the server
+    UNKNOWN = "Unknown"  # the server has no record
     PENDING = "Pending"
-    ATTEMPTED = "Attempted"  # its boot was given
-    STARTED = "Started"  # its data was fetched
-    FAILED = "Failed"  # its installer says so
+    ATTEMPTED = "Attempted"  # its boot was served
+    STARTED = "Started"  # its user data was fetched
+    FAILED = "Failed"  # its installer reported a failure
     PROVISIONED = "Provisioned"
 
 
 class StepEvidence(NamedTuple):
-    """What a step is known by."""
+    """The evidence for an installation step: a fetch, or a consumed override."""
 
     at: datetime
-    path: str  # that was fetched, below the output directory; "" where a BMC was read
-    client: str  # by whom
+    path: str  # of the fetched file, below OUTPUT; "" for a consumed override
+    client: str  # the address of the client
 
     def __str__(self) -> str:
         what = f"{self.client} fetched {self.path}" if self.path else "its override was consumed"
@@ -252,40 +257,42 @@ class StepEvidence(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A maintenance's one boot that was made."""
+    """A consumed run of a maintenance."""
 
     run: int
     at: datetime
-    end: datetime | None = None  # of the window in which it was made; None: it had none, or nobody knows
-    given: StepEvidence | None = None  # what it is known by; None: it was said, or by a gitboot that did not note it
-    started: StepEvidence | None = None  # by what the system that was booted has asked for
-    disk_boot: StepEvidence | None = None  # the first boot of the disk that the machine fetched after it
+    end: datetime | None = None  # of its window; None: the window had no end, or the end is unknown
+    given: StepEvidence | None = None  # None: an operator recorded the run, or a version without evidence did
+    started: StepEvidence | None = None  # the booted system fetched its user data
+    disk_boot: StepEvidence | None = None  # the first disk boot that the machine fetched afterwards
 
 
 class UnknownServe(NamedTuple):
-    """A boot of which an endpoint has recorded that it is about to serve it, and not yet what became of that.
+    """An endpoint's intent to serve a boot, without a recorded outcome.
 
-    It uses the boot up from `FETCH_GRACE` after the intent on, and is no evidence. A shared fetch log may take
-    `withheld` before its intent: then this is kept, so that the intent counts for nothing when it comes. Of the intents
-    that were withheld, a record keeps the newest: a tree that still shows an intent knows no more than that ledger.
+    It is not evidence, but the boot counts as consumed from `FETCH_GRACE` after the intent on. In a shared fetch log,
+    the outcome `withheld` may come before its intent. The record then keeps the outcome, so the later intent does not
+    count. Of the withheld intents, the record keeps the newest one, to recognize older output trees.
     """
 
-    intent: str  # the intent's id; "" if it was withheld, and both lines were read; "more" for all beyond a number
-    key: str  # of the boot, as `boot_key` or a maintenance's run has it
+    intent: str  # the id of the intent; "" if it was withheld and complete; "more" for all above a maximum
+    key: str  # of the boot: `boot_key`, or the key of a run
     seen: StepEvidence  # the request
     is_withheld: bool = False
 
 
 class Failure(NamedTuple):
-    """An installer's word that it has failed."""
+    """The report of an installer that it failed."""
 
     at: datetime
     client: str
-    log: str  # its last lines
+    log: str  # the last lines of its log
 
     def __str__(self) -> str:
         last = self.log.splitlines()[-1:]
-        return " ".join([f"{self.client} said so at {format_instant(self.at)}", *(f'("{line}")' for line in last)])
+        return " ".join(
+            [f"{self.client} reported a failure at {format_instant(self.at)}", *(f'("{line}")' for line in last)]
+        )
 
 
 class InstallAttempt(Struct, frozen=True, kw_only=True):
@@ -293,15 +300,15 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
     key: str  # the provision key
     number: int = 1
-    boots: tuple[StepEvidence, ...]  # that were given: more than one where the installer boots several times
+    boots: tuple[StepEvidence, ...]  # served boots; several if the installer boots several times
     started: StepEvidence | None = None
-    started_boot: int = 0  # whose system has asked for its data last, counted from 1
+    started_boot: int = 0  # the last boot whose system fetched its user data, counted from 1
     failed: Failure | None = None
-    disk_boot: StepEvidence | None = None  # the first boot of the disk that the machine fetched after its completion
+    disk_boot: StepEvidence | None = None  # the first disk boot that the machine fetched after the completion
 
     @property
     def is_running(self) -> bool:
-        """Whether the system of the boot that was given last has asked for its data."""
+        """Whether the system of the last served boot fetched its user data."""
         return self.started is not None and self.started_boot == len(self.boots)
 
     @property
@@ -316,11 +323,11 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
     @property
     def last_seen(self) -> StepEvidence:
-        """By what its step is known, or the last boot of an installer that boots several times."""
+        """The newest evidence: the start of the system, or its last served boot."""
         return self.started if self.started is not None and self.is_running else self.boots[-1]
 
     def is_served_again(self, at: datetime) -> bool:
-        """Return whether the last boot is still served: to a second NIC, a loader's retry, or the next loader."""
+        """Return whether the last boot is still served, for a second NIC, a loader's retry, or the next loader."""
         given = self.boots[-1].at
         if self.failed is not None or self.is_running:
             return False
@@ -328,35 +335,35 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
 
 def boot_key(key: str, attempt: int, boot: int) -> str:
-    """Return the key for which one boot of one attempt is offered, set and recorded."""
+    """Return the key of one boot of one attempt, for offers, overrides and records."""
     return key + (f"/attempt/{attempt}" if attempt > 1 else "") + (f"/boot/{boot}" if boot > 1 else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What is known of one server's provisioning; where ``None`` stands for it, nothing is."""
+    """The record of a server's provisioning. None in a field: unknown."""
 
-    provision: int | None = None  # the number that was installed last; None: never provisioned
-    image: str | None = None  # what it was provisioned with
+    provision: int | None = None  # the last installed provision number; None: never provisioned
+    image: str | None = None  # of the last installation
     pool: str | None = None
     decision: Digest | None = field(default=None, metadata=json_key("decisionDigest"))
     evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator
-    provisioned_at: datetime | None = None  # or when it was said to be pending
-    grace_until: datetime | None = None  # until when the boot that was made is still served
-    consumed_at: datetime | None = None  # an override was consumed, and no evidence has followed
-    consumed_key: str | None = None  # the key that it was set for
-    runs: Mapping[str, Run] = field(default_factory=dict)  # maintenance -> the last that was made
-    # In the ledger's sequence: what was offered before either says nothing by being made.
-    offered: int = 0  # the person's word by which boots were offered anew
-    answered: int = 0  # the newest offer of which there is evidence
-    taken_back: int = 0  # by which what another client had fetched was offered anew; what was before still counts
-    attempts: tuple[InstallAttempt, ...] = ()  # at the key that was wanted last, in their order
-    # The key for which its machine was seen off; told to nobody: whoever goes by an export waits for that again.
+    provisioned_at: datetime | None = None  # or the time at which an operator set the server to pending
+    grace_until: datetime | None = None  # the end of the period in which the boot is still served
+    consumed_at: datetime | None = None  # an override was consumed, and there is no later evidence
+    consumed_key: str | None = None  # the key of that override
+    runs: Mapping[str, Run] = field(default_factory=dict)  # maintenance -> its last consumed run
+    # These three are numbers in the ledger's sequence. Fetches of offers before `offered` are not evidence.
+    offered: int = 0  # an operator offered the boots again
+    answered: int = 0  # the newest offer with evidence
+    taken_back: int = 0  # a boot that another client had fetched was offered again; earlier fetches still count
+    attempts: tuple[InstallAttempt, ...] = ()  # at the last wanted key, in their order
+    # The key for which gitboot saw the machine off. Exports leave it out, so an importing instance waits again.
     released: str | None = field(default=None, metadata=OMITTED)
-    overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
-    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # `record_facts` has them
+    overwritten_by: str | None = None  # the maintenance that wrote its disks; only a higher number installs it
+    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # `record_facts` adds them
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
-        """Return the first intent to serve the boot of a key whose outcome is not known."""
+        """Return the first intent with an unknown outcome to serve the boot of a key."""
         found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
         return min(found, key=lambda each: each.seen.at, default=None)

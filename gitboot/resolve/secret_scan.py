@@ -20,7 +20,7 @@ from gitboot.resolve.server_decision import Boot
 
 
 class SecretSpan(NamedTuple):
-    """Where in a text something stands: what names it, and what is secret."""
+    """The offsets of a secret in a text: the start of its name, and the secret itself, [start, end)."""
 
     at: int
     start: int
@@ -35,12 +35,12 @@ class LeakRule(NamedTuple):
 
     kind: str
     severity: Severity
-    words: tuple[str, ...]  # one of which stands in any text that has one, in lower case
+    words: tuple[str, ...]  # in lower case; a text with such a secret contains one of them
     find: Find
-    in_line: bool = False  # whether it finds in each line by itself what it finds in all of them
+    in_line: bool = False  # whether each line can be scanned alone
 
 
-# What stands where a secret could, and is none
+# Harmless values in the place of secrets
 
 _HARMLESS: Final = re.compile(
     r"""
@@ -54,7 +54,7 @@ _HARMLESS: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_MIN_DISTINCT_CHARACTERS: Final = 8  # different characters: a token has more, a placeholder has fewer
+_MIN_DISTINCT_CHARACTERS: Final = 8  # placeholders have fewer different characters than tokens
 # In the documentation of AWS, of kubeadm, and of JWT.
 _EXAMPLES: Final = ("EXAMPLE", "abcdef.0123456789abcdef", "eyJzdWIiOiIxMjM0NTY3ODkwIi")
 
@@ -70,7 +70,7 @@ def _looks_generated(value: str) -> bool:
 
 # Kinds of rules
 
-_compiled: Final = cache(re.compile)  # when a text first has a word of the rule: most commits have those of few
+_compiled: Final = cache(re.compile)  # compiled on first use, because most commits need few rules
 _BLANKS: Final = r"[^\S\n]*+"  # within a line
 _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[^\s'"#,{}\[\];]++))"""
 
@@ -78,7 +78,7 @@ _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[
 def _value_finder(
     pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool
 ) -> Find:
-    """Return a function that finds what a pattern has in one of its groups, without harmless values."""
+    """Return a function that finds the values of a pattern's groups, without harmless values."""
 
     def find(text: str) -> Iterator[SecretSpan]:
         for found in _compiled(pattern, flags).finditer(text):
@@ -93,7 +93,7 @@ _IN_VALUE: Final = ("double", "single", "plain")
 
 
 def _block_finder(begins: str, end: str) -> Find:
-    """Return a function that finds everything from a pattern to ``end``, or to the end of the text."""
+    """Return a function that finds the text from a pattern to ``end``, or to the end of the text."""
     compiled = re.compile(begins)
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -107,7 +107,7 @@ def _block_finder(begins: str, end: str) -> Find:
 
 
 def _line_finder(word: str, pattern: str) -> Find:
-    """Return a function that finds the first match of a pattern in each line that has a word."""
+    """Return a function that finds the first match of a pattern in each line that contains a word."""
     compiled = re.compile(pattern)
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -121,7 +121,7 @@ def _line_finder(word: str, pattern: str) -> Find:
     return find
 
 
-# Rules that are more than a pattern
+# Rules with more than a pattern
 
 
 def _find_password_lists(text: str) -> Iterator[SecretSpan]:
@@ -161,7 +161,7 @@ _KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTIL
 
 
 def _find_assignments(text: str) -> Iterator[SecretSpan]:
-    """Yield each NAME=value of a shell or an environment file whose name is that of a secret."""
+    """Yield each NAME=value of a shell script or an environment file if the name is that of a secret."""
     for found in _ASSIGNMENT.finditer(text):
         value = next(found[each] for each in _IN_VALUE if found[each] is not None)
         if _SECRET_SUFFIX.search(found["name"]) and not _is_harmless(value):
@@ -202,7 +202,7 @@ def _key_finder(*names: str, only: Callable[[str], bool] = bool) -> Find:
     in_its_place = _value_finder(_BEFORE_KEY + key, *_IN_VALUE, only=only)
 
     def find(text: str) -> Iterable[SecretSpan]:
-        # To look for the names alone takes a tenth of the time, and most texts have none of them.
+        # A search for the names alone takes a tenth of the time, and most texts do not contain the names.
         return in_its_place(text) if _compiled(key).search(text) else ()
 
     return find
@@ -336,7 +336,7 @@ RULES: Final = (
 
 
 class Leak(NamedTuple):
-    """Something that looks like a secret, without it."""
+    """The kind and the place of a possible secret, without the secret."""
 
     kind: str  # a private key, a password
     location: str  # user data, line 7; kernel argument rd.luks.key
@@ -345,22 +345,22 @@ class Leak(NamedTuple):
 
 
 class Secret(NamedTuple):
-    """Where a text gives something away; lines are 1-based."""
+    """A possible secret in a text. Lines are 1-based."""
 
     kind: str
-    line: int  # which says what it is
-    first: int  # of the lines that must not be shown
+    line: int  # of the name
+    first: int  # first and last of the lines that must not be shown
     last: int
     severity: Severity
-    digest: str  # of what is secret: the same stands elsewhere, however it is indented
-    allowance: str | None = None  # why its author lets it pass
+    digest: str  # of the secret without white space, to recognize it in other places
+    allowance: str | None = None  # the author's reason to allow it
 
 
 def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
-    """Yield what a boot's published files and arguments seem to give away: the first of each kind.
+    """Yield the possible secrets in a boot's published files and arguments, the first of each kind.
 
-    ``known`` are digests of what was told where it comes from. ``own`` are digests that gitboot has made for the
-    server, and its MAC addresses: many texts differ in them alone.
+    ``known_digests`` are secrets that were reported at their source. ``own`` are digests that gitboot made for the
+    server, and its MAC addresses. Many texts differ only in these values.
     """
     others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
     for argument in boot.kernel_arguments:
@@ -379,13 +379,13 @@ def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Col
 
 
 def _replace_own_values(text: str, others: Iterable[tuple[str, str]]) -> str:
-    """Return a text with others in place of what is a server's own, so that its lines are those of other servers."""
+    """Replace a server's own values, so that the lines equal those of other servers and the caches apply."""
     for own, other in others:
         text = text.replace(own, other)
     return text
 
 
-# To a rule, each looks like any other of its kind, and neither like a placeholder.
+# Rules treat these like all other values of their kind, and not like placeholders.
 _ANY_DIGEST: Final = sha256().hexdigest()
 _ANY_MAC: Final = "00-00-5e-00-53-1a"
 
@@ -401,12 +401,12 @@ _SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|ap
 
 @lru_cache(maxsize=1024)
 def find_secrets_in_file(content: bytes) -> tuple[Secret, ...]:
-    """Return the secrets of a file of the commit, which gitboot scans once for all servers."""
+    """Return the possible secrets of a file of the commit. gitboot scans a file once for all servers."""
     return tuple(find_secrets(content.decode(errors="replace")))
 
 
 def find_secrets(text: str) -> list[Secret]:
-    """Return everything that a text seems to give away, by its lines."""
+    """Return the possible secrets of a text, sorted by line."""
     lines = _scan_lines(text)
     found = [*_apply_rules(text, lines), *_find_encoded_secrets(lines)]
     if not found:
@@ -427,13 +427,13 @@ _Match = tuple[LeakRule, SecretSpan, str]
 
 
 class _LeakLine(NamedTuple):
-    """What one line says by itself."""
+    """The scan result of a line."""
 
     length: int
-    rules: tuple[int, ...]  # that may find something in it with others, by their numbers
-    matches: tuple[tuple[int, SecretSpan, str], ...]  # by the others
-    pieces: tuple[tuple[int, int, str], ...]  # of base64: (start, end, what it has)
-    base64: str | None  # what it has, if it is nothing else
+    rules: tuple[int, ...]  # numbers of rules that may match it together with other lines
+    matches: tuple[tuple[int, SecretSpan, str], ...]  # of the rules that scan single lines
+    pieces: tuple[tuple[int, int, str], ...]  # of base64: (start, end, data)
+    base64: str | None  # the data, if the whole line is base64
 
 
 def _scan_lines(text: str) -> list[_LeakLine]:
@@ -443,7 +443,7 @@ def _scan_lines(text: str) -> list[_LeakLine]:
     ]
 
 
-_MAX_CACHED_LENGTH: Final = 4096  # characters; what is longer would fill the memory
+_MAX_CACHED_LENGTH: Final = 4096  # characters; longer lines would fill the cache's memory
 
 
 @lru_cache(maxsize=8192)  # servers have most of their lines in common
@@ -467,9 +467,9 @@ def _scan_line(line: str) -> _LeakLine:
     )
 
 
-@lru_cache(maxsize=16384)  # lines in which only a name or a digest differs have most parts in common
+@lru_cache(maxsize=16384)  # lines that differ only in a name or a digest share most parts
 def _rules_for(part: str) -> frozenset[int]:
-    """Return the numbers of the rules of which a word stands in a part of a line, which is in lower case."""
+    """Return the numbers of the rules with a word in a part of a line. The part is in lower case."""
     numbers: set[int] = set()
     found = _ANY_WORD.search(part)
     while found is not None:
@@ -480,7 +480,7 @@ def _rules_for(part: str) -> frozenset[int]:
 
 
 def _apply_rules(text: str, lines: list[_LeakLine]) -> list[_Match]:
-    """Return what the rules find, in the order of the rules."""
+    """Return the matches of the rules, in the order of the rules."""
     found, numbers, offset = [], set[int](), 0
     for line in lines:
         if line.matches:
@@ -495,7 +495,7 @@ def _apply_rules(text: str, lines: list[_LeakLine]) -> list[_Match]:
     return [(RULES[number], span, value) for number, span, value in sorted(found, key=itemgetter(0))]
 
 
-_RULES_BY_WORD: Final[defaultdict[str, list[int]]] = defaultdict(list)  # by word, their numbers
+_RULES_BY_WORD: Final[defaultdict[str, list[int]]] = defaultdict(list)  # word -> numbers of rules
 
 
 for _number, _rule in enumerate(RULES):
@@ -503,9 +503,9 @@ for _number, _rule in enumerate(RULES):
         _RULES_BY_WORD[_word].append(_number)
 
 
-_PART: Final = 64  # characters of a line that are looked at together
-_OVERLAP: Final = max(map(len, _RULES_BY_WORD)) - 1  # more characters, in which a word that begins in the part may end
-_WORDS_BY_FIRST: Final[defaultdict[str, list[str]]] = defaultdict(list)  # words by their first character
+_PART: Final = 64  # characters of a part of a line
+_OVERLAP: Final = max(map(len, _RULES_BY_WORD)) - 1  # characters after the part, for words that begin in the part
+_WORDS_BY_FIRST: Final[defaultdict[str, list[str]]] = defaultdict(list)  # first character -> words
 
 
 for _word in sorted(_RULES_BY_WORD):
@@ -520,14 +520,14 @@ _ANY_WORD: Final = re.compile(
 )
 
 
-# What its author lets pass
+# Secrets that their author allows
 
 _ALLOWED: Final = re.compile(r"gitboot:allow-secret[^\S\n]++(?P<why>[^\n]++)")
 _COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
 
 
 def parse_allowance(line: str) -> str | None:
-    """Return the reason that a line gives for a secret in it: ``gitboot:allow-secret REASON``; None: it gives none."""
+    """Return the reason of ``gitboot:allow-secret REASON`` in a line. None: the line does not allow a secret."""
     found = _ALLOWED.search(line)
     return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
 
@@ -552,14 +552,14 @@ class _TextLines:
         return self._allowances[line]
 
 
-# What is encoded
+# Encoded secrets
 
 _BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A-Za-z0-9+/=])")
 _BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
 
 
 def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
-    """Yield what base64 hides, in one piece or in consecutive lines."""
+    """Yield the possible secrets in base64, in one piece or in consecutive lines."""
     offset = 0
     for line in lines:
         for start, end, data in line.pieces:
@@ -573,16 +573,16 @@ def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
 
 @lru_cache(maxsize=1024)  # servers have most of them in common
 def _secrets_in_piece(data: str) -> tuple[tuple[LeakRule, str], ...]:
-    """Return the secrets in a piece of base64 that is not long."""
+    """Return the possible secrets in a short piece of base64."""
     return tuple(_secrets_in_base64(data))
 
 
 def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
-    """Yield what the rules find in data that is encoded up to ``times`` times. None of the data may be shown."""
+    """Yield the possible secrets in data that is encoded up to ``times`` times. All of the data must be hidden."""
     try:
         decoded = a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
     except (Error, UnicodeDecodeError):
-        return  # it is no text
+        return  # the data is not text
     lines = _scan_lines(decoded)
     for rule, _, value in _apply_rules(decoded, lines):
         yield rule, value
@@ -592,7 +592,7 @@ def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, st
 
 
 def _find_base64_blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
-    """Lines of base64 that follow each other."""
+    """Yield blocks of consecutive base64 lines: (start, end, data)."""
     if not any(line.base64 is not None and len(line.base64) >= _MIN_BLOCK_WIDTH for line in lines):
         return
     held: list[str] = []
@@ -611,4 +611,4 @@ def _find_base64_blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]
 
 
 _NO_LINE: Final = _LeakLine(0, (), (), (), None)
-_MIN_BLOCK_WIDTH: Final = 40  # characters of each line but the last
+_MIN_BLOCK_WIDTH: Final = 40  # characters of each line except the last

@@ -1,4 +1,4 @@
-"""Server decision: what a commit decides for a server; values only."""
+"""Server decision: the values that describe what a commit decides for a server."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from gitboot.problems import DatedProblem, Problem, Severity, find_problems_at
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
-    """What a commit says about every server, and about machines that it does not know."""
+    """The decisions of a commit for every server, and for unknown machines."""
 
     revision: str
     base_url: str
     outputs: frozenset[Output]
     evidence: Evidence
     servers: Mapping[str, Decision]  # by name, sorted
-    networks: Mapping[str, Host]  # by server, in their order
-    sites: Mapping[str, str]  # by name, in the document's order: what is reached under which base URL
-    unknown: Mapping[Architecture, Boot] | None  # None: no profile for machines without a document
-    unknown_not_found: bool  # such machines are answered 404
+    networks: Mapping[str, Host]  # by server, in the order of `servers`
+    sites: Mapping[str, str]  # name -> base URL, in the document's order
+    unknown: Mapping[Architecture, Boot] | None  # None: no profile for unknown machines
+    unknown_not_found: bool  # whether unknown machines get 404
     warnings: tuple[Problem, ...]
-    dated: tuple[DatedProblem, ...]  # that depend on the time
+    dated: tuple[DatedProblem, ...]  # they depend on the time
 
     def problems_at(self, now: datetime) -> tuple[Problem, ...]:
-        """Return every problem that holds at an instant, sorted."""
+        """Return the problems at a time, sorted."""
         return tuple(sorted((*self.warnings, *find_problems_at(self.dated, now))))
 
     @property
@@ -59,9 +59,10 @@ class Decisions(Struct, frozen=True, kw_only=True):
 
 
 def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> None:
-    """Raise `InvalidRepository` if a commit cannot be accepted at an instant.
+    """Raise `InvalidRepository` if a commit cannot be accepted at a time.
 
-    It has an error of `GOES_ON`, or one that depends on the time. An instance that has accepted it goes on with it.
+    The commit then has an error of `TOLERATED_CODES`, or an error that depends on the time. An instance that accepted
+    the commit before keeps it.
     """
     problems = decisions.problems_at(now)
     if any(problem.severity is Severity.ERROR for problem in problems):
@@ -72,24 +73,24 @@ INSTALL_MODES: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
 def report_token(uuid: SystemUuid, provision: int, image: str) -> str:
-    """Return the token by which an installer reports a server's provision number and image."""
+    """Return the token with which an installer reports a server's provision number and image."""
     return offer_token(uuid, str(provision), image)
 
 
-@lru_cache(maxsize=256)  # to plan and render one server asks for the same few several times
+@lru_cache(maxsize=256)  # planning and rendering a server needs the same tokens several times
 def offer_token(*parts: str) -> Digest:
-    """Return the digest that names an offer in paths, from the machine and the parts of its offer."""
+    """Return the digest that names an offer in paths, from the UUID of the machine and the parts of the offer."""
     return Digest(sha256("\0".join(parts).encode()).hexdigest())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootFile:
-    """A file that a machine fetches, under the URL that it is given."""
+    """A file that a machine fetches, and its URL for the machine."""
 
     url: str
     sha256: Digest
     size: int | None
-    # whence a mirror takes it; None: it is not mirrored
+    # the URL from which a mirror fetches it; None: not mirrored
     source: str | None = field(default=None, compare=False, metadata=OMITTED)
 
 
@@ -110,19 +111,19 @@ class BootFiles:
 
 
 def _digest_texts(texts: Mapping[str, str]) -> dict[str, Digest]:
-    """Return the digest of each text instead of it, so that JSON does not have secrets."""
+    """Return digests in place of texts, so JSON contains no secrets."""
     return {name: Digest(sha256(text.encode()).hexdigest()) for name, text in texts.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserDataFiles:
-    """Rendered user data: one file, or the bundle that NoCloud wants side by side."""
+    """Rendered user data: one file, or the files of a NoCloud folder."""
 
-    format: str  # as the profile says it: Ignition/3.4
+    format: str  # as in the profile, such as Ignition/3.4
     files: Mapping[str, str] = field(metadata=OMITTED)  # by name, sorted
-    digest: Digest = field(metadata=json_key("sha256"))  # of the file, or of the bundle's names and digests
-    url: str  # what the system is given: the file, or the bundle's folder with a slash at its end
-    # what it may fetch besides: age's, as base64, by name
+    digest: Digest = field(metadata=json_key("sha256"))  # of the file, or of the folder's names and digests
+    url: str  # of the file, or of the folder with a slash at the end
+    # by name: secrets that the system may fetch, encrypted with age, as base64
     secrets: Mapping[str, str] = field(default_factory=dict, metadata=json_writer(_digest_texts, unless_default=True))
 
     @property
@@ -146,7 +147,7 @@ def _digest_entries(entries: Mapping[str, str]) -> dict[str, Digest]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boot:
-    """One boot from the network, with nothing left to choose."""
+    """A completely resolved boot from the network."""
 
     profile: str
     image: str
@@ -160,27 +161,27 @@ class Boot:
     user_data: UserDataFiles | None
     node_labels: Mapping[str, str]
     node_taints: tuple[Taint, ...] = field(metadata=json_writer(_write_texts))
-    # by loader: the author's own entry instead of the built-in one
+    # by loader: boot scripts from templates, in place of the built-in ones
     entries: Mapping[str, str] = field(metadata=json_writer(_digest_entries))
-    templates: Mapping[str, Digest]  # the template files that went into this boot
-    # how many times its installer boots from the network before it is done
+    templates: Mapping[str, Digest]  # digests of the template files of this boot
+    # how many times the installer boots from the network
     boots: int = field(default=1, metadata=UNLESS_DEFAULT)
 
     @property
     def direct(self) -> bool:
-        """Whether what starts is a uki or iso, which is passed no arguments."""
+        """Whether it starts a uki or an iso, which get no kernel arguments."""
         if self.method is Method.PXE:
             return self.files.kernel is None
         return self.http_boot is not HttpBoot.LOADER
 
     @property
     def medium(self) -> str | None:
-        """The URL of the image that its BMC inserts; None: it boots otherwise."""
+        """The URL of the image that the BMC inserts. None: another method."""
         return self.files.iso.url if self.method is Method.VIRTUAL_MEDIA and self.files.iso is not None else None
 
     @property
     def reads_medium(self) -> bool:
-        """Whether the system finds its user data on a second medium, beside the one that it boots from."""
+        """Whether the system reads its user data from a second medium."""
         return self.medium is not None and self.config_from is ConfigFrom.MEDIUM and self.user_data is not None
 
     @property
@@ -190,13 +191,13 @@ class Boot:
 
     @property
     def direct_uki(self) -> BootFile | None:
-        """The uki of a direct boot, which a loader under UEFI can start too; None: it is an iso."""
+        """The uki of a direct boot, which UEFI boot loaders can start, too. None: an iso, or not a direct boot."""
         by_pxe = self.method is Method.PXE
         return self.files.uki if self.direct and (by_pxe or self.http_boot is HttpBoot.UKI) else None
 
     @property
     def shows_its_start(self) -> bool:
-        """Whether the system that it boots fetches something that only it would."""
+        """Whether the booted system fetches a URL that no other client fetches."""
         if self.user_data is None or self.direct:
             return self.asks_by_uuid
         folder = self.user_data.url.rpartition("/")[0]
@@ -204,7 +205,7 @@ class Boot:
 
     @property
     def may_ask_by_identity(self) -> bool:
-        """Whether the system finds its user data by who the machine is, as far as its image or its texts say so."""
+        """Whether the system may find its user data by the machine's identity, by its image and texts."""
         if self.config_from is ConfigFrom.SYSTEM_UUID or not (self.shows_its_start or self.reads_medium):
             return True
         user_data = self.user_data.files.values() if self.user_data is not None else ()
@@ -212,9 +213,9 @@ class Boot:
         return any(mark in text for mark in _BY_IDENTITY for text in texts)
 
     def move_user_data(self, folder: str, *, token_change: tuple[str, str]) -> Boot:
-        """Return the boot of a system that finds its user data in another folder below the base URL.
+        """Return the boot with its user data in another folder below the base URL.
 
-        Its installer reports by the second of two tokens in place of the first.
+        In all texts, the second token replaces the first one, so the installer reports with the second.
         """
         user_data = self.user_data
         within = f"/{user_data.folder}/" if user_data is not None and not self.asks_by_uuid else None
@@ -231,18 +232,18 @@ class Boot:
 
     @property
     def loaded_kernel(self) -> BootFile:
-        """The kernel of a boot that is not direct; rule R6 sees to it that there is one."""
+        """The kernel of a boot that is not direct. Rule R6 guarantees it."""
         assert self.files.kernel is not None  # noqa: S101
         return self.files.kernel
 
     @property
     def http_boot_file(self) -> BootFile | None:
-        """What firmware fetches by UEFI HTTP boot, if this boot has it."""
+        """The file that firmware fetches for UEFI HTTP boot. None: another method."""
         return getattr(self.files, self.http_boot) if self.http_boot is not None else None
 
     @property
     def fetched_files(self) -> tuple[BootFile, ...]:
-        """The files that a machine fetches by it: what its method starts, and what any text that it is given names."""
+        """The files that a machine fetches: those that its method starts, and those with a URL in the boot's texts."""
         files, started = self.files, set[BootFile | None]()
         if self.direct:
             started = {self.direct_uki or files.iso}
@@ -256,13 +257,13 @@ class Boot:
         return bool(absent) and any(each in absent for each in self.fetched_files)
 
 
-# What a URL has of user data that is found by UUID, or by a query: see `render.aliases`.
+# Parts of URLs of user data that a system finds by UUID or by a query: see `render.aliases`.
 _BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/nocloud/", "/user-data/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyDecision:
-    """What a server's policy lets it boot."""
+    """The boot of a server under its policy."""
 
     policy: str
     network_boot: NetworkBoot
@@ -271,19 +272,19 @@ class PolicyDecision:
     disk_boot: DiskBoot
     power: PolicyPower
     provision: int  # the number wanted
-    attempts: int = field(default=1, metadata=UNLESS_DEFAULT)  # how often that may be attempted
-    # what has to be seen before the first attempt
+    attempts: int = field(default=1, metadata=UNLESS_DEFAULT)  # the number of attempts that are allowed
+    # what gitboot waits for before the first attempt
     wait_for: PolicyWait = field(default=PolicyWait.NONE, metadata=UNLESS_DEFAULT)
 
 
 def is_within(at: datetime, start: datetime | None, end: datetime | None) -> bool:
-    """Return whether an instant lies in the window [start, end); None: the window has no such bound."""
+    """Return whether a time is in the window [start, end). None: no bound."""
     return (start is None or start <= at) and (end is None or at < end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaintenanceDecision:
-    """What a maintenance lets a server boot, and in which window: [start, end)."""
+    """The boot of a server under a maintenance, in the window [start, end)."""
 
     name: str
     start: datetime | None
@@ -295,14 +296,14 @@ class MaintenanceDecision:
     run: int
     power: MaintenancePower
     max_unavailable: str
-    # Site, or a label's key; None: of all that it selects
+    # "Site", or the key of a label; None: of all selected servers
     max_unavailable_per: str | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def is_active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)
 
     def find_overlap(self, other: MaintenanceDecision) -> tuple[datetime | None, datetime | None] | None:
-        """Return the window [start, end) in which both are active; None: there is no such window."""
+        """Return the window [start, end) in which both are active. None: they do not overlap."""
         start = max((each for each in (self.start, other.start) if each is not None), default=None)
         end = min((each for each in (self.end, other.end) if each is not None), default=None)
         return (start, end) if start is None or end is None or start < end else None
@@ -312,9 +313,9 @@ class WithheldBoot(NamedTuple):
     """An install boot that a newer commit does not offer, in the window [start, end)."""
 
     maintenance: str | None  # None: the policy's boot
-    start: datetime | None  # None: from the beginning
-    end: datetime | None  # None: without an end
-    takes_image_back: bool  # whether the newer commit offers another image there, or none
+    start: datetime | None  # None: no start
+    end: datetime | None  # None: no end
+    takes_image_back: bool  # whether the newer commit offers another image or no boot in this window
     by: str  # the newer commit
 
     def is_active(self, at: datetime) -> bool:
@@ -322,14 +323,14 @@ class WithheldBoot(NamedTuple):
 
 
 class CopySettings(NamedTuple):
-    """What the boot files in OUTPUT and in its copies may serve without a record of the fetch."""
+    """What copies of the boot files may serve without a record of the fetch."""
 
-    one_time_boots: bool = False  # whether they serve one-time boots
-    late_ends: bool = False  # whether loaders that cannot ask the endpoint for the end of a maintenance get it
-    ipxe_https: bool = False  # whether iPXE can ask an endpoint by https
+    one_time_boots: bool = False  # whether copies serve one-time boots
+    late_ends: bool = False  # whether loaders get a maintenance if they cannot query the endpoint for its end
+    ipxe_https: bool = False  # whether iPXE can query an endpoint with HTTPS
 
     def facts(self) -> dict[str, Any]:
-        """Return what differs from the defaults, as `spec.serving` of the Fleet has it."""
+        """Return the settings that differ from the defaults, with the names of `spec.serving`."""
         return {
             **({"oneTimeBoots": "Copies"} if self.one_time_boots else {}),
             **({"lateEnds": "Accept"} if self.late_ends else {}),
@@ -337,11 +338,11 @@ class CopySettings(NamedTuple):
         }
 
 
-DEFAULT_COPY_SETTINGS: Final = CopySettings()  # what a Fleet that sets nothing means
+DEFAULT_COPY_SETTINGS: Final = CopySettings()  # of a Fleet without settings
 
 
 def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict[str, Any]]:
-    """Return maintenances as JSON values, each with its window as one of them."""
+    """Return maintenances as JSON values. Start and end become an object `window`."""
     found = []
     for each in map(to_json_value, maintenances):
         window = {bound: each.pop(bound) for bound in ("start", "end")}
@@ -351,42 +352,42 @@ def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """Everything that a commit says about one server: what could boot, and when."""
+    """The decision of a commit for a server: its possible boots, and their windows."""
 
     server: str
     uuid: SystemUuid
-    macs: tuple[MacAddress, ...]  # of the interfaces that may boot
+    macs: tuple[MacAddress, ...]  # of interfaces that may boot
     architecture: Architecture
     firmware: Firmware
     lifecycle: Lifecycle
-    restrict: bool  # whether a server that boots its disk gets 404 by each lookup
+    restrict: bool  # whether each lookup of a server that boots its disk gets 404
     base_url: str = field(metadata=json_key("baseURL"))
-    provision: int  # the number wanted, whether a policy asks for it now or not
+    provision: int  # the provision number of the document
     policy: PolicyDecision | None
-    # in the order of their names
+    # sorted by name
     maintenances: tuple[MaintenanceDecision, ...] = field(metadata=json_writer(maintenances_facts))
-    # the number that Git says is provisioned; only where that is the evidence
+    # the provision number that Git declares as installed, if the Fleet uses this evidence
     declared: int | None = field(default=None, metadata=UNLESS_DEFAULT)
-    serial: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # that a loader may look it up by
-    # what its UUID was before its board was replaced
+    serial: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # for lookups of boot loaders
+    # its UUID before its board was replaced
     replaces: SystemUuid | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # whether no boot that writes disks is offered, whatever asks for it
+    # whether all install boots are stopped
     stopped: bool = field(default=False, metadata=UNLESS_DEFAULT)
-    # the URL of who gives what is made once, for trees that cannot; None: nobody is named
+    # the URL of the endpoint that serves one-time boots, for copies; None: no endpoint is named
     endpoint: str | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # how loaders hand over to its disk: Exit, Sanboot, a path; None: as for most
+    # how boot loaders start its disk: Exit, Sanboot, a path; None: the default way
     local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)
     copies: CopySettings = field(
         default=DEFAULT_COPY_SETTINGS, metadata=json_writer(CopySettings.facts, unless_default=True)
     )
-    # Install boots that newer commits do not offer. Not in the digest: the commit of this decision does not contain it.
+    # Install boots that newer commits do not offer. They are not in the digest, because they depend on other commits.
     withheld: tuple[WithheldBoot, ...] = field(default=(), metadata=OMITTED)
-    # once it was asked for
+    # computed on first use
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 
     @property
     def digest(self) -> Digest:
-        """Of all that it says; another process that is given it has it with it."""
+        """A digest of the decision, which other processes receive together with the decision."""
         if (known := self._digest) is None:
             object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known
@@ -401,38 +402,41 @@ class Decision:
         return tuple(boot for boot in found if boot is not None)
 
     def find_withheld_files(self, is_withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
-        """Return the files that machines fetch in its boots and that are withheld."""
+        """Return the files of its boots that are withheld."""
         return frozenset(file for boot in self.boots for file in boot.fetched_files if is_withheld(file))
 
     @property
     def token(self) -> Digest | None:
-        """What is fetched, and reported, of the installation that is wanted names; None: nothing is installed once."""
+        """The token of the wanted one-time installation, for fetches and reports.
+
+        None: there is no such installation.
+        """
         boot = self.installation
         return Digest(report_token(self.uuid, self.provision, boot.image)) if boot is not None else None
 
     @property
     def installation(self) -> Boot | None:
-        """The boot by which its policy wants something installed; None: nothing is installed once."""
+        """The one-time install boot of its policy. None: the policy has none."""
         return self.policy.boot if self.policy is not None and self.policy.network_boot in INSTALL_MODES else None
 
     def data_folder(self, token: Digest) -> str | None:
-        """Return the folder, below the base URL, in which only the system of this offer looks for its user data."""
+        """Return the folder below the base URL that has the user data of this offer alone."""
         return f"v1/boot/{self.macs[0]}/data/{token}" if self.macs else None
 
 
 class OverrideTarget(StrEnum):
-    """Redfish ComputerSystem ``BootSourceOverrideTarget``: those that gitboot sets."""
+    """Values of ``BootSourceOverrideTarget`` of a Redfish ComputerSystem that gitboot sets."""
 
     UEFI_HTTP = "UefiHttp"
     PXE = "Pxe"
     HDD = "Hdd"
     CD = "Cd"
-    USB_CD = "UsbCd"  # how some BMCs boot the disc that a plan wants as Cd
+    USB_CD = "UsbCd"  # some BMCs boot a virtual CD with this value
     NONE = "None"
 
 
 class OverrideEnabled(StrEnum):
-    """Redfish ComputerSystem ``BootSourceOverrideEnabled``."""
+    """Values of ``BootSourceOverrideEnabled`` of a Redfish ComputerSystem."""
 
     DISABLED = "Disabled"
     ONCE = "Once"
@@ -440,7 +444,7 @@ class OverrideEnabled(StrEnum):
 
 
 class Nic(Struct, frozen=True, kw_only=True):
-    """One interface: its MAC address and what IP addresses it is given."""
+    """A network interface with its MAC address and IP addresses."""
 
     mac: MacAddress
     addresses: tuple[str, ...]  # without prefix lengths
@@ -448,17 +452,17 @@ class Nic(Struct, frozen=True, kw_only=True):
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """One server's interfaces, and whose mirror is near."""
+    """The network interfaces and the site of a server."""
 
     server: str
     lifecycle: Lifecycle
     site: str | None
     nics: tuple[Nic, ...]  # in the document's order
-    loader: Loader | None = None  # that DHCP names; None: as for most machines
+    loader: Loader | None = None  # that DHCP names; None: the default one
 
 
 def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
-    """Return a server as the network knows it."""
+    """Return the network interfaces and the site of a server."""
     return Host(
         server=server.metadata.name,
         lifecycle=server.spec.lifecycle,
@@ -476,23 +480,23 @@ def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
 
 
 def list_idle_macs(host: Host) -> tuple[MacAddress, ...]:
-    """Return the interfaces that the machine may not boot from, which its decision does not list."""
+    """Return the MAC addresses of interfaces that the machine may not boot from. Its decision does not have them."""
     return tuple(nic.mac for nic in host.nics if not nic.boots)
 
 
 class FieldSources(Struct, frozen=True, kw_only=True):
-    """The documents that set the fields of a server. They follow from the commit alone, and decide nothing."""
+    """The documents that set the fields of a server. They depend on the commit alone, and are for display."""
 
-    stream: str | None  # whose images its policy follows
-    joins: int | None  # at which percentage the stream's rollout reaches it; None: it is there, or there is none
-    kept: str | None  # the pin or hold that keeps it where it is
-    packed: bytes  # its lines, compressed: a fleet has many that are alike
+    stream: str | None  # of its policy
+    joins: int | None  # the percentage at which the stream's rollout reaches it; None: already reached, or no rollout
+    kept: str | None  # the pin or hold that sets its image
+    packed: bytes  # the compressed lines
 
     @property
     def lines(self) -> list[list[Any]]:
-        """Each: field, value, rule, reason, the maintenance under which it holds, document, place in the document.
+        """The lines: field, value, rule, reason, maintenance, document, place in the document.
 
-        The place is the line within the server's own document, and a JSON pointer in other documents. Document and
+        The place is a line number in the server's own document, and a JSON pointer in other documents. Document and
         place are None if a rule adds the field.
         """
         found: list[list[Any]] = json.loads(zlib.decompress(self.packed))

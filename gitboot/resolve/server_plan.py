@@ -1,4 +1,4 @@
-"""Server plan: what a server boots at a time; values only."""
+"""Server plan: the values that describe a server's boot at a time."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gitboot.resolve.server_decision import Boot, OverrideEnabled, OverrideTarge
 
 
 class InstallState(StrEnum):
-    """How an installation that has begun is shown until there is evidence of its completion."""
+    """The state of an installation that has begun and has no evidence of its completion."""
 
     INSTALLING = "Installing"
-    SERVED = "Served"  # its boot was served, and nothing reports its completion
+    SERVED = "Served"  # its boot was served, and no completion is reported
 
 
 class InstallProgress(NamedTuple):
-    """How far an installation that has begun has come."""
+    """The progress of an installation that has begun."""
 
     state: InstallState
     since: datetime  # of its first fetch
     step: InstallStep  # the last one: Attempted, Started or Failed
     at: datetime  # of the last step
-    until: datetime | None = None  # when it is no longer shown; None: once there is evidence of its completion
-    maintenance: str | None = None  # whose boot writes the disk; None: a policy's
+    until: datetime | None = None  # shown until then; None: until there is evidence of its completion
+    maintenance: str | None = None  # the maintenance of the install boot; None: the policy
 
     def __str__(self) -> str:
         last = f"last step: {_STEP_WORDS[self.step]} at {format_instant(self.at)}"
@@ -55,7 +55,7 @@ _STEP_WORDS: Final = {
     InstallStep.STARTED: "installer started",
     InstallStep.FAILED: "installer failed",
 }
-# A server counts as provisioned by these before its installer has asked for its data; others prove its completion.
+# With this evidence, a server counts as provisioned when its installation begins. Other evidence proves the completion.
 START_EVIDENCE: Final = ("Fetched", "Consumed")
 
 
@@ -66,7 +66,7 @@ class Phase(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a server is in its phase, as its boot files say it."""
+    """The reason for a server's phase. The boot files contain this text."""
 
     MAINTENANCE = "the maintenance is active"
     MAINTENANCE_DONE = "the maintenance's one boot was made"
@@ -99,15 +99,15 @@ class Cause(StrEnum):
     DISK = "the policy boots the local disk"
 
 
-# What a server waits for that boots its disk meanwhile: its installer may be at work, and be heard.
+# The server boots its disk and waits, because its installer may still be running and may report.
 WAITING_CAUSES: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.OUTCOME, Cause.STARTED})
 UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """A boot that was published: what its being made would meet."""
+    """A published boot, and what its fetch proves."""
 
-    plan: Digest  # or the token by which what is fetched, or reported, names it
+    plan: Digest  # or the token that fetches and reports contain
     server: str
     uuid: SystemUuid
     decision: Digest
@@ -117,35 +117,35 @@ class Offer(Struct, frozen=True, kw_only=True):
     image: str
     provision: int  # the number wanted
     on_image_change: bool
-    maintenance: str | None  # whose run it is, in its phase
+    maintenance: str | None  # in its phase
     run: int | None
-    once: bool = True  # whether that is made once
-    base: str | None = None  # the provision key, where `key` is of one boot of several; None: it is that
-    attempt: int = 1  # 0: whichever was made; what names it does not say
+    once: bool = True  # whether it is a one-time boot
+    base: str | None = None  # the provision key, if `key` names one boot of several; None: `key` is the provision key
+    attempt: int = 1  # 0: the token does not name the attempt
     boot: int = 1
-    boots: int = 1  # of how many
-    shows_start: bool = False  # whether what it boots asks for what only it would ask for
+    boots: int = 1  # of the attempt
+    shows_start: bool = False  # whether the system's fetches prove that it started
     start: datetime | None = None  # of the maintenance's window
     end: datetime | None = None
     writes_disk: bool = True
-    number: int = 0  # in the ledger's sequence, when it was published last
+    number: int = 0  # of its last publication, in the ledger's sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootOverride:
-    """The boot override that a plan wants at the BMC."""
+    """The boot override that a plan wants."""
 
     enabled: OverrideEnabled
     target: OverrideTarget
     http_boot_uri: str | None
-    reason: str  # what is set at most once
-    # whether each reset that consumed it asks for another
+    reason: str  # the key; gitboot sets an override at most once for each key
+    # whether gitboot sets it again after each reset that consumed it
     set_again: bool = field(default=False, metadata=OMITTED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootPlan:
-    """What one server boots at one instant, given what is known of it."""
+    """What a server boots at a time, by its decision and its record."""
 
     server: str
     uuid: SystemUuid
@@ -158,49 +158,49 @@ class BootPlan:
     cause: Cause
     policy: str | None
     maintenance: str | None
-    key: str | None  # what counts as done once this boot is made: a provision key, a maintenance's run
-    boot: Boot | None  # what boots from the network in this phase; None: the local disk
-    user_data: UserDataFiles | None  # what a system that was booted by it may ask for
+    key: str | None  # of the one-time boot: a provision key, or the key of a maintenance's run
+    boot: Boot | None  # the boot from the network in this phase; None: the local disk
+    user_data: UserDataFiles | None  # the user data that the booted system may fetch
     override: BootOverride | None
     next_transition: datetime | None = field(metadata=OMITTED)
-    # in the ledger's sequence: what was given before that was given of another offer
+    # in the ledger's sequence; earlier fetches belong to earlier offers
     offered: int = field(default=0, metadata=UNLESS_DEFAULT)
-    # the token by which the system that is booted, or was, asks for its user data
+    # the token with which the booted system fetches its user data
     data: Digest | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # by which its installer reports, where that is not the decision's
+    # the token with which its installer reports, if it is not the token of the decision
     token: Digest | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # the URL of the image that lies, or may still lie, in a virtual drive
+    # the URL of the image that is, or may still be, in a virtual drive
     medium: str | None = field(default=None, metadata=UNLESS_DEFAULT)
-    # whether one with the user data does as well
+    # whether a second medium has the user data
     reads_medium: bool = field(default=False, metadata=UNLESS_DEFAULT)
-    local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # how loaders hand over to its disk
-    # once it was asked for
+    local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # how boot loaders start its disk
+    # computed on first use
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=OMITTED)
 
     @property
     def digest(self) -> Digest:
-        """Of all that its files and override depend on."""
+        """A digest of everything that the boot files and the override depend on."""
         if (known := self._digest) is None:
             object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known
 
     @property
     def is_evidence(self) -> bool:
-        """Whether it is to be known that it was made: it is made once, or leaves disks unknown."""
+        """Whether a fetch of its boot is evidence: a one-time boot, or an install boot of a maintenance."""
         if self.boot is None:
             return False
         return self.key is not None or (self.phase is Phase.MAINTENANCE and self.boot.writes_disk)
 
     @property
     def offer(self) -> Digest | None:
-        """What is given once by it, the same whatever a commit changes of how it boots; None: no key asks for it."""
+        """The identity of its one-time boot, which does not change with the content of the boot. None: no key."""
         if self.key is None:
             return None
         return Digest(compute_digest({"uuid": self.uuid, "key": self.key, "offered": self.offered}))
 
     @property
     def data_medium(self) -> Digest | None:
-        """What names the medium with the user data: the token by which that is asked for, or else its digest."""
+        """The identity of the medium with the user data: the token of the fetch, or else the digest."""
         if not self.reads_medium or self.user_data is None:
             return None
         return self.data if self.data is not None else self.user_data.digest

@@ -1,4 +1,4 @@
-"""Templates: render the fleet's Jinja2 files in the sandbox."""
+"""Templates: render Jinja2 templates of the fleet in a sandbox, with limits on their work."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from gitboot.text import find_similar
 def _reject_secret(_: str) -> NoReturn:
     raise TemplateFault(
         Code.SECRET,
-        "secret() would be published with the rest; name its file in userData.secrets, and let the machine fetch "
+        "gitboot would publish the result of secret(); name the file in userData.secrets, and let the machine fetch "
         "urls.secrets.NAME",
     )
 
 
 class TemplateFault(Exception):
-    """A template that cannot be read, or not be rendered with these values."""
+    """A template that cannot be read, or that cannot be rendered with these values."""
 
     def __init__(self, code: Code, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ _SUBSCRIPTS: Final[dict[type, tuple[type, ...]]] = {
     list: (int, slice),
     tuple: (int, slice),
     range: (int, slice),
-    str: (slice,),  # a single letter of a text is a mistake more often than not
+    str: (slice,),  # an index of a text is usually a mistake
 }
 _LOOP: Final = frozenset(
     {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
@@ -84,7 +84,7 @@ _LOOP: Final = frozenset(
 
 
 class BudgetedContext(runtime.Context):
-    """The names that a rendering sees, and its budget."""
+    """The names and the budget of a rendering."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,7 +101,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             extensions=[TokenCount],
             finalize=finalize_value,
             keep_trailing_newline=True,
-            optimized=False,  # nothing is computed while there is no budget
+            optimized=False,  # the optimizer would compute constants without a budget
         )
         self.globals = dict(FUNCTIONS)
         self.filters = FILTERS | BUDGET_FILTERS
@@ -114,7 +114,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return template
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return what an attribute names: a key's value before a method of the same name."""
+        """Return an attribute's value. A key comes before a method of the same name."""
         if isinstance(obj, dict) and attribute in obj:
             return obj[attribute]
         if method := _METHODS.get(type(obj), {}).get(attribute):
@@ -132,7 +132,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         except LookupError:
             pass
         if not isinstance(argument, str | int):
-            raise make_failure(f"{describe_kind(argument)} is no key of {describe_kind(obj)}")
+            raise make_failure(f"{describe_kind(argument)} cannot be a key of {describe_kind(obj)}")
         name: Any = argument
         return self.undefined(obj=obj, name=name)
 
@@ -158,7 +158,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "+" and (_are_both(str, left, right) or _are_both(list, left, right)):
             return left + right
         if operator == "**" or not _are_both(int | float, left, right):
-            raise make_failure(f"{operator} does not take {describe_kind(left)} and {describe_kind(right)}")
+            raise make_failure(f"{operator} does not accept {describe_kind(left)} and {describe_kind(right)}")
         result = self.binop_table[operator](left, right)
         if abs(result) > MAX_INTEGER:
             raise make_limit_fault("a number is too large")
@@ -171,12 +171,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _are_both(kind: Any, left: object, right: object) -> bool:
-    """Return whether both values are of this kind. A boolean is no number here."""
+    """Return whether both values are of this kind. Booleans are not numbers here."""
     return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
 
 
 class TokenCount(Extension):
-    """Counts a template's tokens before they are parsed."""
+    """Limits the tokens and the brackets of a template before Jinja2 parses it."""
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
         open_brackets = 0
@@ -191,7 +191,7 @@ _BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbra
 
 
 def add_budget_checks(node: nodes.Node, depth: int = 0) -> nodes.Node:
-    """Return the node with a check of the budget wherever something can grow."""
+    """Return the node with a check of the budget at each place at which a value or the work can grow."""
     if depth > MAX_NESTING:
         raise make_limit_fault("it is nested too deeply", node.lineno)
     for field, value in node.iter_fields():
@@ -224,7 +224,7 @@ def _add_budget_check(node: nodes.Node) -> nodes.Node:
             raise make_failure(describe_unknown("test", name, TESTS), node.lineno)
         case nodes.Stmt() if not isinstance(node, _STATEMENTS):
             tag = _TAGS.get(type(node), type(node).__name__.lower())
-            raise make_failure(f"{tag} is not available: a template stands alone", node.lineno)
+            raise make_failure(f"{tag} is not supported, because a template cannot use other templates", node.lineno)
     return node
 
 
@@ -245,7 +245,7 @@ def _apply_hidden_filter(hidden_filter: str, node: Any, *arguments: int) -> node
 
 
 def _count_work(body: Iterable[nodes.Node]) -> int:
-    """Return the work of one turn of a loop or one call of a macro, without inner loops and macros."""
+    """Return the work of one iteration of a loop or one call of a macro, without inner loops and macros."""
     work = 0
     for node in body:
         work += 1
@@ -283,19 +283,19 @@ def _weigh_value(context: BudgetedContext, value: object) -> object:
 
 @pass_context
 def join_texts(context: BudgetedContext, values: Sequence[object], separator: str = "") -> str:
-    """Join the texts of values, and spend their length."""
+    """Join the texts of values, and charge the budget for their length."""
     texts = [as_text(value) for value in values]
     context.budget.spend((sum(map(len, texts)) + len(separator) * len(texts)) // 16)
     return separator.join(texts)
 
 
-MAX_STEPS: Final = 100_000  # of all its loops together
-MAX_WORK: Final = 1_000_000  # expressions evaluated, elements looked at, and each 16 characters of text
+MAX_STEPS: Final = 100_000  # of all loops together
+MAX_WORK: Final = 1_000_000  # evaluated expressions, visited elements, and 16 characters of text each
 MAX_NESTING: Final = 50  # of expressions and blocks, of lists in lists, of macros that call each other
 
 
 class Budget:
-    """What a rendering may still do."""
+    """The remaining steps and work of a rendering."""
 
     __slots__ = ("calls", "steps", "work")
 
@@ -305,7 +305,7 @@ class Budget:
     def spend(self, work: int) -> None:
         self.work -= work
         if self.work < 0:
-            raise make_limit_fault("it does more than any boot file can need")
+            raise make_limit_fault("it does more work than the limit allows")
 
     def step(self, work: int) -> None:
         self.steps -= 1
@@ -314,7 +314,7 @@ class Budget:
         self.spend(work)
 
     def weigh(self, value: object, depth: int = 0) -> None:
-        """Spend what it takes to look at all of a value, each part as often as it stands there."""
+        """Charge the budget for reading a whole value. A part that occurs several times counts several times."""
         if isinstance(value, str):
             self.spend(1 + len(value) // 16)
         elif type(value) in _NUMBERS or value is None:
@@ -340,18 +340,18 @@ _NUMBERS: Final = frozenset({bool, int, float})
 
 
 def as_text(value: object) -> str:
-    """Return a value as text; booleans as YAML has them."""
+    """Return a value as text. Booleans are written as in YAML."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float | Undefined):
         return str(value)
-    raise make_failure(f"{describe_kind(value)} cannot stand in a text; join, tojson or default make one of it")
+    raise make_failure(f"{describe_kind(value)} cannot be part of a text; use join, tojson or default")
 
 
 def get_elements(value: object) -> Sequence[object]:
-    """Return the elements of a list or the keys of a mapping. A text has no elements."""
+    """Return the elements of a list, or the keys of a mapping. Raises `TemplateFault` for other values."""
     match value:
         case list() | tuple() | range():
             return value
@@ -370,7 +370,7 @@ def describe_kind(value: object) -> str:
 
 _KINDS: Final[dict[type, str]] = {
     str: "a text",
-    bool: "a boolean",  # before int, which it is as well
+    bool: "a boolean",  # before int, because bool is a subclass of int
     int: "a number",
     float: "a number",
     list: "a list",
@@ -392,7 +392,7 @@ def make_limit_fault(message: str, line: int | None = None) -> TemplateFault:
     return TemplateFault(Code.TEMPLATE_BOUNDS, message, line)
 
 
-# Under names that no template can write.
+# Templates cannot contain these names.
 BUDGET_FILTERS: Final[dict[str, Any]] = {
     "-steps": _count_steps,
     "-spent": _spend_work,
@@ -410,7 +410,7 @@ def finalize_value(context: BudgetedContext, value: object) -> str:
 
 
 def _list_filter(name: str, *, environment: bool = False) -> Callable[..., Any]:
-    """Jinja2's own filter of lists; it wants the context or the environment first."""
+    """Return a list filter of Jinja2. Its first argument is the context or the environment."""
     function = JINJA_FILTERS[name]
 
     def of_elements(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
@@ -462,7 +462,7 @@ def _base64(text: str) -> str:
 
 
 def _data_url(text: str) -> str:
-    """Return a file's content as the data URL (RFC 2397) that Ignition's specification asks for."""
+    """Return the content of a file as a data URL (RFC 2397), as Ignition requires."""
     return f"data:;base64,{_base64(text)}"
 
 
@@ -477,17 +477,17 @@ def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
 
 
 def _quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
-    """Return a filter that quotes a value as a word, and a list of kernel arguments as the rest of a line."""
+    """Return a filter that quotes a value as a word, or a list of kernel arguments as the rest of a line."""
     return with_cost(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
 
 
 def with_cost(function: Any) -> Callable[..., Any]:
-    """Return a filter or test that spends the weight of its values. ``function`` is linear in them."""
+    """Return a filter or test that charges the budget for its values. ``function`` must take linear time."""
     return with_cost_in_context(lambda _, *args, **kwargs: function(*args, **kwargs))
 
 
 def with_cost_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter or test like `priced`, for a function that takes the context first."""
+    """Return a filter or test like `with_cost`. The first argument of ``function`` is the context."""
 
     @pass_context
     def spending(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:
@@ -499,11 +499,11 @@ def with_cost_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     return spending
 
 
-CALL_COST: Final = 4  # of the work: a filter, test, macro or function takes longer than other expressions
+CALL_COST: Final = 4  # work of a filter, test, macro or function, which takes longer than other expressions
 
 
 class NotDefined(UndefinedError):
-    """The use of a name that is not there, with the value in which it was looked for."""
+    """The use of a name that is not defined, with the value that lacks it."""
 
     def __init__(self, message: str | None, value: object, name: object) -> None:
         super().__init__(message)
@@ -511,7 +511,7 @@ class NotDefined(UndefinedError):
 
 
 class MissingName(StrictUndefined):
-    """What stands for a name that is not there: any use but a test or a default is a fault."""
+    """The value of a name that is not defined. Each use is a fault, except in a test or with a default."""
 
     __slots__ = ()
 
@@ -549,7 +549,7 @@ FILTERS: Final[dict[str, Any]] = {
     "selectattr": _list_filter("selectattr"),
     "sort": _list_filter("sort", environment=True),
     "string": with_cost(lambda value: as_text(value)),
-    "tojson": with_cost(lambda value: json.dumps(value, sort_keys=True)),  # without a width, which could be any number
+    "tojson": with_cost(lambda value: json.dumps(value, sort_keys=True)),  # no indent: it could be any number
     "trim": with_cost(lambda value: as_text(value).strip()),
     "unique": _list_filter("unique", environment=True),
     "upper": with_cost(lambda value: as_text(value).upper()),
@@ -562,8 +562,8 @@ TESTS: Final[dict[str, Any]] = {
     **{name: JINJA_TESTS[name] for name in ("defined", "undefined")},
     **{name: with_cost(JINJA_TESTS[name]) for name in _TESTS_WITH_COST.split()},
 }
-MAX_TOKENS: Final = 10_000  # of a template; the text between two expressions is one
-MAX_BRACKETS: Final = 25  # in each other
+MAX_TOKENS: Final = 10_000  # of a template; the text between two expressions is one token
+MAX_BRACKETS: Final = 25  # nested
 MAX_INTEGER: Final = 2**63 - 1
 
 
@@ -583,7 +583,7 @@ def format_key(key: object) -> str:
 
 
 ENVIRONMENT: Final = _Environment()
-MAX_BYTES: Final = 1024 * 1024  # of a template, and of what it renders
+MAX_BYTES: Final = 1024 * 1024  # of a template, and of its output
 
 
 def render_template(source: str, context: Mapping[str, object]) -> str:
@@ -594,14 +594,14 @@ def render_template(source: str, context: Mapping[str, object]) -> str:
     return template if isinstance(template, str) else render_compiled(template, context)
 
 
-_CACHE_SIZE: Final = 1024  # sources that stay compiled: more than a fleet has
+_CACHE_SIZE: Final = 1024  # templates; more than a fleet has
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def decode_template(data: bytes) -> str:
     """Return the source of a template file. Raises `TemplateFault`."""
     try:
-        return data.decode("utf-8-sig")  # a byte order mark would be published in front of "#!ipxe"
+        return data.decode("utf-8-sig")  # a byte order mark must not come before "#!ipxe"
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise TemplateFault(Code.TEMPLATE_SYNTAX, "it is not UTF-8", line) from error
@@ -615,7 +615,7 @@ def compile_template(source: str) -> Template | str | TemplateFault:
         return source
     try:
         with _convert_syntax_errors(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # Python's compiler, of {{ 1[1:] }}: rendering says it
+            warnings.simplefilter("ignore", SyntaxWarning)  # of Python's compiler for {{ 1[1:] }}; rendering reports it
             return ENVIRONMENT.from_string(source)
     except TemplateFault as fault:
         return fault
@@ -647,9 +647,9 @@ def _convert_syntax_errors() -> Iterator[None]:
         yield
     except TemplateSyntaxError as error:
         raise TemplateFault(Code.TEMPLATE_SYNTAX, str(error.message), error.lineno) from error
-    except (RecursionError, SyntaxError, MemoryError) as error:  # of Jinja2's parser, of Python's
+    except (RecursionError, SyntaxError, MemoryError) as error:  # of the parsers of Jinja2 and Python
         raise make_limit_fault("it is nested too deeply") from error
-    except ValueError as error:  # Python reads no integer of more than 4,300 digits
+    except ValueError as error:  # Python rejects integers with more than 4,300 digits
         raise make_limit_fault("a number is too large") from error
 
 
@@ -668,7 +668,7 @@ def to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
         case Unquotable():
             return TemplateFault(Code.UNQUOTABLE, failure.message)
         case UnicodeEncodeError():
-            return make_failure("half of a surrogate pair is no character")
+            return make_failure("half of a surrogate pair is not a character")
         case _:
             too_large = isinstance(failure, RecursionError | MemoryError | OverflowError)
             return make_limit_fault("a value is too large") if too_large else make_failure(str(failure))
@@ -686,7 +686,7 @@ def find_line(failure: BaseException, template: Template) -> int | None:
 
 
 def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str:
-    """Return what is missing where, and what may have been meant."""
+    """Describe the undefined name, and suggest a similar one."""
     value, name = failure.value, failure.name
     if name is None:
         return str(failure)
@@ -701,7 +701,7 @@ def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str
 
 
 def _find_path(target: object, value: object, path: str = "") -> str | None:
-    """Return how a template writes a value of its context, such as server.labels; None: it cannot."""
+    """Return the path of a value in the context, such as server.labels. None: the context does not have the value."""
     if value is target:
         return path.removeprefix(".")
     items: Iterable[tuple[object, object]] = ()

@@ -1,4 +1,4 @@
-"""Rendered user data: whether it is what its format says, and how a system finds it."""
+"""User-data formats: check rendered user data, and the ways in which systems find it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gitboot.model.scalars import Malformed, quote_value
 from gitboot.problems import Code
 from gitboot.resolve.server_decision import UserDataFiles
 
-# The file that a format's systems expect; a bundle's main file for the NoCloud formats.
+# The file that systems expect, by format. For NoCloud formats, the main file of the folder.
 _FILE_NAME: Final = {
     UserDataFormat.IGNITION: "config.ign",
     UserDataFormat.KICKSTART: "ks.cfg",
@@ -28,10 +28,10 @@ _FILE_NAME: Final = {
     UserDataFormat.GENERIC: "generic",
 }
 
-# The kernel arguments by which each format's first boot finds its user data. Sources: Ignition, "Kernel
+# The kernel arguments with which the first boot finds its user data, by format. Sources: Ignition, "Kernel
 # parameters"; cloud-init, "NoCloud"; Ubuntu, "Autoinstall: providing configuration"; Anaconda, "inst.ks";
 # Debian installation guide, B.2.3; Talos, "Kernel arguments"; AutoYaST guide, "Invoking the installation"; Combustion's
-# README. The table stands in docs/templates.md as well.
+# README. docs/templates.md has this table, too.
 _ARGUMENTS: Final = {
     UserDataFormat.IGNITION: ("ignition.config.url={url}",),
     UserDataFormat.CLOUD_INIT: ("ds=nocloud;s={url}",),
@@ -45,9 +45,9 @@ _ARGUMENTS: Final = {
 }
 
 
-# The label by which each format's systems look for a volume, and the files that they expect on it. Sources: cloud-init,
+# The label of the volume that systems look for, and their folder on the volume, by format. Sources: cloud-init,
 # "NoCloud"; Talos, "NoCloud"; Anaconda, "inst.ks"; AutoYaST guide, "Invoking the installation"; the READMEs of
-# Combustion and of ignition-dracut in openSUSE. Nothing looks for a preseed, or for a text of no format.
+# Combustion and of ignition-dracut in openSUSE. Systems do not look for volumes with Preseed or Generic.
 _VOLUMES: Final = {
     UserDataFormat.CLOUD_INIT: ("cidata", ""),
     UserDataFormat.AUTOINSTALL: ("cidata", ""),
@@ -64,24 +64,27 @@ def parse_family(format: str) -> UserDataFormat:
 
 
 def user_data_arguments(user_data: UserDataFiles) -> tuple[str, ...]:
-    """Return the kernel arguments that lead a first boot to its user data."""
+    """Return the kernel arguments with which the first boot finds its user data."""
     return tuple(argument.format(url=user_data.url) for argument in _ARGUMENTS[parse_family(user_data.format)])
 
 
 def find_volume(format: str) -> tuple[str, str] | None:
-    """Return the label of the volume on which systems look for a format, and the folder there; None: on none."""
+    """Return the label of the volume on which systems look for a format, and the folder. None: they do not look."""
     return _VOLUMES.get(parse_family(format))
 
 
 def format_meta_data(instance: Mapping[str, str]) -> str:
-    """NoCloud's word on who a system is."""
+    """Return the meta-data file of NoCloud, which identifies the system."""
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in sorted(instance.items()))
 
 
 def bundle_files(
     format: str, text: str, beside: Mapping[str, str], *, instance: Mapping[str, str], base_url: str
 ) -> UserDataFiles:
-    """Rendered text as the files to publish; NoCloud wants meta-data beside user-data, and takes what else there is."""
+    """Return rendered text as files to publish.
+
+    NoCloud also needs a meta-data file, and accepts the files ``beside``.
+    """
     name = _FILE_NAME[parse_family(format)]
     if name != "user-data":
         content = Digest(sha256(text.encode()).hexdigest())
@@ -92,7 +95,7 @@ def bundle_files(
 
 
 def is_understood(format: str, supported: str) -> bool:
-    """Return whether an image that takes ``at_most`` takes user data of ``format``."""
+    """Return whether an image that supports a format version can read user data of ``format``."""
     if supported == "None" or parse_family(format) is not parse_family(supported):
         return False
     return _parse_minor(format) <= _parse_minor(supported)
@@ -103,20 +106,20 @@ def _parse_minor(format: str) -> int:
 
 
 def check(format: str, text: str) -> None:
-    """Raise `Malformed` where rendered user data is not what ``format`` says."""
+    """Raise `Malformed` if rendered user data is not of this format."""
     _CHECKS[parse_family(format)](format, text)
 
 
 def check_beside(format: str, name: str, text: str) -> None:
-    """Raise `Malformed` where a file beside user data of ``format`` is not what NoCloud takes by this name."""
+    """Raise `Malformed` if NoCloud does not accept a file of this name and content beside the user data."""
     if _FILE_NAME[parse_family(format)] != "user-data":
-        raise Malformed(Code.BESIDE_USER_DATA, f"{name} is NoCloud's, and {format} has none", "leave it out")
+        raise Malformed(Code.BESIDE_USER_DATA, f"{name} is a file of NoCloud, which {format} does not use", "remove it")
     if name == "network-config":
         if not _NETWORK_CONFIG.search(text):
             raise Malformed(
                 Code.BESIDE_USER_DATA,
-                "the rendered network-config says no version, which cloud-init cannot read",
-                "begin it with `version: 2`, of netplan's form, or with `version: 1`",
+                "the rendered network-config has no version, so cloud-init cannot read it",
+                "begin it with `version: 2` (netplan) or `version: 1`",
             )
     elif text.strip() and not text.startswith(_CLOUD_INIT_STARTS):
         raise Malformed(
@@ -126,7 +129,7 @@ def check_beside(format: str, name: str, text: str) -> None:
         )
 
 
-# cloud-init, "Networking config": versions 1 and 2, either below a key `network` or not.
+# cloud-init, "Networking config": versions 1 and 2, with or without a top-level key `network`.
 _NETWORK_CONFIG: Final = re.compile(r"^(?:network:\s*\n\s+)?version:\s*[12]\s*(?:#.*)?$", re.MULTILINE)
 
 
@@ -146,17 +149,17 @@ def _check_ignition(format: str, text: str) -> None:
     version = section.get("version") if isinstance(section, dict) else None
     if not isinstance(version, str):
         raise _make_error(
-            "the rendered Ignition document names no ignition.version",
+            "the rendered Ignition document has no ignition.version",
             f'begin it with {{"ignition": {{"version": "3.{_parse_minor(format)}.0"}}',
         )
     if version.startswith(("1", "2")):
         raise _make_error(
-            f"the rendered Ignition document is of specification {quote_value(version)}, which images of Ignition 3 refuse",
+            f"the rendered Ignition document is of specification {quote_value(version)}, which Ignition 3 rejects",
             "convert it once with ign-converter and commit the result",
         )
     if not re.fullmatch(rf"3\.{_parse_minor(format)}\.0", version):
         raise _make_error(
-            f"the rendered Ignition document is of version {quote_value(version)}, the profile says {format}",
+            f"the rendered Ignition document is of version {quote_value(version)}, but the profile has {format}",
             f"write ignition.version 3.{_parse_minor(format)}.0, or correct the profile's userData.format",
         )
 
@@ -181,8 +184,8 @@ def _check_cloud_init(format: str, text: str) -> None:
 def _check_autoinstall(format: str, text: str) -> None:
     if not text.startswith("#cloud-config") or not re.search(r"^autoinstall:", text, re.MULTILINE):
         raise _make_error(
-            "the rendered user data is no autoinstall configuration",
-            "begin it with #cloud-config and hold everything below one key, autoinstall:",
+            "the rendered user data is not an autoinstall configuration",
+            "begin it with #cloud-config, and put everything below the key autoinstall:",
         )
 
 
@@ -197,7 +200,7 @@ def _check_kickstart(format: str, text: str) -> None:
             section = stripped != "%end" and not stripped.startswith(("%include", "%ksappend"))
         elif not section and not _KICKSTART_COMMAND.match(stripped):
             raise _make_error(
-                f"line {number} of the rendered kickstart is no command: {quote_value(stripped)}",
+                f"line {number} of the rendered kickstart is not a command: {quote_value(stripped)}",
                 "correct the template",
             )
     if section:
@@ -208,12 +211,12 @@ def _check_preseed(format: str, text: str) -> None:
     for number, line in enumerate(text.replace("\\\n", " ").splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#") and len(line.split()) < 3:
             raise _make_error(
-                f"line {number} of the rendered preseed is no answer: {quote_value(line.strip())}",
+                f"line {number} of the rendered preseed is not an answer: {quote_value(line.strip())}",
                 "write OWNER QUESTION TYPE VALUE: d-i clock-setup/utc boolean true",
             )
 
 
-# Talos: `version: v1alpha1` of the one machine document, or documents of their own kind beside it or alone.
+# Talos: the machine document has `version: v1alpha1`. Other documents have `apiVersion: v1alpha1`.
 _TALOS_DOCUMENT: Final = re.compile(r"^(?:version:\s*[\"']?v1alpha1|apiVersion:\s*[\"']?v1alpha1)\b", re.MULTILINE)
 _TALOS_MACHINE: Final = re.compile(r"^machine:", re.MULTILINE)
 _TALOS_TYPE: Final = re.compile(r"^\s+type:\s*[\"']?(?:controlplane|worker|init)\b", re.MULTILINE)
@@ -222,13 +225,13 @@ _TALOS_TYPE: Final = re.compile(r"^\s+type:\s*[\"']?(?:controlplane|worker|init)
 def _check_talos(format: str, text: str) -> None:
     if text.startswith(_CLOUD_INIT_STARTS) or not _TALOS_DOCUMENT.search(text):
         raise _make_error(
-            "the rendered text is no configuration of Talos: it has no `version: v1alpha1`",
+            "the rendered text is not a Talos configuration, because it has no `version: v1alpha1`",
             "commit what `talosctl gen config` or `talosctl machineconfig patch` writes",
             Code.TALOS_DOCUMENT,
         )
     if _TALOS_MACHINE.search(text) and not _TALOS_TYPE.search(text):
         raise _make_error(
-            "the rendered Talos configuration says no machine.type",
+            "the rendered Talos configuration has no machine.type",
             "write type: controlplane or type: worker below machine:",
             Code.TALOS_DOCUMENT,
         )
@@ -238,7 +241,7 @@ _YAST: Final = "http://www.suse.com/1.0/yast2ns"
 
 
 def _check_autoyast(format: str, text: str) -> None:
-    """Well-formed, and a profile; entities are not expanded, whoever declares them."""
+    """Check that the text is well-formed XML and an AutoYaST profile. Entities are rejected, not expanded."""
     roots: list[str] = []
     parser = ParserCreate(namespace_separator=" ")
     parser.StartElementHandler = lambda name, _: roots.append(name) if not roots else None
@@ -262,7 +265,7 @@ def _check_autoyast(format: str, text: str) -> None:
 def _reject_entity(name: str, *_: object) -> None:
     raise _make_error(
         f"the rendered AutoYaST profile declares an entity, {quote_value(name)}",
-        "write its text",
+        "write the text in place of the entity",
         Code.AUTOYAST_DOCUMENT,
     )
 
@@ -271,13 +274,13 @@ def _check_combustion(format: str, text: str) -> None:
     if not text.startswith("#!"):
         raise _make_error(
             f"the rendered Combustion script begins with {quote_value(text.partition(chr(10))[0])}, which is not run",
-            "begin it with #!/bin/bash, and with `# combustion: network` where it needs the network",
+            "begin it with #!/bin/bash, and with `# combustion: network` if it needs the network",
             Code.COMBUSTION_SCRIPT,
         )
 
 
 def _check_generic(format: str, text: str) -> None:
-    """Any text is what it says."""
+    """Accept any text."""
 
 
 _CHECKS: Final[Mapping[UserDataFormat, Callable[[str, str], None]]] = {

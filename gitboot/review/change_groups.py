@@ -1,4 +1,4 @@
-"""Groups: servers that change alike, with the cause."""
+"""Change groups: servers with the same change, and the cause of the change."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
 from gitboot.review.risks import Effect, Risk
 
-_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
-RENDERED_LINES: Final = 50_000  # of all rendered diffs; no one reads more
+_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # they identify the server
+RENDERED_LINES: Final = 50_000  # of all rendered diffs together
 
 
 class ChangeCause(Struct, frozen=True, kw_only=True):
-    """A document or file that a group of servers changes by."""
+    """A document or file whose change causes the change of a group."""
 
     id: Id
     fate: ChangeKind
-    number: int  # how many documents; more than one: each server's own
+    number: int  # of documents; more than 1 if each server has its own Server document
     fields: tuple[FieldChange, ...]
     place: tuple[str, int, int] | None  # in the new commit: path, line, column
 
     @property
     def place_prefix(self) -> str:
-        """What leads to its place; of several documents to that of the first."""
+        """The words between the cause and its place. If there are several documents, the place is that of the first."""
         return ", the first at" if self.number > 1 else " at"
 
     def __str__(self) -> str:
@@ -45,26 +45,26 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
 
 
 class Outlier(Struct, frozen=True, kw_only=True):
-    """In what a group is unlike a larger group, whose servers change by the same causes in the same fields."""
+    """The difference between a group and a larger group with the same causes and the same changed fields."""
 
     than: str  # the first server of the larger group
-    lines: tuple[str, ...]  # of the rendered difference that the larger group does not have, own values replaced
-    missing: tuple[str, ...]  # lines that only the larger group has
+    lines: tuple[str, ...]  # of the rendered diff of this group alone; names replace the servers' own values
+    missing: tuple[str, ...]  # lines of the larger group alone
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Servers that change alike, by the same causes: their rendered differences are equal but for own values."""
+    """Servers with the same change and the same causes. Their rendered diffs differ only in the servers' own values."""
 
     causes: tuple[ChangeCause, ...]
     servers: tuple[ServerChange, ...]  # by name
     risks: tuple[Risk, ...]  # the worst first
     effects: tuple[Effect, ...]
-    reinstalls: tuple[Reinstall, ...]  # of all of them
-    unknown: tuple[UnknownReason, ...]  # likewise
-    fields: tuple[FieldChange, ...]  # of the decision of the first server: some are each server's own
+    reinstalls: tuple[Reinstall, ...]  # of all servers
+    unknown: tuple[UnknownReason, ...]  # of all servers
+    fields: tuple[FieldChange, ...]  # of the decision of the first server; values may differ between the servers
     rendered: tuple[RenderedDiff, ...] | None  # of the first server; None: not rendered, too many lines
-    own: tuple[str, ...] = ()  # what of each server's own stands in the rendered lines that come and go
-    outlier: Outlier | None = None  # None: no larger group changes by the same causes in the same fields
+    own: tuple[str, ...] = ()  # names of each server's own values in the added and removed lines
+    outlier: Outlier | None = None  # None: no larger group has the same causes and the same changed fields
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,20 +72,21 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 Commit = tuple[Decisions, FleetRepository]
-_Key = tuple[object, Digest]  # what is equal in a group: causes, risks, effects and fields; the rendered difference
+_Key = tuple[object, Digest]  # equal in a group: (causes, risks, effects and fields; the rendered diff)
 
 
 def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: CauseFinder) -> tuple[Group, ...]:
-    """Every server that changes, in one group each: the most dangerous groups first, then the largest.
+    """Group the servers that change. The most dangerous groups come first, then the largest.
 
-    No group hides a server behind another: see `RenderedChanges.key`.
+    Each server is in one group. Servers share a group only if their rendered diffs are equal:
+    `RenderedChanges.make_key`.
     """
     rendering = RenderedChanges(old[0] if old else None, new[0])
     alike: dict[_Key, list[ServerChange]] = {}
     found_causes: dict[_Key, tuple[Id, ...]] = {}
     for change in changes.servers:
         ids = causes.find_causes(change)
-        # Equal for servers that change by the same causes in the same way, but for their own names and addresses.
+        # Equal for servers with the same causes and changes, apart from their own names and addresses.
         kinds = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
         fields = tuple(map(_field_key, _find_changed_fields(change.old, change.new)))
         key = (kinds, change.risks, change.effects, fields), rendering.make_key(change)
@@ -98,7 +99,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
         return [order.index(risk) for risk in _sort_risks(members[0])], -len(members), members[0].name
 
     found: list[Group] = []
-    largest: dict[object, Group] = {}  # by what but the rendered difference is equal
+    largest: dict[object, Group] = {}  # by the first part of their key
     lines = 0
     for each in sorted(alike, key=urgency):
         render = rendering if lines < RENDERED_LINES else None
@@ -110,7 +111,7 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
 
 
 def describe_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
-    """Causes of what no server alone boots, with what changed in them and where it stands."""
+    """Return these documents as causes of a change for unknown machines or for all machines."""
     return tuple(_make_cause(key, ChangeKind.EDITED, 1, changes.documents, new) for key in ids)
 
 
@@ -154,7 +155,7 @@ def _make_group(
 def _make_cause(
     key: Id, of_servers: ChangeKind, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
 ) -> ChangeCause:
-    """Return a cause and its place. A Server is its own cause, so there are as many documents as ``members``."""
+    """Return a cause and its place. Each of the ``members`` servers has its own Server document as a cause."""
     change = documents.get(key)
     is_own = key.kind == "Server"
     assert change is not None or is_own  # noqa: S101 - it is a cause because it changed
@@ -169,7 +170,7 @@ def _make_cause(
     return ChangeCause(id=key, fate=fate, number=members if is_own else 1, fields=fields, place=found)
 
 
-# What makes changes alike
+# Comparison of changes
 
 
 def _field_key(field: FieldChange) -> str:
@@ -179,7 +180,7 @@ def _field_key(field: FieldChange) -> str:
     return f"{field.path}: {json.dumps(old, sort_keys=True)} {json.dumps(new, sort_keys=True)}"
 
 
-_DIGEST_FIELDS: Final = frozenset({"files", "userData", "entries", "templates"})  # that it is another says enough
+_DIGEST_FIELDS: Final = frozenset({"files", "userData", "entries", "templates"})  # shown as changed, without values
 
 
 def _find_changed_fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]:
@@ -227,7 +228,7 @@ def _summarize_policy(facts: Mapping[str, Any] | None) -> str | None:
 
 
 def _comparable_facts(decision: Decision | None) -> Mapping[str, Any] | None:
-    """A decision's facts with maintenances by name, and the server's own names and addresses as such."""
+    """Return a decision as JSON values, maintenances by name. Words such as MAC replace the server's own values."""
     if decision is None:
         return None
     digests = [(boot.user_data.digest, "DIGEST") for boot in decision.boots if boot.user_data is not None]
@@ -257,26 +258,24 @@ def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
     images = {field.path[:-1] for field in found if field.path[-1] == "image"}
     for field in found:
         if field.path[-1] in ("files", "version") and field.path[:-1] in images:
-            continue  # an image has its own
+            continue  # they follow from the image
         if field.path == ("policy", "provision"):
-            continue  # it is the server's
+            continue  # the server's own field has the same number
         yield field
 
 
-_FIELDS_WITHOUT_DECISION = frozenset(
-    {"annotations", "bmc"}
-)  # of a Server: no decision looks at them, but a template may
+_FIELDS_WITHOUT_DECISION = frozenset({"annotations", "bmc"})  # of a Server; only templates read them
 
 
 class _Part(Struct, frozen=True):
-    key: Id  # what says so: BootPolicy/web, Maintenance/memory-test
+    key: Id  # the document: BootPolicy/web, Maintenance/memory-test
     profile: str
     boot: Boot | None
-    value: object  # to see whether it is another
+    value: object  # to compare the old and the new part
 
 
 class CauseFinder:
-    """Finds causes by what a boot is composed of; what servers have in common is looked up once."""
+    """Finds the changed documents and files that a boot is composed of."""
 
     def __init__(self, changes: Changes, old: FleetRepository | None, new: FleetRepository) -> None:
         self._documents = changes.documents
@@ -284,7 +283,7 @@ class CauseFinder:
         self._pools: list[Mapping[str, Pool]] = [build_pools(each)[0] if each else {} for each in (old, new)]
 
     def find_causes(self, change: ServerChange) -> tuple[Id, ...]:
-        """The documents and files, by kind and name; a server's own is the document of its (new) name."""
+        """Return the changed documents and files of a server's boots, sorted. A renamed server has its new name."""
         both = [each for each in (change.old, change.new) if each is not None]
         own = set[Id]()
         for key in self._filter_changed(*(Id("Server", each.server) for each in both)):
@@ -300,7 +299,10 @@ class CauseFinder:
         return tuple(sorted(found or self._list_documents("Fleet")))
 
     def find_unknown_causes(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
-        """The same for what unknown machines boot, before and after."""
+        """Return the changed documents and files of the boots of unknown machines, sorted.
+
+        ``boots`` are the boots of the old and of the new commit.
+        """
         found = {key for key in self._list_documents("Fleet") if self._has_field(key, "unknownServers", "baseURL")}
         for side, by_architecture in enumerate(boots):
             repository = (self._old, self._new)[side]
@@ -312,7 +314,7 @@ class CauseFinder:
         return tuple(sorted(found))
 
     def find_shared_causes(self, change: SharedChange) -> tuple[Id, ...]:
-        """The same for what is published for all machines."""
+        """Return the changed documents of the files that gitboot publishes for all machines."""
         fields = ("outputs", "provisioning", "baseURL", "sites")
         fleet = (key for key in self._list_documents("Fleet") if self._has_field(key, *fields))
         hosts = change.new.get("hosts")
@@ -360,7 +362,7 @@ class CauseFinder:
         repository = (self._old, self._new)[side]
         assert repository is not None  # noqa: S101 - it has this part
         chain: Iterable[Id] = (part.key,)
-        if part.key.kind == "BootPolicy":  # with all that it inherits from
+        if part.key.kind == "BootPolicy":  # and the policies that it inherits from
             chain = (Id("BootPolicy", name) for name in self._pools[side][part.key.name].chain)
         yield from self._filter_changed(*chain, Id("BootProfile", part.profile))
         stream = repository.profiles[part.profile].spec.stream
@@ -368,6 +370,6 @@ class CauseFinder:
             yield from self._filter_changed(Id("ImageStream", stream))
         if part.boot is not None:
             for key in self._filter_changed(Id("BootImage", part.boot.image)):
-                if self._documents[key].fate is ChangeKind.EDITED:  # one that is new does nothing until it is named
+                if self._documents[key].fate is ChangeKind.EDITED:  # a new image alone changes no boot
                     yield key
             yield from self._filter_changed(*(Id("file", path) for path in part.boot.templates))

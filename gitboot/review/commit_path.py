@@ -1,4 +1,4 @@
-"""Commit path: review each commit on the way to the newest."""
+"""Commit path: judge each commit between the accepted and the newest one."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from gitboot.review.guards import (
 )
 
 U = TypeVar("U", bound=str)  # a UUID
-MAX_STEPS: Final = 200  # more are judged as one
-JudgeStep = Callable[[int, int], Verdict]  # what changes from one position to another, with nothing acknowledged
-OnArrival = Callable[[int, int], None]  # takes from where a position is reached, and the position
+MAX_STEPS: Final = 200  # more commits are judged as one step
+JudgeStep = Callable[[int, int], Verdict]  # judges the step from one position to another, without acknowledgements
+OnArrival = Callable[[int, int], None]  # takes the start of a step, and the position that the step reaches
 
 
 def _ignore(old: int, new: int) -> None:
-    """Do nothing about a position that is reached."""
+    """Ignore a step."""
 
 
 class PathCommit(Struct, frozen=True, kw_only=True):
-    """One commit of the first-parent line since the accepted one."""
+    """A commit of the first-parent line after the accepted commit."""
 
     revision: str
-    valid: bool  # one that is not is part of the step to the next that is
-    messages: tuple[Message, ...]  # of it, and of all commits that it brought in
+    valid: bool  # False: the commit is part of the step to the next valid commit
+    messages: tuple[Message, ...]  # of the commit, and of all commits that it merged
 
 
 class PathStep(Struct, frozen=True, kw_only=True):
-    """From one position to another: 0 is the accepted commit, n the n-th leg."""
+    """A step between two positions. Position 0 is the accepted commit, position n is the n-th commit after it."""
 
     old: int
     new: int
@@ -51,14 +51,14 @@ class PathStep(Struct, frozen=True, kw_only=True):
 
 
 class CommitPath(Struct, frozen=True, kw_only=True):
-    """How far the newest commit can be accepted."""
+    """The commits that can be accepted, and the step that is held."""
 
-    accepted_steps: tuple[PathStep, ...]  # that no guard holds, one after the other
-    held_step: PathStep | None  # from where they end to the newest commit; None: they lead to it
-    unacknowledged_steps: tuple[PathStep, ...]  # that trip and that nobody acknowledged: each can be by its own digest
+    accepted_steps: tuple[PathStep, ...]  # that no guard holds; each starts at the end of the step before
+    held_step: PathStep | None  # from the last accepted position to the newest commit; None: all are accepted
+    unacknowledged_steps: tuple[PathStep, ...]  # held steps between single commits, each with its own digest
     ignored_lines: tuple[IgnoredLine, ...]
-    used_line_ids: frozenset[str] = frozenset()  # the ids of the signed lines that count for the hops
-    waits: bool = False  # whether the next hop waits, although no guard holds it
+    used_line_ids: frozenset[str] = frozenset()  # the ids of the signed lines that count for the accepted steps
+    waits: bool = False  # whether the next step waits, although no guard holds it
 
     @property
     def reached(self) -> int:
@@ -74,19 +74,21 @@ def find_commit_path(
     counted_before: Container[str] = frozenset(),
     on_arrival: OnArrival = _ignore,
 ) -> CommitPath:
-    """The way to the last of ``legs``, which is valid, by first-parent steps, in their order, none skipped.
+    """Judge the first-parent commits after the accepted one, in their order. The last commit must be valid.
 
-    A step to a commit is judged from the last one that could be accepted, so what somebody took back need not be
-    acknowledged. It may also be judged from an earlier one, where that is what somebody acknowledged: the commits of
-    a branch that were put on top one by one. ``approved`` is what was acknowledged without a line in a message,
-    ``need`` what reinstallations are acknowledged by alone, ``met`` the signed lines that counted before.
+    gitboot judges the step to a commit from the last commit that can be accepted. So nobody has to acknowledge a change
+    that a later commit reverted. gitboot also judges the step from an earlier commit if a line acknowledges that step,
+    as in a branch whose commits were rebased one by one.
 
-    A line acknowledges one hop: one that leads up to its commit, or, if there is none, one beyond it. A line that
-    counts by its signature does not count behind any commit with the same signed content.
+    A line acknowledges one step: a step that ends at the line's commit or before it, or else one that ends after it.
+    A line that counts by its signature counts only for the first commit with that signed content.
 
-    ``arrived`` is called for each position as soon as it is known from where the position is reached.
+    If a step waits although no guard holds it, the path ends before that step, so a wait does not change the steps.
 
-    If a hop waits that no guard holds, nothing beyond it is reached. So the order of steps does not depend on the wait.
+    - ``approvals`` are acknowledgements that are not lines in messages.
+    - ``need`` is the only way to acknowledge reinstallations.
+    - ``counted_before`` has the signed lines that counted for earlier commits.
+    - ``on_arrival`` is called for each position as soon as its step is found.
     """
     if len(commits) > MAX_STEPS:
         messages = tuple(message for leg in commits for message in leg.messages)
@@ -102,15 +104,15 @@ def find_commit_path(
 
 
 class _AckPosition(Struct, frozen=True):
-    """An acknowledgement, and the position of the first commit that has it, with whichever signature."""
+    """An acknowledgement, and the position of the first commit with its content, signed by any key."""
 
     at: int
     ack: AckLine
-    is_repeated: bool = False  # whether its own commit lies behind that one
+    is_repeated: bool = False  # whether the acknowledgement's own commit comes after that position
 
     @property
     def key(self) -> _AckPosition | str:
-        """What counts once on a way."""
+        """What counts once on a path."""
         return self.ack.id if self.ack.content else self
 
 
@@ -121,7 +123,7 @@ class _PartialPath(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Search:
-    """The positions that can be reached, while the legs are gone along."""
+    """The positions that can be accepted so far."""
 
     commits: Sequence[PathCommit]
     judge_step: JudgeStep
@@ -132,9 +134,9 @@ class _Search:
     paths: dict[int, _PartialPath] = field(default_factory=lambda: {0: _PartialPath()})
     matched_lines: set[_AckPosition | str] = field(
         default_factory=set
-    )  # whose digest is one of a hop up to their commit
-    effective_lines: set[_AckPosition] = field(default_factory=set)  # whose digest is one of any hop
-    waits: bool = False  # whether a hop waits that no guard holds
+    )  # with the digest of a step that ends at their commit or before
+    effective_lines: set[_AckPosition] = field(default_factory=set)  # with the digest of any step
+    waits: bool = False  # whether a step waits that no guard holds
     lines: tuple[_AckPosition, ...] = field(init=False)
     malformed_lines: tuple[IgnoredLine, ...] = field(init=False)
 
@@ -154,7 +156,7 @@ class _Search:
         self.malformed_lines = tuple(each for _, each in found if isinstance(each, IgnoredLine))
 
     def arrive(self, new: int) -> None:
-        """Look for a way to a position: from the latest position, or from where something could acknowledge that."""
+        """Try to reach a position from the latest position, then from each one where an acknowledgement may apply."""
         latest, *others = sorted(self.paths, reverse=True)
         acknowledged = (old for old in others if self.approvals or any(line.at > old for line in self.lines))
         for old in (latest, *acknowledged):
@@ -181,7 +183,7 @@ class _Search:
             each[1]: each for each in self.approvals.keys() - path.used if each[0] == hop.verdict.digest
         }
         for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
-            given[line.ack.guard] = line  # in the end the one that follows next
+            given[line.ack.guard] = line  # the last assignment wins: the line of the next commit
         by = {
             guard: each.ack.by if isinstance(each, _AckPosition) else self.approvals[each]
             for guard, each in given.items()
@@ -222,7 +224,7 @@ class _Search:
         )
 
     def _find_held_steps(self, position: int, newest: int) -> Iterator[PathStep]:
-        """Each single step behind the last position reached that somebody has to acknowledge."""
+        """Yield the steps between single commits after a position that a person has to acknowledge."""
         valid = [position, *(at for at in range(position + 1, newest + 1) if self.commits[at - 1].valid)]
         for old, new in pairwise(valid):
             hop, _ = self._acknowledge(
@@ -232,14 +234,15 @@ class _Search:
                 yield hop
 
 
-_Used = _AckPosition | str | tuple[str, str]  # each of which counts once on a way
-_Given = _AckPosition | tuple[str, str]  # a line, or what was acknowledged without one
+_Used = _AckPosition | str | tuple[str, str]  # each counts once on a path
+_Given = _AckPosition | tuple[str, str]  # a line, or an approval without a line
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
-    """With which provision number each UUID came that is not ``known``: that of the first commit that has it.
+    """Return the provision number of each unknown UUID in the first commit that has the UUID.
 
-    ``commits`` are the (UUID, provision number) of each valid first-parent commit since the accepted one, in order.
+    ``commits`` are the (UUID, provision number) pairs of each valid first-parent commit since the accepted one, in
+    order.
     """
     found = dict[U, int]()
     for servers in commits:
@@ -250,15 +253,15 @@ def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[
 
 
 class CommitBetween(NamedTuple):
-    """One commit of the first-parent line from BASE to HEAD."""
+    """A commit of the first-parent line from BASE to HEAD."""
 
     revision: str
-    messages: tuple[Message, ...]  # of it, and of all commits that it brought in
+    messages: tuple[Message, ...]  # of the commit, and of all commits that it merged
     side: Callable[[], Side]
 
 
 class HeldStep(Struct, frozen=True, kw_only=True):
-    """One merge that somebody has to acknowledge, and by which lines."""
+    """A commit that a person has to acknowledge, and the lines that do so."""
 
     commit: str
     lines: tuple[str, ...]
@@ -273,9 +276,9 @@ def judge_by_steps(
     need: ReinstallsNeed | None,
     counted_before: Container[str],
 ) -> tuple[Verdict, tuple[HeldStep, ...], tuple[IgnoredLine, ...]]:
-    """A verdict over several commits as an instance comes to it: each is judged by itself.
+    """Judge several commits one by one, as an instance does.
 
-    With what holds of each of them, and the lines that count for nothing.
+    Return the verdict on all of them, the commits that are held, and the lines that acknowledge nothing.
     """
 
     @cache
@@ -286,7 +289,7 @@ def judge_by_steps(
 
     def judge_step(old: int, new: int) -> Verdict:
         before, after = side(old), side(new)
-        assert after.decisions is not None  # noqa: S101 - it is valid
+        assert after.decisions is not None  # noqa: S101 - the commit is valid
         assert after.repository is not None  # noqa: S101
         changes = compare_decisions(before.decisions, after.decisions, before.repository, after.repository)
         return judge(changes.extent, tighten_limits(limits, before, after))
@@ -299,9 +302,9 @@ def judge_by_steps(
     if found.held_step is None:
         trips = tuple(
             trip for hop in found.accepted_steps for trip in hop.verdict.trips
-        )  # each of which is acknowledged
+        )  # all of them are acknowledged
         return structs.replace(verdict, trips=trips), (), found.ignored_lines
-    # What the commits change together may be harmless where one of them is not: an instance may look in between.
+    # Together the commits may be harmless although one of them is not. An instance may see that commit alone.
     holding = verdict if verdict.held else found.held_step.verdict
     steps = (
         HeldStep(
@@ -313,7 +316,7 @@ def judge_by_steps(
 
 
 def tighten_limits(limits: Limits, *sides: Side) -> Limits:
-    """Limits as the fleets of these commits have them."""
+    """Return the limits, lowered to the guards that the Fleets of these commits set."""
     for side in sides:
         if side.repository is not None:
             limits = limits.tighten(side.repository.fleet.spec.guards)

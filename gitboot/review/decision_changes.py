@@ -68,18 +68,18 @@ from gitboot.review.risks import Effect, Risk, find_effects, find_risks
 
 
 class ServerChange(Struct, frozen=True, kw_only=True):
-    """One server whose decision is another, or who came, or went."""
+    """A server that was added or removed, or whose decision changed."""
 
     old: Decision | None
     new: Decision | None
     risks: frozenset[Risk]
-    reinstalls: tuple[Reinstall, ...]  # why it can ask for a boot that writes disks
+    reinstalls: tuple[Reinstall, ...]  # reasons why the server can newly get an install boot
     effects: tuple[Effect, ...]
-    unknown: tuple[UnknownReason, ...] = ()  # why it becomes unknown whether it is provisioned
+    unknown: tuple[UnknownReason, ...] = ()  # reasons why gitboot cannot tell whether it is provisioned
 
     @property
     def name(self) -> str:
-        """What the server is called, now if it is there."""
+        """The name of the server in the new commit, or in the old one if the new commit removes the server."""
         decision = self.new or self.old
         assert decision is not None  # noqa: S101 - one of the two is there
         return decision.server
@@ -90,7 +90,7 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
     @property
     def retired(self) -> bool:
-        """Whether its machine goes for good, though its document stays."""
+        """Whether the server becomes Retired. Its document stays."""
         both = [each.lifecycle is Lifecycle.RETIRED for each in (self.old, self.new) if each is not None]
         return both == [False, True]
 
@@ -106,49 +106,49 @@ class ServerChange(Struct, frozen=True, kw_only=True):
 
 
 class BmcChange(Struct, frozen=True, kw_only=True):
-    """A server whose BMC is another, new, or trusted otherwise: by it credentials go where they did not go before."""
+    """A server whose BMC is new, or has another address or trust, so credentials go to a new place."""
 
     server: str
-    is_new_server: bool  # whether the server itself is new
+    is_new_server: bool  # whether the commit adds the server
     old: BmcAccess | None
     new: BmcAccess | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """What a commit changes: all facts, each list in the order of its names."""
+    """Everything that a commit changes. Each list is sorted by name."""
 
     first: bool  # there is no commit before
     servers: tuple[ServerChange, ...]
     unchanged: int
     before: int  # how many servers the old commit has
     after: int
-    unknown: SharedChange | None  # what unknown machines boot; None: the same
-    shared: SharedChange | None  # outputs, evidence, the base URL of the fleet; None: the same
+    unknown: SharedChange | None  # of the boots of unknown machines; None: no change
+    shared: SharedChange | None  # outputs, evidence, the base URL of the fleet; None: no change
     images: tuple[ImageChange, ...]
     areas: tuple[Area, ...]  # the whole fleet first
     documents: Mapping[Id, DocumentChange]
-    bmcs: tuple[BmcChange, ...]  # servers whose BMC is another or new, or is trusted otherwise
-    other_pairs: tuple[Pair, ...]  # what is in no decision, and yet not what was looked at if it is another
-    access: tuple[AccessChange, ...]  # settings of who may fetch
-    disk_claims: tuple[str, ...]  # images that claim for the first time to write no disk, by name
-    unknown_claims: tuple[str, ...]  # new servers that boot what claims to write no disk, and none did before
-    lost_identities: tuple[LostIdentity, ...]  # identities that machines had, sorted
+    bmcs: tuple[BmcChange, ...]  # servers with a new BMC, or with another address or trust
+    other_pairs: tuple[Pair, ...]  # changes outside decisions that the digest has to cover, too
+    access: tuple[AccessChange, ...]  # settings of the clients that may fetch
+    disk_claims: tuple[str, ...]  # names of images that claim for the first time to write no disk
+    unknown_claims: tuple[str, ...]  # new servers whose boot claims to write no disk and is new in the fleet
+    lost_identities: tuple[LostIdentity, ...]  # identities that machines no longer have, sorted
     gained_identities: tuple[GainedIdentity, ...]  # identities by which machines newly get install boots, sorted
-    digest: Digest = field(init=False)  # of all that changes: an acknowledgement is bound to it
+    digest: Digest = field(init=False)  # of all changes; an acknowledgement is bound to it
 
     def __post_init__(self) -> None:
         pairs: list[Pair] = [("server", *each.pair) for each in self.servers]
         pairs += (("unknown", *self.unknown.pair),) if self.unknown else ()
         pairs += (("shared", *self.shared.pair),) if self.shared else ()
         looked_at = [each for each in self.images if each.mutated or each.name in self.disk_claims]
-        pairs += (("image", *image.pair) for image in looked_at)  # no decision need follow from it
+        pairs += (("image", *image.pair) for image in looked_at)  # possibly without a changed decision
         pairs += (
             ("access", compute_digest([each.field, each.old]), compute_digest([each.field, each.new]))
             for each in self.access
         )
         pairs += self.other_pairs
-        # The decisions of two servers do not show all identities that one has from the other.
+        # The decisions do not show every identity that a server takes over from another.
         pairs += (
             (each.why, compute_digest([each.old, each.new]), compute_digest([change.name, each.new]))
             for change in self.servers
@@ -159,17 +159,17 @@ class Changes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no decision changes, and so no published byte."""
+        """Whether no decision changes, so gitboot publishes the same files."""
         return not (self.servers or self.unknown or self.shared or self.access)
 
     @property
     def moved_bmcs(self) -> tuple[str, ...]:
-        """The servers that were there and are reached, or trusted, at another BMC."""
+        """The servers of both commits whose BMC has another address or trust."""
         return tuple(each.server for each in self.bmcs if not each.is_new_server)
 
     @property
     def extent(self) -> Extent:
-        """How much that is, as guards count it."""
+        """The numbers that guards count."""
         return Extent(
             digest=self.digest,
             first=self.first,
@@ -198,7 +198,7 @@ class Changes:
         )
 
     def with_risk(self, risk: Risk) -> tuple[ServerChange, ...]:
-        """The servers whose change is of a class."""
+        """Return the servers whose change has a risk."""
         return tuple(change for change in self.servers if risk in change.risks)
 
     def with_fate(self, fate: ChangeKind) -> tuple[ServerChange, ...]:
@@ -213,10 +213,10 @@ def compare_decisions(
     touched: Touched | None = None,
     get_offered_claims: Callable[[], frozenset[Digest]] | None = None,
 ) -> Changes:
-    """Return what ``new`` changes. Without ``old``, it is the first commit, and all of it is new.
+    """Return the changes from the old commit to the new one. If there is no old commit, everything is new.
 
-    ``touched`` is what can differ. None: everything. ``offered`` returns `claims_of` all decisions of ``old``. None:
-    they are computed when needed.
+    ``touched`` names what can differ; None: everything. ``get_offered_claims`` returns the result of `list_claims` for
+    all old decisions; None: it is computed when needed.
     """
     shared = compare_shared(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = compare_documents(old_repository, new_repository, touched.documents if touched else None)
@@ -295,7 +295,7 @@ def _collect_claims(decisions: Decisions) -> frozenset[Digest]:
 
 
 def _find_instance_sites(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:
-    """The site of each of these servers that is at one with an instance of its own."""
+    """Return the site of each server whose site has its own instance, by the server's name."""
     if repository is None or all(site.ledger is None for site in repository.fleet.spec.sites):
         return {}
     selection = build_site_index(repository)
@@ -315,7 +315,7 @@ def _compare_server(
     both = (old, new) if old is not None and new is not None else None
     same = both is not None and both[0].digest == both[1].digest
     all_files = shared_change is not None and changes_all_files(shared_change)
-    if same and not all_files and not others:  # addresses, for example, are no part of a decision
+    if same and not all_files and not others:  # the documents differ only outside the decision, such as in addresses
         return None
     asked = find_reinstalls(*both) if both is not None and not same else ()
     asked += others
@@ -367,7 +367,7 @@ def _count_areas(
     new: FleetRepository,
     sizes: Mapping[Label, int],
 ) -> tuple[Area, ...]:
-    """The whole fleet, then each site and each role; a server that moves from one to another counts in both."""
+    """Return the whole fleet, then each site and each role. A server that moves from one to another counts in both."""
     counts: dict[Label | None, dict[str, int]] = {None: {"size": len(old.servers) if old is not None else 0}}
     counts.update((label, {"size": size}) for label, size in sizes.items())
 
@@ -383,7 +383,7 @@ def _count_areas(
 
     changed = {change.new.server for change in servers if change.new is not None}
     for was, is_now in pairs:
-        if was is not None and is_now in changed:  # whoever moves without a change dilutes no share
+        if was is not None and is_now in changed:  # a server that moves without a change must not lower a percentage
             count("size", labels(new, is_now) - labels(old, was))
     for change in servers:
         before = change.old.server if change.old else None
@@ -401,30 +401,30 @@ def _count_areas(
 
 
 class UnknownCause(StrEnum):
-    """Since when nothing is known of a server."""
+    """A change after which gitboot cannot tell whether a server is provisioned."""
 
-    CAME = "came"  # with a provision number that it may have been installed with elsewhere
-    REPLACES = "replaces"  # a board that no document has any more: what stands in a ledger of it only that knows
-    BOARD = "board"  # another UUID, and its document does not say which one it replaces
-    NOT_RAISED = "not raised"  # the document says so, and asks for no installation
-    MOVED = "moved"  # another instance acts for it, which knows nothing of it
+    CAME = "came"  # the server is new, and its provision number may be from an installation elsewhere
+    REPLACES = "replaces"  # it replaces a board without a document; only the ledger may have its record
+    BOARD = "board"  # it has another UUID, and its document does not name the UUID that it replaces
+    NOT_RAISED = "not raised"  # it replaces a board, and its provision number was not raised
+    MOVED = "moved"  # it moves to another instance, which has no record of it
     OVERWRITTEN = "overwritten"  # a maintenance writes its disks
 
 
 class UnknownReason(NamedTuple):
-    """One way in which it becomes unknown whether a server is provisioned."""
+    """A reason why gitboot cannot tell whether a server is provisioned."""
 
     cause: UnknownCause
-    detail: str  # the provision number, the UUID before, the site that it comes to, or the maintenance
+    detail: str  # the provision number, the old UUID, the new site, or the maintenance
 
 
 def find_unknown_reasons(
     old: Decision | None, new: Decision | None, new_site: str | None = None
 ) -> tuple[UnknownReason, ...]:
-    """Return every way in which a server becomes unknown, as far as two decisions show it.
+    """Return the reasons why gitboot cannot tell whether a server is provisioned, as far as two decisions show them.
 
-    A raised provision number is pending whatever was before. ``moved_to`` is a site with an instance of its own, to
-    which the server comes from another such site.
+    A server with a raised provision number is pending in each case. ``new_site`` is set if the server moves to this
+    site from another one, and both sites have their own instances.
     """
     if new is None:
         return ()
@@ -438,7 +438,7 @@ def find_unknown_reasons(
     elif old is not None and old.uuid != new.uuid and new.provision <= old.provision:
         found.append(UnknownReason(UnknownCause.NOT_RAISED, str(new.provision)))
     if new.stopped or (new.policy is not None and new.policy.network_boot is NetworkBoot.ALWAYS):
-        return tuple(found)  # nothing is written, or nothing is asked of records
+        return tuple(found)  # gitboot serves no install boot, or the policy does not use records
     before = {each.name: each for each in old.maintenances} if old is not None else {}
     for each in new.maintenances:
         if each.boot is not None and each.boot.writes_disk and before.get(each.name) != each:
@@ -446,14 +446,14 @@ def find_unknown_reasons(
     return tuple(found)
 
 
-MatchingPair = tuple[str | None, str | None]  # a server's name before and after; None: it was not there
+MatchingPair = tuple[str | None, str | None]  # a server's old and new name; None: that commit does not have the server
 
 
 def match_servers(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[MatchingPair]:
-    """Every server of both commits once, in the order of its name (its new one, where it has one).
+    """Match the servers of two commits. Return each server once, sorted by its new name, or else by its old name.
 
-    A UUID says most, then what a document says that it replaces. What is left is matched by the marks that a new
-    motherboard keeps, the surest first.
+    Servers match by UUID, then by the UUID that a document replaces. The others match by the identities that survive a
+    new motherboard: name, MAC address, serial number, BMC.
     """
     pairs = [(machine.name, new[uuid].name) for uuid, machine in old.items() if uuid in new]
     gone = {uuid: machine for uuid, machine in old.items() if uuid not in new}
@@ -483,23 +483,23 @@ class EffectKind(StrEnum):
 
 
 class Change(Struct, frozen=True, kw_only=True):
-    """One field of a decision, as JSON has it: policy.boot.image, maintenances.repair.window.end."""
+    """A field of a decision with its JSON name, such as policy.boot.image or maintenances.repair.window.end."""
 
     field: str
-    old: Any  # None: it was not there
-    new: Any  # None: it is gone
+    old: Any  # None: absent
+    new: Any  # None: absent
 
 
 class ServerEffect(Struct, frozen=True, kw_only=True):
     """What a commit changes for one server."""
 
-    server: str  # its name from then on; the last one where it is removed
+    server: str  # the name in the new commit, or the old name of a removed server
     kind: EffectKind
     changes: tuple[Change, ...]
 
 
 def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
-    """What differs between two commits' decisions, by the servers' UUIDs: a renamed server is the same one."""
+    """Return the differences between the decisions of two commits, by UUID. A renamed server keeps its UUID."""
     before, after = ({decision.uuid: decision for decision in side.values()} for side in (old, new))
     found = {}
     for uuid in sorted(before.keys() | after.keys()):
@@ -514,8 +514,8 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
 
 
 def _find_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
-    """The fields that differ, in the order of their names; what is there on one side only comes whole."""
-    if _are_named(old) or _are_named(new):  # so that one that is added moves none of the others
+    """Yield the fields that differ, sorted by name. A value that only one side has comes as a whole."""
+    if _are_named(old) or _are_named(new):  # by name, so an added item does not shift the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
@@ -529,7 +529,7 @@ def _are_named(value: Any) -> bool:
 
 
 class Side(Struct, frozen=True, kw_only=True):
-    """One of the two revisions: how it was named, what it is, and what it says, if that holds together."""
+    """One of the two compared revisions. An invalid revision has problems and no decisions."""
 
     named: str
     revision: str
@@ -539,6 +539,6 @@ class Side(Struct, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """The revision in few characters, if it says more than the name."""
+        """The short revision; empty if it equals the name."""
         parts = (part[:12] if len(part) == 40 else part for part in self.revision.split())
         return "" if self.revision == self.named else " ".join(parts)

@@ -1,4 +1,4 @@
-"""Document changes: compare documents, files and what all machines share."""
+"""Document changes: compare the documents and files of two commits, and what gitboot publishes for all machines."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gitboot.resolve.server_decision import Decision, Decisions, Host
 
 
 class SharedChange(Struct, frozen=True, kw_only=True):
-    """Something that is published for all machines, or for unknown ones."""
+    """A change of what gitboot publishes for all machines or for unknown machines."""
 
-    old: Mapping[str, Any] | None  # None: there was no commit before
+    old: Mapping[str, Any] | None  # None: there is no old commit
     new: Mapping[str, Any]
 
     @property
@@ -34,25 +34,28 @@ def compare_shared(
     new_repository: FleetRepository,
     touched: frozenset[str] | None = None,
 ) -> SharedChange | None:
-    """What all machines have in common; None: it is the same. Only ``touched`` servers can differ, where given."""
+    """Compare what gitboot publishes for all machines. None: no change.
+
+    ``touched`` are the servers that can differ; None: all servers.
+    """
     return _make_change(
         _shared_facts(old, old_repository, new, touched), _shared_facts(new, new_repository, old, touched)
     )
 
 
 def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | None:
-    """What unknown machines boot; None: the same."""
+    """Compare the boots of unknown machines. None: no change."""
     return _make_change(_unknown_facts(old), _unknown_facts(new))
 
 
 def changes_all_files(change: SharedChange) -> bool:
-    """Whether each server has other files by it; its base URL is part of its decision."""
+    """Return whether the change gives each server other boot files. A base URL is part of decisions instead."""
     deciding = ("outputs", "evidence")
     return change.old is not None and any(change.old[name] != change.new[name] for name in deciding)
 
 
 def changes_ledger(change: SharedChange) -> bool:
-    """Whether one instance was named that is to act, for all or for a site, and is no more."""
+    """Return whether the Fleet or a site no longer names the ledger that it named before."""
     if change.old is None:
         return False
     by_site, now_by_site = (each.get("ledgers", {}) for each in (change.old, change.new))
@@ -72,24 +75,27 @@ def _shared_facts(
     ledgers = {site.name: site.ledger for site in spec.sites if site.ledger is not None}
     return {
         "baseURL": decisions.base_url,
-        "outputs": sorted(decisions.outputs - {Output.PAGES}),  # which no machine reads
+        "outputs": sorted(decisions.outputs - {Output.PAGES}),  # machines do not read pages
         "evidence": decisions.evidence,
-        "monitors": list(map(str, spec.provisioning.monitors)),  # whose fetches prove no installation
-        # The clients whose fetches alone prove one.
+        "monitors": list(map(str, spec.provisioning.monitors)),  # fetches of monitors prove no installation
+        # If clients are named, only their fetches prove an installation.
         **({"clients": list(map(str, spec.provisioning.clients))} if spec.provisioning.clients else {}),
-        "ledger": spec.provisioning.ledger,  # of the instance that makes them
-        **({"ledgers": ledgers} if ledgers else {}),  # of a site's own instance
+        "ledger": spec.provisioning.ledger,  # of the instance that serves one-time boots
+        **({"ledgers": ledgers} if ledgers else {}),  # of the instances of sites
         **(
             _network_facts(decisions, other, touched) if other is not None and decisions.outputs & _HOST_OUTPUTS else {}
         ),
     }
 
 
-_HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELINUX})  # made of more than decisions
+_HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELINUX})  # not from decisions alone
 
 
 def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
-    """What DHCP reads: of the servers in both commits only those that differ, so that a rebase changes nothing."""
+    """Return the input of the DHCP files.
+
+    It has only servers of both commits that differ, so a rebase changes nothing.
+    """
     hosts, others = decisions.networks, other.networks
     both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
     facts = {server: _interface_facts(hosts[server]) for server in both}
@@ -123,7 +129,7 @@ class ImageChange(Struct, frozen=True, kw_only=True):
     name: str
     fate: ChangeKind
     in_use: int  # servers of either commit that can boot it; unknown machines count as one
-    pair: tuple[Digest | None, Digest | None]  # of what it is, before and after
+    pair: tuple[Digest | None, Digest | None]  # of its spec, before and after
 
     @property
     def mutated(self) -> bool:
@@ -131,7 +137,7 @@ class ImageChange(Struct, frozen=True, kw_only=True):
 
 
 def is_mutated(change: DocumentChange) -> bool:
-    """Whether what an image is was edited, not only what it is called by labels."""
+    """Return whether the spec of an image was edited. Labels and annotations do not count."""
     return change.fate is ChangeKind.EDITED and any(field.path[0] == "spec" for field in change.fields)
 
 
@@ -141,7 +147,7 @@ def find_image_changes(
     repositories: tuple[FleetRepository | None, FleetRepository],
     touched: frozenset[str],
 ) -> Iterator[ImageChange]:
-    """Every BootImage that is another, by name, and how many servers boot it: all of them are ``touched``."""
+    """Yield the changed BootImages, sorted by name. ``touched`` has all servers that boot a changed image."""
     changed = [change for key, change in documents.items() if key.kind == "BootImage"]
     if not changed:
         return
@@ -168,7 +174,7 @@ def list_images(decision: Decision | None) -> Iterator[str]:
 
 
 class ChangeKind(StrEnum):
-    """What became of something."""
+    """How something changed."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -176,17 +182,17 @@ class ChangeKind(StrEnum):
 
 
 class DocumentChange(Struct, frozen=True, kw_only=True):
-    """A document, or a file that documents name (kind "file"), which is not what it was."""
+    """A changed document, or a changed file that documents name (kind "file")."""
 
     id: Id
     fate: ChangeKind
-    fields: tuple[FieldChange, ...]  # of one that was edited
+    fields: tuple[FieldChange, ...]  # of an edited document
 
 
 def compare_documents(
     old: FleetRepository | None, new: FleetRepository, touched: frozenset[Id] | None = None
 ) -> dict[Id, DocumentChange]:
-    """Every document and file that differs, or of the ``touched`` ones, by kind and name."""
+    """Return the documents and files that differ, by kind and name. ``touched`` limits the comparison; None: all."""
     before, after = _collect_resources(old, touched) if old else {}, _collect_resources(new, touched)
     found = {}
     for key in sorted(before.keys() | after.keys()):
@@ -223,7 +229,7 @@ Path = tuple[str | int, ...]
 
 
 class FieldChange(NamedTuple):
-    """One field before and after; None: it was not there."""
+    """A field before and after. None: absent."""
 
     path: Path
     old: Any
@@ -231,13 +237,13 @@ class FieldChange(NamedTuple):
 
     @property
     def dotted_path(self) -> str:
-        """The path as people write it: spec.holds[0].image."""
+        """The path as text, such as spec.holds[0].image."""
         steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in self.path)
         return "".join(steps).removeprefix(".")
 
 
 def compare_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]:
-    """The deepest fields that differ, in the order of their names; lists of another length as a whole."""
+    """Yield the innermost fields that differ, sorted by name. Lists of different lengths count as one field."""
     if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -259,30 +265,30 @@ ONE_TIME_BOOTS: Final = "spec.serving.oneTimeBoots"
 
 
 class AccessChange(NamedTuple):
-    """A setting of the Fleet that says who may fetch, before and after."""
+    """A setting of the Fleet that controls which clients may fetch, before and after."""
 
     field: str  # spec.provisioning.clients
     old: list[str] | bool | str
     new: list[str] | bool | str
-    widens: bool  # whether somebody may fetch who could not, or a fetch counts that did not
+    widens: bool  # whether more clients may fetch, or more fetches count
 
 
 def compare_access(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
-    """Return each setting of who may fetch that differs between two Fleets, by its field."""
+    """Return the settings that control which clients may fetch and that differ between two Fleets."""
     clients, new_clients = (sorted(map(str, each.provisioning.clients)) for each in (old, new))
     monitors, new_monitors = (sorted(map(str, each.provisioning.monitors)) for each in (old, new))
     boots, new_boots = old.serving.one_time_boots, new.serving.one_time_boots
     settings = (
-        # No network means every client.
+        # An empty list of networks means every client.
         (
             "spec.provisioning.clients",
             *(clients, new_clients),
             bool(clients) and (not new_clients or not _covers(clients, new_clients)),
         ),
-        # The fetches of a network that leaves this list begin to count.
+        # Fetches count from a network that is removed from this list.
         ("spec.provisioning.monitors", monitors, new_monitors, not _covers(new_monitors, monitors)),
         ("spec.serving.restrict", old.serving.restrict, new.serving.restrict, old.serving.restrict),
-        # Every client can fetch an install boot from a copy, again and again.
+        # Every client can fetch an install boot from a copy repeatedly.
         (ONE_TIME_BOOTS, str(boots), str(new_boots), new_boots is OneTimeBoots.COPIES),
     )
     return tuple(AccessChange(*each) for each in settings if each[1] != each[2])

@@ -24,11 +24,11 @@ from gitboot.review.reinstalls import GainedIdentity, Inheritance
 from gitboot.review.risks import Risk, find_risks
 from gitboot.text import did_you_mean
 
-MIN_SIZE_FOR_PERCENT: Final = 10  # servers: in smaller groups a percentage says nothing
+MIN_SIZE_FOR_PERCENT: Final = 10  # servers; smaller groups have a limit in servers, not a percentage
 
 
 class Guard(StrEnum):
-    """What holds a commit, in the order in which it is shown."""
+    """The guards that can hold a commit, in the order in which gitboot shows them."""
 
     MAX_REINSTALLS = "maxReinstalls"
     MAX_UNKNOWN_CHANGES = "maxUnknownChanges"
@@ -46,17 +46,17 @@ class Guard(StrEnum):
     MAX_RESETS = "maxResets"
 
 
-# A line in a message is its author's word, and no rewind is made by one: these take a shell.
+# The author of a message must not approve these. They need `gitboot approve`.
 ONLY_APPROVED: Final = frozenset({Guard.ALLOW_REWIND, Guard.MAX_BMC_CHANGES})
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """How much one commit may change; more is held. The defaults are the instance's."""
+    """How much one commit may change before guards hold it. An instance has these defaults."""
 
     max_update_percent: int = 30
     max_delete_percent: int = 10
     max_deletes: int = 25
-    max_small_group: int = 3  # servers, in a group or fleet under `SMALL`, instead of percentages
+    max_small_group: int = 3  # servers; instead of the percentages in groups smaller than `MIN_SIZE_FOR_PERCENT`
     max_reinstalls: int = 0
     max_installs: int = 50
     max_resets: int = 50
@@ -69,7 +69,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     allow_takeover: bool = False
 
     def tighten(self, guards: Guards) -> Limits:
-        """These limits, or where the Fleet has a lower one that one: a repository loosens nothing."""
+        """Return the lower limit of the instance and of the Fleet for each guard. A repository cannot raise limits."""
         given = {each.name: getattr(guards, each.name) for each in fields(guards)}
         return structs.replace(
             self, **{name: min(getattr(self, name), limit) for name, limit in given.items() if limit is not None}
@@ -77,27 +77,27 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Trip(Struct, frozen=True, kw_only=True):
-    """One limit that a commit exceeds."""
+    """A limit that a commit exceeds."""
 
     guard: Guard
-    what: str  # what was counted: servers removed
+    what: str  # the counted things, such as "servers removed"
     number: int
     limit: int
-    of: int | None = None  # out of so many; None: the number counts, not the share
-    percent: bool = False  # whether the limit is one
+    of: int | None = None  # the whole group; None: the limit is not a share of a group
+    percent: bool = False  # whether the limit is a percentage
     area: str = "all"  # or site=fra1
     acknowledged: bool = False
-    by: str = ""  # who has acknowledged it; "": nobody knows
+    by: str = ""  # who acknowledged it; "": not recorded
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """Whether a commit is held, by what, and what its acknowledgements are bound to."""
+    """The guards that hold a commit, and the digest that acknowledgements are bound to."""
 
     digest: Digest
     limits: Limits
     trips: tuple[Trip, ...]
-    areas: tuple[Area, ...] = ()  # how much of which group of servers it changes, the whole fleet first
-    inherited: tuple[Inheritance, ...] = ()  # identities of machines that were perhaps installed
+    areas: tuple[Area, ...] = ()  # the whole fleet first
+    inherited: tuple[Inheritance, ...] = ()  # identities of machines that may be installed already
     waits: bool = False  # whether the instance reads all fetches before it accepts the step
 
     @property
@@ -106,11 +106,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     @property
     def holding(self) -> tuple[Guard, ...]:
-        """The guards that hold the commit: those that trip and are not acknowledged, each once."""
+        """The guards with an exceeded limit that is not acknowledged, each once."""
         return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
 
 
-Acknowledgements = Mapping[tuple[str, str], str]  # (digest, guard) -> who says so
+Acknowledgements = Mapping[tuple[str, str], str]  # (digest, guard) -> who acknowledged it
 NO_ACKNOWLEDGEMENTS: Final[Acknowledgements] = MappingProxyType({})
 
 
@@ -126,28 +126,27 @@ def judge(
     takeover: bool | None = None,
     bmcs: int = 0,
 ) -> Verdict:
-    """Return what of a commit's ``extent`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
+    """Return the limits that a commit exceeds. An acknowledgement counts for one digest and one guard.
 
-    - ``pending`` is how many servers an instance's records leave to be installed. A first commit is judged by this
-      number, because it changes nothing. Without the number, all servers that want a first boot count.
-    - ``returning`` is how many servers the commit brings back that the records know as installed, and that would be
-      installed again.
-    - ``inherited`` are the identities of machines that were perhaps installed, by which these can get install boots of
-      other servers.
+    - ``pending`` is the number of servers that are not installed, by the records of the instance. For a first commit it
+      replaces the number of servers with a first boot. None: there are no records.
+    - ``returning`` is the number of servers that the commit adds again, that have records, and that it reinstalls.
+    - ``inheritances`` are identities through which machines that may be installed already get install boots of other
+      servers.
     - ``rewound`` means that the commit does not descend from the accepted one.
-    - ``takeover`` means that some instance ceases to act for the fleet by the commit. None: the commit alone decides.
-    - ``bmcs`` is how many servers it lets an instance send credentials for to BMCs that never got them.
+    - ``takeover`` means that the commit ends the work of an instance for the fleet. None: the extent decides.
+    - ``bmcs`` is the number of BMCs that would get credentials for the first time.
     """
     inheriting = {each.server for each in inheritances} - {*extent.reinstalled_servers}
     numbers = (
         (Guard.ALLOW_REWIND, "commits taken back", int(rewound and not limits.allow_rewind), 0),
         (
             Guard.ALLOW_TAKEOVER,
-            "instances that may act no more",
+            "instances that may no longer act",
             int((extent.takeover if takeover is None else takeover) and not limits.allow_takeover),
             0,
         ),
-        (Guard.MAX_BMC_CHANGES, "BMCs that were never sent these credentials", bmcs, limits.max_bmc_changes),
+        (Guard.MAX_BMC_CHANGES, "BMCs that never received these credentials", bmcs, limits.max_bmc_changes),
         (Guard.MAX_INSTALLS, "first boots", extent.installs if pending is None else pending, limits.max_installs),
         (Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets),
         (
@@ -186,7 +185,7 @@ def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, s
     return (
         (
             Guard.MAX_UNKNOWN_CHANGES,
-            "changes of what unknown servers boot",
+            "changes of the boot of unknown machines",
             int(extent.unknown),
             limits.max_unknown_changes,
         ),
@@ -196,7 +195,7 @@ def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, s
             extent.access,
             limits.max_access_changes,
         ),
-        # Whichever servers boot such an image now, any may boot it after this commit.
+        # After this commit, each server may boot such an image.
         (Guard.MAX_REINSTALLS, may_boot, extent.after if extent.disk_claims else 0, limits.max_reinstalls),
         (Guard.MUTATED_IMAGES, "images in use edited", extent.mutated_images, limits.mutated_images),
         (Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes),
@@ -226,7 +225,7 @@ def _find_area_trips(area: Area, limits: Limits) -> Iterator[Trip]:
 
 
 class IgnoredLine(Struct, frozen=True, kw_only=True):
-    """A line that was to acknowledge something and does not, and why."""
+    """An acknowledgement line that gitboot ignores, and the reason."""
 
     commit: str
     line: str
@@ -239,49 +238,49 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def format_ack_line(digest: Digest, guard: Guard) -> str:
-    """The line that acknowledges one guard."""
+    """Return the line that acknowledges a guard."""
     return f"Gitboot-Ack: {digest} {guard}"
 
 
 def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[tuple[Guard, str]]:
-    """For each guard that holds, the line that acknowledges it, where a line can."""
+    """Yield each guard that holds the commit with the line that acknowledges it. Some guards need `gitboot approve`."""
     for guard in verdict.holding:
         if guard not in ONLY_APPROVED and not (guard is Guard.MAX_REINSTALLS and need is ReinstallsNeed.APPROVE):
             yield guard, format_ack_line(verdict.digest, guard)
 
 
 class AckLine(Struct, frozen=True, kw_only=True):
-    """A well-formed line of a commit's message."""
+    """A well-formed acknowledgement line of a commit message."""
 
-    STALE: ClassVar[str] = "it acknowledges other changes than these: something was changed since, look again"
+    STALE: ClassVar[str] = "it acknowledges other changes. The commits changed since then, so review them again"
     USED: ClassVar[str] = (
         "a signed acknowledgement counts once, and a commit with the same signed content was accepted before "
-        "(--reinstalls-need signed): sign a new commit"
+        "(--reinstalls-need signed). Sign a new commit"
     )
 
     commit: str
     text: str
     digest: str
     guard: str
-    by: str  # who says it
+    by: str  # the author of the message
     content: str = ""  # SHA-256 of what the commit's signature covers, if the line counts by that signature
 
     @property
     def id(self) -> str:
-        """What counts once, if the line counts by a signature."""
+        """The key under which the line counts once, if the line counts by a signature."""
         return f"{self.content} {self.digest} {self.guard}"
 
 
 def parse_ack_lines(
     messages: Iterable[Message], need: ReinstallsNeed | None = None, counted_before: Container[str] = frozenset()
 ) -> Iterator[AckLine | IgnoredLine]:
-    """Every line of commits' messages that is to acknowledge something.
+    """Yield the acknowledgement lines of commit messages.
 
-    The line may stand anywhere in a message and be indented, as a squash leaves it. What is wrong in any way
-    acknowledges nothing, and neither does a line for reinstallations that is not what these ``need``.
+    A line may be anywhere in a message and may be indented, as after a squash. gitboot ignores a malformed line, and a
+    line for reinstallations that does not meet ``need``.
 
-    ``met`` holds the signed content of commits that led to an accepted commit, and the `AckLine.id` of lines that
-    counted. A line that counts by a signature counts once.
+    ``counted_before`` has the signed content of commits that led to an accepted commit, and the `AckLine.id` of lines
+    that counted. A line that counts by a signature counts once.
     """
     for message in messages:
         for line in _LINE.findall(message.text):
@@ -308,20 +307,20 @@ def _find_line_fault(line: str, message: Message, need: ReinstallsNeed | None) -
     if guard not in list(Guard):
         return f"there is no guard {guard}; {did_you_mean(guard, Guard, 'copy the whole line')}"
     if guard == Guard.MAX_BMC_CHANGES:
-        return f"{guard} is acknowledged with gitboot approve alone, not by who wrote the message"
+        return f"only gitboot approve acknowledges {guard}, not a line in a message"
     if guard != Guard.MAX_REINSTALLS or need is None:
         return None
     if need is ReinstallsNeed.APPROVE:
-        return "reinstallations are acknowledged by gitboot approve alone (--reinstalls-need approve)"
+        return "only gitboot approve acknowledges reinstallations (--reinstalls-need approve)"
     if message.signer is None:
-        return "its commit is not signed by a listed key, which reinstallations need (--reinstalls-need signed)"
+        return "reinstallations need a commit that is signed with a listed key (--reinstalls-need signed)"
     if message.signer.is_forge:
-        return "its commit is signed by a forge, for whoever has merged (--reinstalls-need signed)"
+        return "a forge signed its commit, but a person must sign it (--reinstalls-need signed)"
     return None
 
 
 def has_ack_line(message: Message) -> bool:
-    """Whether a message has a line that is to acknowledge something."""
+    """Return whether a message has an acknowledgement line, well-formed or not."""
     return _LINE.search(message.text) is not None
 
 
@@ -331,7 +330,7 @@ def find_acknowledgements(
     need: ReinstallsNeed | None = None,
     counted_before: Container[str] = frozenset(),
 ) -> tuple[Acknowledgements, tuple[IgnoredLine, ...]]:
-    """What commits acknowledge of the changes with this digest, and the lines that count for nothing."""
+    """Return the acknowledgements of the changes with this digest, and the lines that gitboot ignores."""
     given: dict[tuple[str, str], str] = {}
     unheeded = []
     for line in parse_ack_lines(messages, need, counted_before):
@@ -345,36 +344,36 @@ def find_acknowledgements(
     return given, tuple(unheeded)
 
 
-Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
+Pair = tuple[str, Digest | None, Digest | None]  # (kind, digest before, digest after)
 
 
 def digest_pairs(pairs: Iterable[Pair]) -> Digest:
-    """Of all that changes."""
+    """Return the digest of all changes."""
     return compute_digest(sorted([kind, old or "", new or ""] for kind, old, new in pairs))
 
 
 def digest_bmc_access(server: str | None, access: BmcAccess | None) -> Digest:
-    """Where and how a server's BMC is reached."""
+    """Return a digest of the address, the credentials and the trust of a server's BMC."""
     return compute_digest([server, structs.asdict(access) if access is not None else None])
 
 
 def list_labels(server: Server) -> Iterator[Label]:
-    """The groups that a server is in."""
+    """Yield the groups of a server."""
     labels = server.metadata.labels
     yield from ((key, labels[key]) for key in GROUPING if key in labels)
 
 
 def build_areas(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
-    """The whole fleet first, then the groups in their order; ``counts`` has the fields of an `Area` that are not 0."""
+    """Return the whole fleet, then the groups in their order. ``counts`` has the fields of an `Area` that are not 0."""
     labels = sorted(counts, key=lambda label: (GROUPING.index(label[0]), label[1]) if label else (-1, ""))
     numbers = [name for name in Area.__struct_fields__ if name != "label"]
     return tuple(Area(label=label, **{name: counts[label].get(name, 0) for name in numbers}) for label in labels)
 
 
 def first_commit_extent(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
-    """The extent of a commit before which there is none: `compare` finds the same, and holds all that it compares.
+    """Return the extent of a first commit. `compare_decisions` has the same result and needs more memory.
 
-    ``servers`` are the decisions for all servers, each looked at once.
+    ``servers`` are the decisions of all servers. They are read once.
     """
     counts: dict[Label | None, dict[str, int]] = {None: {"size": 0}}
     found = Counter[Risk]()
@@ -407,11 +406,11 @@ def first_commit_extent(decisions: Decisions, repository: FleetRepository, serve
     )
 
 
-GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own
+GROUPING: Final = ("site", "role")  # labels; the servers with the same value are a group
 
 
 class Touched(Struct, frozen=True, kw_only=True):
-    """What of two commits can differ: all else is the same in both, and need not be compared."""
+    """The servers and documents that can differ between two commits. All others are equal."""
 
     servers: frozenset[str]  # of either commit
     documents: frozenset[Id]  # and files, of kind "file"
@@ -422,12 +421,12 @@ Label = tuple[str, str]  # site, fra1
 
 
 class Area(Struct, frozen=True, kw_only=True):
-    """How much of a group of servers is touched."""
+    """The number of changes in a group of servers."""
 
     label: Label | None  # None: the whole fleet
-    size: int  # servers of the old commit, and who moved here and changes
-    changed: int  # but for those that only offer less
-    less: int  # servers that offer nothing that they did not offer before: no guard counts them
+    size: int  # servers of the old commit, and changed servers that moved here
+    changed: int  # without harmless changes
+    less: int  # servers with a harmless change, which guards ignore
     removed: int  # or retired
     added: int
     reinstalled: int
@@ -437,38 +436,38 @@ class Area(Struct, frozen=True, kw_only=True):
 
 
 class Extent(Struct, frozen=True, kw_only=True):
-    """All that guards judge a commit by."""
+    """The numbers by which guards judge a commit."""
 
-    digest: Digest  # of all that changes: an acknowledgement is bound to it
+    digest: Digest  # of all changes; an acknowledgement is bound to it
     first: bool  # there is no commit before
     before: int  # how many servers the old commit has
     after: int
     installs: int  # new servers that want a first boot
-    reinstalls: int  # servers that can ask for a boot that writes disks, and could not before
-    resets: int  # servers that a maintenance can reset while they run, and could not before
+    reinstalls: int  # servers that can newly get an install boot
+    resets: int  # servers that a maintenance can newly reset while they run
     unknown: bool  # whether unknown machines boot something else
     mutated_images: int  # in use, and edited
     disk_claims: int  # images that claim for the first time to write no disk
     access: int  # settings that let more clients fetch
-    takeover: bool  # whether another instance may act for the fleet by it
+    takeover: bool  # whether the commit lets another instance act for the fleet
     areas: tuple[Area, ...]  # the whole fleet first
-    unknown_claims: tuple[str, ...] = ()  # new servers that boot what claims to write no disk, and none did before
-    by_policy: tuple[str, ...] = ()  # of `reinstalls`, servers whose records may show that nothing is installed again
-    lost_identities: tuple[LostIdentity, ...] = ()  # identities that machines had, sorted
+    unknown_claims: tuple[str, ...] = ()  # new servers whose boot claims to write no disk and is new in the fleet
+    by_policy: tuple[str, ...] = ()  # servers of `reinstalls` whose records may show that they are installed already
+    lost_identities: tuple[LostIdentity, ...] = ()  # identities that machines no longer have, sorted
     gained_identities: tuple[GainedIdentity, ...] = ()  # identities by which machines newly get install boots, sorted
     reinstalled_servers: tuple[str, ...] = ()  # the servers that `reinstalls` counts, if there are gained identities
 
     def without_reinstalls(self, servers: Collection[str]) -> Extent:
-        """Return the same extent without the reinstallations of some servers that it counts."""
+        """Return the extent without the reinstallations of some servers."""
         if not servers:
             return self
         left = tuple(each for each in self.reinstalled_servers if each not in servers)
         return structs.replace(self, reinstalls=self.reinstalls - len(servers), reinstalled_servers=left)
 
     def with_inheritances(self, inheritances: Collection[Inheritance]) -> Extent:
-        """Return the same extent with a digest that covers the identities that servers inherit, if there are any.
+        """Return the extent with a digest that covers the inherited identities, if there are any.
 
-        An acknowledgement of the changes alone does not acknowledge that other machines are installed by them.
+        So an acknowledgement of the changes alone does not let other machines be installed.
         """
         if not inheritances:
             return self
@@ -476,8 +475,8 @@ class Extent(Struct, frozen=True, kw_only=True):
         return structs.replace(self, digest=compute_digest(["inherited", inherited, self.digest]))
 
     def with_rewind(self, accepted: str, revision: str) -> Extent:
-        """The same of a commit that does not descend from the accepted one: what acknowledges it is bound to both.
+        """Return the extent of a commit that does not descend from the accepted one, with a digest of both revisions.
 
-        A rewind may change no decision; what acknowledged one says nothing of the next.
+        A rewind may change no decision, so the digest of the changes does not identify the rewind.
         """
         return structs.replace(self, digest=compute_digest(["rewind", accepted, revision, self.digest]))

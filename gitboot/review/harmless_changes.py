@@ -1,4 +1,4 @@
-"""Harmless changes: changes that no guard holds."""
+"""Harmless changes: changes that guards ignore, because a server gets no new boot."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision,
 
 
 class EveryBoot(Struct, frozen=True):
-    """Whatever is known: at each boot."""
+    """At each boot, whatever the record contains."""
 
 
 class UntilProvisioned(Struct, frozen=True):
-    """While a provision key is not provisioned."""
+    """Until a provision key is provisioned."""
 
     number: int
-    image: str | None  # that belongs to the key, under OnImageChange; None: under Once
+    image: str | None  # part of the key under OnImageChange; None under Once
     attempts: int = 1
-    boots: int = 1  # of each
+    boots: int = 1  # of each attempt
 
 
 class UntilRun(Struct, frozen=True):
-    """While a maintenance's run was not made."""
+    """Until a run of a maintenance is consumed."""
 
     maintenance: str
     run: int
@@ -41,15 +41,15 @@ BootCondition = EveryBoot | UntilProvisioned | UntilRun
 
 
 def covers(one: BootCondition, other: BootCondition) -> bool:
-    """Whether a boot is offered for each record under ``one`` for which it is under ``other``."""
+    """Return whether each record that allows a boot under ``other`` allows it under ``one``, too."""
     match one, other:
         case (EveryBoot(), _):
             return True
-        case (UntilProvisioned(), UntilProvisioned()):  # an attempt counts for both
+        case (UntilProvisioned(), UntilProvisioned()):  # an attempt counts for both conditions
             as_often = other.attempts <= one.attempts and other.boots <= one.boots
             return as_often and other.number <= one.number and other.image == one.image
         case (UntilRun(), UntilRun()) if (one.maintenance, one.run) == (other.maintenance, other.run):
-            # Whoever has made one has made the other, wherever its window was moved to.
+            # A machine that consumed the run in one window consumed it in the other, wherever the window was moved.
             if other.start is None or one.end is None or other.start < one.end:
                 return True
             return one.start is not None and other.start <= one.start
@@ -57,15 +57,15 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
 
 
 class Demand(Struct, frozen=True, kw_only=True):
-    """What is asked for in one span of time."""
+    """What a decision demands in a span of time."""
 
-    boot: Boot | None  # None: the local disk, or nothing
+    boot: Boot | None  # None: the local disk, or no plan
     when: BootCondition = EveryBoot()
     override: OverrideMode = OverrideMode.NONE
     power: str = "None"
-    waits: bool = False  # until the machine is off
+    waits: bool = False  # whether it waits until the machine is off
     disk: DiskBoot = DiskBoot.FIRMWARE_ORDER
-    maintenance: str | None = None  # None: the policy asks
+    maintenance: str | None = None  # None: the policy demands it
 
     @property
     def writes_disk(self) -> bool:
@@ -80,20 +80,20 @@ NO_DEMAND: Final = Demand(boot=None)
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """From one instant to the next, as far as windows tell: what counts, and what does once a window has ended."""
+    """The demands between two times at which windows start or end."""
 
     demand: Demand
-    lower_demands: tuple[Demand, ...]  # of the policy, and of maintenances that lose
+    lower_demands: tuple[Demand, ...]  # of the policy, and of maintenances with a lower priority
 
 
 def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterator[Span]:
-    """What ``decision`` asks for from each of these instants on; each window's ends are among them."""
+    """Yield the span that begins at each of these times. They must contain the start and end of each window."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
         yield from (Span(demand=NO_DEMAND, lower_demands=()) for _ in instants)
         return
     policy = _policy_demand(decision.policy)
     always = policy.boot is not None and not policy.writes_disk and isinstance(policy.when, EveryBoot)
-    instead = policy if always else Demand(boot=None, disk=policy.disk)  # of a boot that is stopped
+    instead = policy if always else Demand(boot=None, disk=policy.disk)  # replaces a stopped boot
     for at in instants:
         active = [each for each in decision.maintenances if each.is_active(at)]
         active.sort(key=lambda maintenance: maintenance.priority, reverse=True)
@@ -104,7 +104,7 @@ def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterato
 
 
 def find_window_edges(*decisions: Decision) -> tuple[datetime, ...]:
-    """Every instant at which a window of these decisions opens or ends, after one that lies before all."""
+    """Return the times at which windows of these decisions start or end, sorted. The minimum time comes first."""
     found = {datetime.min.replace(tzinfo=UTC)}
     for decision in decisions:
         for maintenance in decision.maintenances:
@@ -151,7 +151,7 @@ def _maintenance_demand(maintenance: MaintenanceDecision) -> Demand:
 
 
 def is_harmless(old: Decision, new: Decision) -> bool:
-    """Whether ``new`` offers nothing that ``old`` did not: such a change is held by no guard."""
+    """Return whether the new decision offers no boot that the old one did not offer. Guards ignore such a change."""
     is_active_as_before = old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED
     if (
         not is_active_as_before
@@ -165,11 +165,11 @@ def is_harmless(old: Decision, new: Decision) -> bool:
 
 
 def _offers_no_more(demand: Demand, spans: list[Span]) -> bool:
-    """Whether ``ask`` offers nothing that the first of these spans does not, which the others follow."""
+    """Return whether a demand offers no more than the first of these spans. The others are the spans after it."""
     here, key = spans[0], demand.when
     if _is_within(demand, here.demand):
         return True
-    # A policy has to ask by itself for a boot that writes a disk, by this provision key, in one of these spans.
+    # For an install boot, the policy itself must demand this provision key in one of these spans.
     is_asked_later = isinstance(key, UntilProvisioned) and any(
         isinstance(span.demand.when, UntilProvisioned) and covers(span.demand.when, key) for span in spans
     )
@@ -189,10 +189,10 @@ def _is_within(demand: Demand, other: Demand) -> bool:
     if demand.boot != other.boot or not covers(other.when, demand.when):
         return False
     if demand.waits is not other.waits and not (demand.waits and demand.writes_disk):
-        return False  # without waiting it is offered sooner; what waits leaves the disk in place of what writes none
+        return False  # without the wait, the boot comes sooner; with it, the disk replaces a harmless boot
     if not demand.writes_disk and not covers(demand.when, other.when):
-        return False  # for some record the disk would take the place of what writes none
+        return False  # for some records, the disk would replace a boot that writes no disk
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)
 
 
-_OVERRIDES: Final = (OverrideMode.NONE, OverrideMode.ONCE, OverrideMode.CONTINUOUS)  # each sets more than those before
+_OVERRIDES: Final = (OverrideMode.NONE, OverrideMode.ONCE, OverrideMode.CONTINUOUS)  # from weakest to strongest

@@ -1,4 +1,4 @@
-"""Reinstalls: disk-writing boots that a commit newly asks for, and changes of identities."""
+"""Reinstalls: install boots that a commit newly allows, and changes of identities."""
 
 from __future__ import annotations
 
@@ -43,44 +43,44 @@ from gitboot.review.harmless_changes import (
 
 
 class ReinstallReason(StrEnum):
-    """By what a disk-writing boot can be asked for that could not be before."""
+    """The reason why a server can newly get an install boot."""
 
     PROVISION = "provision"  # raised
     ATTEMPTS = "attempts"  # raised
     BOOTS = "boots"  # raised: how many times the image's installer boots
-    IMAGE = "image"  # another one under OnImageChange or Always
-    POLICY = "policy"  # there was none, or the server was parked
+    IMAGE = "image"  # changed under OnImageChange or Always
+    POLICY = "policy"  # the server had no policy, or was parked
     NETWORK_BOOT = "networkBoot"
-    WAIT = "waitFor"  # PowerOff no more: it may be installed while it runs
-    OVERRIDE = "override"  # from None: it was left to the firmware whether it boots so
-    MAC = "MAC"  # another server's: the machine behind it boots what this one does
-    SERIAL = "serial"  # the same by its serial number
-    ADDRESS = "address"  # the same by the IP address that its firmware asks from
-    UUID = "UUID"  # the same by its UUID in the other byte order, or by the UUID that its BMC shows
-    NAME = "name"  # the same by the name of its document or its xname
-    NID = "nid"  # the same by the number that OpenCHAMI gives a node
-    WRITES_DISK = "writesDisk"  # what it booted before wrote no disk
+    WAIT = "waitFor"  # no longer PowerOff, so a running server may be installed
+    OVERRIDE = "override"  # no longer None; before, the firmware's boot order decided
+    MAC = "MAC"  # the MAC address of another server, whose machine now gets the boots of this server
+    SERIAL = "serial"  # the serial number of another server
+    ADDRESS = "address"  # the IP address of another server, from which firmware fetches
+    UUID = "UUID"  # the UUID of another server, in either byte order, or as its BMC shows it
+    NAME = "name"  # the document name or the xname of another server
+    NID = "nid"  # the number that OpenCHAMI gives another server
+    WRITES_DISK = "writesDisk"  # the boot before wrote no disk
     MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
-    UNCOVERED = "uncovered"  # a maintenance that had hidden it is gone
-    STOPPED = "stopped"  # boots that write disks were, and are no more
+    UNCOVERED = "uncovered"  # the maintenance with precedence is gone
+    STOPPED = "stopped"  # install boots are no longer stopped
     CLAIM = "claim"  # an image that claims for the first time to write no disk
-    CLAIM_OF_BOOT = "claim of boot"  # such an image, with what no server was offered with it
+    CLAIM_OF_BOOT = "claim of boot"  # such an image with arguments, scripts or templates that are new for it
 
 
 class Reinstall(NamedTuple):
-    """One way in which a server's disks can newly be written."""
+    """A way in which a server can newly get an install boot."""
 
     why: ReinstallReason
-    old: str | None  # what is different: the number, the image, the policy …
+    old: str | None  # the value that differs: the number, the image, the policy …
     new: str | None
     maintenance: str | None = None  # None: under the policy
 
 
 def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
-    """Every way in which ``new`` can ask for a disk-writing boot that ``old`` could not.
+    """Return the ways in which the new decision allows an install boot that the old one did not allow.
 
-    No record is looked at, so this is what may happen, whatever a server was provisioned with. What is made once for
-    a provision key is the same boot whichever pool asks for it, and whichever image belongs to it.
+    The result does not depend on records, so the server may be installed already. A one-time boot for a provision key
+    is the same boot under each policy and with each image.
     """
     times = find_window_edges(old, new)
     before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
@@ -99,7 +99,7 @@ def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
 
 
 def _is_already_offered(demand: Demand, spans: list[Span]) -> bool:
-    """Whether a disk-writing boot is asked for in the first of these spans, or its provision key there or later."""
+    """Return whether the first of these spans demands this install boot, or any of them demands its provision key."""
 
     def asks_as_much(was: Demand) -> bool:
         as_soon = demand.waits or not was.waits
@@ -183,10 +183,10 @@ def _maintenance_reinstall(old: Decision, new: Decision, was: Demand, name: str)
 
 
 def wants_install(decision: Decision) -> bool:
-    """Whether a server that is new wants a first boot, or boots something else that writes its disks."""
+    """Return whether a new server gets an install boot, from its policy or from a maintenance."""
     policy = decision.policy
     if policy is not None and policy.boot is not None:
-        if policy.network_boot in _BY_KEY and policy.provision > 0:  # with 0 it is adopted as it stands
+        if policy.network_boot in _BY_KEY and policy.provision > 0:  # gitboot adopts a server with 0
             return True
         if policy.network_boot is NetworkBoot.ALWAYS and policy.boot.writes_disk:
             return True
@@ -197,17 +197,17 @@ _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 
 
 def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
-    """Return whether the record of a server can show that all of ``asked`` is installed already.
+    """Return whether the record of a server can show that it is installed already.
 
-    A record has what a policy has installed on this machine. It does not have what other machines boot, nor whether an
-    image really writes no disk.
+    A record contains what a policy installed on this machine. It does not contain the boots of other machines, or
+    whether an image really writes no disk.
     """
     return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
 
 
 RAISED_NUMBERS: Final = frozenset(
     {ReinstallReason.PROVISION, ReinstallReason.ATTEMPTS, ReinstallReason.BOOTS}
-)  # what hardly any record shows as installed
+)  # records seldom show these as installed
 _POLICY_REASONS: Final = RAISED_NUMBERS | {
     *(
         ReinstallReason.IMAGE,
@@ -222,15 +222,15 @@ _POLICY_REASONS: Final = RAISED_NUMBERS | {
 
 
 class GainedIdentity(NamedTuple):
-    """An identity by which a machine newly gets an install boot of a server."""
+    """An identity through which a machine can newly get an install boot of a server."""
 
     kind: str
     value: str
     server: str
     uuid: SystemUuid  # of the server
     replaces: SystemUuid | None  # the UUID of the same machine before its board was replaced
-    is_counted: bool  # whether the older commit shows that it was another server's, and the comparison counts that
-    is_new: bool  # whether the server had it not at all in the older commit
+    is_counted: bool  # whether the comparison counts it, because another server had it in the older commit
+    is_new: bool  # whether the server did not have it in the older commit
 
     @property
     def mark(self) -> IdentityKey:
@@ -238,13 +238,13 @@ class GainedIdentity(NamedTuple):
 
 
 class Inheritance(NamedTuple):
-    """An identity by which a machine that was perhaps installed newly gets an install boot of another server."""
+    """An identity through which a machine that may be installed already gets an install boot of another server."""
 
     server: str
     kind: str
     value: str
     uuid: SystemUuid  # of the machine
-    machine: str  # the name that it had last, or its UUID
+    machine: str  # its last name, or its UUID
 
     def __str__(self) -> str:
         return f"{self.server} gets {self.value}, the {_IDENTITY_NAMES[ReinstallReason(self.kind)]} of {self.machine}"
@@ -261,7 +261,7 @@ _IDENTITY_NAMES: Final = {
 
 
 class DescribedServer(NamedTuple):
-    """What one commit says of a server."""
+    """A server as one commit describes it."""
 
     decision: Decision
     machine: Machine
@@ -270,12 +270,12 @@ class DescribedServer(NamedTuple):
     outputs: Collection[Output]
 
     def list_identities(self) -> Iterator[IdentityKey]:
-        """Return every identity of the machine, also of interfaces that it may not boot from."""
+        """Yield every identity of the machine, including those of interfaces that it may not boot from."""
         yield from _list_machine_identities(self.machine)
         yield from self._list_network_identities()
 
     def list_lookups(self) -> Iterator[IdentityKey]:
-        """Return every identity by which the machine can ask for its boot."""
+        """Yield the identities with which the machine can request its boot."""
         idle = {nic.mac for nic in self.host.nics if not nic.boots}
         yield from (
             mark
@@ -304,9 +304,9 @@ def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
 
 
 def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey, None]:
-    """Return the identities by which a machine can get an install boot, each once, in a fixed order.
+    """Return the identities through which a machine can get an install boot, each once, in a fixed order.
 
-    An address counts only if firmware fetches a file of such a boot.
+    An IP address counts only if firmware fetches a file of the boot.
     """
     if server is None or server.decision.stopped or server.decision.lifecycle is not Lifecycle.ACTIVE:
         return {}
@@ -324,9 +324,9 @@ def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey,
 def find_identity_reinstalls(
     marks: Iterable[IdentityKey], owners: Mapping[IdentityKey, str], was: str | None
 ) -> tuple[Reinstall, ...]:
-    """Return the reinstallations that identities of other servers allow.
+    """Return the reinstallations that happen because a server takes over identities of other servers.
 
-    ``owners`` are the servers of the older commit by their identities, ``was`` is the name of the same server there.
+    ``owners`` maps identities to the servers of the older commit. ``was`` is the name of this server there.
     """
     return tuple(
         Reinstall(ReinstallReason(mark[0]), owners[mark], mark[1]) for mark in marks if owners.get(mark, was) != was
@@ -336,9 +336,9 @@ def find_identity_reinstalls(
 def find_gained_identities(
     old: DescribedServer | None, new: DescribedServer, others: Collection[Reinstall]
 ) -> Iterator[GainedIdentity]:
-    """Return the identities by which a machine can get an install boot of ``new`` and could not of ``old``.
+    """Yield the identities through which a machine can newly get an install boot of a server.
 
-    ``others`` are those that the comparison of the two commits counts.
+    ``others`` are the reinstallations that the comparison of the two commits counts already.
     """
     before, counted = list_install_identities(old), {(each.why, each.new) for each in others}
     had = set(old.list_identities()) if old is not None else set()
@@ -349,7 +349,7 @@ def find_gained_identities(
 
 
 def find_lost_identities(old: DescribedServer, new: DescribedServer | None) -> Iterator[LostIdentity]:
-    """Return the identities that the machine of ``old`` has no more in ``new``, the description of the same server."""
+    """Yield the identities that a server no longer has in the newer commit."""
     kept = set(new.list_identities()) if new is not None else set()
     policy = old.decision.policy
     netboots = policy is not None and policy.network_boot is NetworkBoot.ALWAYS
@@ -357,7 +357,7 @@ def find_lost_identities(old: DescribedServer, new: DescribedServer | None) -> I
 
 
 def find_lost_machine_identities(old: Machine, new: Machine | None) -> Iterator[LostIdentity]:
-    """Return the identities of a machine that another description of it lacks, as far as a `Machine` has them."""
+    """Yield the identities that a machine no longer has. A `Machine` has no addresses, names and node numbers."""
     kept = set(_list_machine_identities(new)) if new is not None else set()
     yield from (LostIdentity(*mark, old.uuid) for mark in _list_machine_identities(old) if mark not in kept)
 
@@ -367,15 +367,15 @@ def update_lost_identities(
 ) -> frozenset[LostIdentity]:
     """Return the lost identities after a commit was accepted.
 
-    If a server gets install boots by an identity in an accepted commit, the guard has let that pass: its machine is the
-    only one that the identity can belong to from then on.
+    If an accepted commit gives a server install boots through an identity, the guard let that pass. From then on, the
+    identity belongs to the machine of that server alone.
     """
     now = before.union(newly_lost)
     owners = {each.mark: each.uuid for each in newly_gained}
     return frozenset(each for each in now if owners.get(each.key, each.uuid) == each.uuid) if owners else now
 
 
-# Arguments that only choose where the kernel prints, and how much.
+# Arguments that only control the kernel's console output.
 # Source: https://docs.kernel.org/admin-guide/kernel-parameters.html
 _PRINTING: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", "quiet"})
 
@@ -385,7 +385,7 @@ def _digest_image(image: BootImage) -> Digest:
 
 
 class DiskClaims:
-    """The claims of one commit beside an earlier one; offered boots are read from the earlier one when needed."""
+    """The boots of a commit that claim to write no disk, compared with an earlier commit."""
 
     def __init__(
         self,
@@ -394,10 +394,13 @@ class DiskClaims:
         old: FleetRepository | None,
         new: FleetRepository,
     ) -> None:
-        """``offered`` returns `claims_of` all decisions of the earlier commit. None: there is no earlier commit."""
+        """Create the claims. ``get_offered_claims`` returns the result of `list_claims` for all earlier decisions.
+
+        It is called only if needed. None: there is no earlier commit.
+        """
         self._offered, self._new = get_offered_claims and cache(get_offered_claims), new
         self._hosts: set[str | None] = set()
-        self.images = frozenset[str]()  # whose claim no earlier image makes for the same content, by name
+        self.images = frozenset[str]()  # names of images whose content had no such claim before
         if old is None:
             return
         fleet = old.fleet.spec
@@ -406,12 +409,15 @@ class DiskClaims:
             key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate != ChangeKind.REMOVED
         )
         claiming = [name for name in changed if not new.images[name].spec.writes_disk]
-        if claiming and old.servers:  # else no machine has a disk to lose, as in a first commit
+        if claiming and old.servers:  # otherwise, as in a first commit, no machine has data to lose
             known = set(map(_digest_image, old.images.values()))  # the claim is part of the content
             self.images = frozenset(name for name in claiming if _digest_image(new.images[name]) not in known)
 
     def find_new_claims(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
-        """Return each boot of ``new`` that counts as an installation because of its claim; ``old`` None: it is new."""
+        """Return the boots of a server that count as installations because their claims are new.
+
+        No old: a new server.
+        """
         found = []
         for maintenance, boot in _list_claimed_boots(new):
             if boot.image in self.images:
@@ -421,7 +427,7 @@ class DiskClaims:
         return tuple(found)
 
     def is_unknown(self, new: Decision) -> bool:
-        """Whether a server that is new is offered a boot that claims to write no disk, and that none was offered."""
+        """Return whether a new server gets a boot with a claim that is new in the fleet."""
         return self._offered is not None and any(
             boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _list_claimed_boots(new)
         )
@@ -429,14 +435,14 @@ class DiskClaims:
     def _is_known(self, old: Decision | None, new: Decision, boot: Boot) -> bool:
         if new.base_url not in self._hosts:
             return False
-        if not boot.entries and boot.user_data is None:  # the image alone, but for where it prints
+        if not boot.entries and boot.user_data is None:  # the image alone, apart from console arguments
             own = self._new.images[boot.image].spec.kernel_arguments
             decisive = _decisive_arguments(each for each in boot.kernel_arguments if each not in own)
-            if boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive):  # direct: without arguments
+            if boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive):  # direct: no arguments
                 return True
         started = _digest_start(new, boot)
         if old is not None and any(_digest_start(old, was) == started for _, was in _list_claimed_boots(old)):
-            return True  # user data is the configuration of a system without a disk: it changes like any other
+            return True  # only the user data changed, which configures the diskless system
         return self._offered is not None and _digest_boot(new, boot) in self._offered()
 
 
@@ -445,12 +451,12 @@ def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
 
 
 def list_claims(decision: Decision) -> frozenset[Digest]:
-    """Return the digest of each boot that a decision offers, and that claims to write no disk."""
+    """Return the digests of the boots of a decision that claim to write no disk."""
     return frozenset(_digest_boot(decision, boot) for _, boot in _list_claimed_boots(decision))
 
 
 def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
-    """The boots that a decision offers, now or in a window, and that claim to write no disk; None: of its policy."""
+    """Yield the boots of a decision that claim to write no disk, each with its maintenance. None: the policy."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return
     policy = decision.policy
@@ -463,9 +469,9 @@ def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]
 
 
 def _digest_start(decision: Decision, boot: Boot) -> Digest:
-    """What a machine starts: files, arguments, scripts, wherever the files and the user data lie.
+    """Return a digest of what a machine starts: files, arguments and scripts.
 
-    Arguments that only choose where it prints make no difference.
+    URLs and arguments for the console output do not change the digest.
     """
 
     def remove_urls(text: str) -> str:
@@ -484,7 +490,7 @@ def _digest_start(decision: Decision, boot: Boot) -> Digest:
 
 
 def _digest_boot(decision: Decision, boot: Boot) -> Digest:
-    """The same with the templates of its user data."""
+    """Return a digest of what a machine starts, including the templates of the user data."""
     format = boot.user_data.format if boot.user_data is not None else None
     return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 
@@ -493,9 +499,9 @@ _RESETS = (MaintenancePower.RESTART, MaintenancePower.GRACEFUL_RESTART)
 
 
 def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
-    """The maintenances by which ``new`` can have its machine reset once more than ``old``, by name.
+    """Return the names of the maintenances that can newly reset the machine.
 
-    No record is looked at: one whose run was made before its window was moved is told from one that comes.
+    The result does not depend on records. A maintenance whose window was only extended or moved earlier is not new.
     """
 
     def as_much(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
@@ -518,14 +524,14 @@ def find_returning_servers(
     seen_machines: Collection[SystemUuid],
     unknown_claims: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """The servers among those that ``come`` with a commit that the guard maxReinstalls counts, by name.
+    """Return the names of added servers that the guard maxReinstalls counts, because the ledger saw their machines.
 
-    They are machines that the ledger ever saw. No two commits tell that: beside the one before they look like new ones.
-    A server in ``unknown_claims`` boots an image that claims to write no disk, and nobody has acknowledged that claim.
+    Two commits cannot show this, because such a server looks new beside the commit before. A server in
+    ``unknown_claims`` boots an image whose claim to write no disk is not acknowledged.
     """
 
     def writes(decision: Decision, record: Record | None) -> bool:
-        """Whether a disk-writing boot would be offered, now or in a window to come."""
+        """Return whether the server would get an install boot, now or in a later window."""
         if decision.stopped:
             return False
         policy = decision.policy
@@ -545,13 +551,14 @@ def find_returning_servers(
     )
 
 
-_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first of `instants`
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first of `find_window_edges`
 
 
 def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple[WithheldBoot, ...]:
-    """Return the install boots of ``accepted`` that ``newer`` does not offer, the earliest first.
+    """Return the install boots of an accepted decision that a newer one does not offer, the earliest first.
 
-    ``newer`` is the decision of the commit ``by`` for the same machine; None: the commit does not describe the machine.
+    ``newer`` is the decision of the commit ``by`` for the same machine. None: that commit does not describe the
+    machine.
     """
     times = find_window_edges(accepted) if newer is None else find_window_edges(accepted, newer)
     offered = [span.demand for span in compute_spans(accepted, times)]
@@ -571,7 +578,7 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
 
 
 def _install_facts(ask: Demand) -> tuple[object, ...] | None:
-    """Return what the machine installs, by which key and how soon; equal for equal offers. None: no boot."""
+    """Return the content, the key and the wait of an install boot. Equal offers have equal results. None: no boot."""
     if (boot := ask.boot) is None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
@@ -580,7 +587,7 @@ def _install_facts(ask: Demand) -> tuple[object, ...] | None:
 
 
 def _condition_key(when: BootCondition) -> tuple[object, ...]:
-    """Return the provision key or the run of a boot: how often it may be attempted is no part of it."""
+    """Return the provision key or the run of a boot, without the number of attempts."""
     match when:
         case UntilProvisioned():
             return "provision", when.number, when.image

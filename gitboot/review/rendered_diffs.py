@@ -26,34 +26,34 @@ from gitboot.review.decision_changes import ServerChange
 from gitboot.text import format_count, format_rest
 
 _CONTEXT_LINES: Final = 2  # lines around each difference
-_MAX_DIFF_LINES: Final = 4_000  # lines of one diff; more is not read; how much more is said
-Texts = dict[str, str]  # by name: entry, user-data
+_MAX_DIFF_LINES: Final = 4_000  # lines of one diff; a last line has the number of the others
+Texts = dict[str, str]  # by file name: boot.ipxe, user-data
 Boots = dict[str, Texts]  # by boot: BootPolicy, Maintenance/memory-test
 
 
 class RenderedDiff(Struct, frozen=True, kw_only=True):
-    """How one file that a machine fetches differs."""
+    """The diff of a file that a machine fetches."""
 
-    boot: str  # BootPolicy, Maintenance/memory-test, unknown servers
+    boot: str  # BootPolicy, Maintenance/memory-test, "unknown servers"
     file: str  # boot.ipxe, config.ign
     lines: tuple[str, ...]  # of a unified diff, without line ends
 
 
 class RenderedChanges:
-    """What the servers of two commits fetch, rendered to be compared and to be shown."""
+    """The rendered boot files of the servers of two commits, and their diffs."""
 
     def __init__(self, old: Decisions | None, new: Decisions) -> None:
         self._old, self._new = old, new
-        self._keys: dict[Digest, Digest] = {}  # by both texts: most servers have equal ones
+        self._keys: dict[Digest, Digest] = {}  # by the digest of both texts, which are equal for most servers
 
     def make_key(self, change: ServerChange) -> Digest:
-        """Return a digest of how all files of a server differ, with its own values replaced.
+        """Return a digest of the diffs of all files of a server, with names in place of the server's own values.
 
-        It is equal for two servers if and only if each difference has the same lines, in the same lines of the file.
-        What looks like a secret is compared, too.
+        Two servers have the same digest if and only if their diffs have the same lines at the same positions. Lines
+        that look like secrets are compared, too.
         """
         if change.new is None:
-            return compute_digest(None)  # what it fetches is gone, whatever it was
+            return compute_digest(None)  # all files are removed
         before, after = self._render_boots(change, lay_out_user_data)
         was, now = find_own_values(change.old, change.new, self._old, self._new)
         texts = []
@@ -71,19 +71,19 @@ class RenderedChanges:
         return known
 
     def render_diffs(self, change: ServerChange) -> tuple[RenderedDiff, ...]:
-        """Return every file of a server that differs, boot by boot, without what looks like a secret."""
+        """Return the diffs of a server's files, boot by boot, without values that look like secrets."""
         return tuple(
             _diff_boots(*self._render_boots(change, hide_secrets), *self._render_boots(change, lay_out_user_data))
         )
 
     def mask_lines(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
-        """Return the lines that come and go in a server's ``diffs``, with its own values replaced."""
+        """Return the added and removed lines of a server's diffs, with names in place of the server's own values."""
         was, now = find_own_values(change.old, change.new, self._old, self._new)
         lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
         return [_mask_values(line, was if line.startswith("-") else now) for line in lines]
 
     def list_own_values(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
-        """Return the names of a server's own values that stand in the lines that come and go in ``diffs``."""
+        """Return the names of a server's own values in the added and removed lines of its diffs."""
         return tuple(sorted({name for line in self.mask_lines(change, diffs) for name in list_masked_names(line)}))
 
     def _render_boots(self, change: ServerChange, prepare: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
@@ -92,9 +92,9 @@ class RenderedChanges:
 
 
 def _find_hunks(old: str | None, new: str | None) -> list[object]:
-    """What differs in two texts: where, and the lines; an absent text differs from an empty one."""
+    """Return the position and the lines of each difference. An absent text differs from an empty one."""
     was, is_now = (_split(text) for text in (old, new))
-    same = 0  # lines at the beginning: what is left is compared the faster
+    same = 0  # equal lines at the beginning; the diff of the rest is faster
     while same < min(len(was), len(is_now)) and was[same] == is_now[same]:
         same += 1
     return [[old is None, new is None], same, list(unified_diff(was[same:], is_now[same:], n=0, lineterm=""))]
@@ -105,7 +105,7 @@ def _split(text: str | None) -> list[str]:
 
 
 def diff_unknown(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
-    """Return how the files differ that unknown machines fetch."""
+    """Return the diffs of the files that unknown machines fetch."""
 
     def texts(decisions: Decisions) -> Texts:
         found = dict(ipxe.render_shared(decisions)).get("boot/unknown.ipxe")
@@ -119,7 +119,7 @@ def diff_unknown(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, .
 
 
 def diff_shared(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
-    """Return how the files differ with which every machine begins."""
+    """Return the diffs of the files that each machine fetches first."""
 
     def texts(decisions: Decisions) -> Texts:
         if Output.GRUB not in decisions.outputs:
@@ -140,13 +140,13 @@ def _diff_common(
 
 
 def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
-    """How files differ that are fit to show; the ``whole`` ones have what is hidden in these."""
+    """Yield the diffs of files with hidden secrets. The ``whole`` files have the secrets."""
     for boot in dict.fromkeys((*old, *new)):
         before, after = old.get(boot, {}), new.get(boot, {})
         for file in sorted(before.keys() | after.keys()):
             shown = before.get(file), after.get(file)
             whole = whole_old.get(boot, {}).get(file), whole_new.get(boot, {}).get(file)
-            # Lines that come or go among those that are hidden because they look like a secret.
+            # Changed lines that are hidden because they look like a secret.
             was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
             hidden = ((was - now) + (now - was)).total()
             if lines := _diff_texts(*shown, file, hidden):
@@ -218,15 +218,15 @@ def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> T
         texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     if plan.boot is not None and plan.boot.user_data is not None:
         texts |= plan.boot.user_data.files
-        if secrets := plan.boot.user_data.secrets:  # encrypted
+        if secrets := plan.boot.user_data.secrets:  # they are encrypted
             texts["secrets"] = "".join(f"{name} {compute_digest(text)}\n" for name, text in sorted(secrets.items()))
-    if plan.boot is not None and "grub" in plan.boot.entries:  # an entry of one's own says what nothing else does
+    if plan.boot is not None and "grub" in plan.boot.entries:  # it may differ where the other scripts do not
         texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     return texts
 
 
 def _extract_script(files: dict[str, File], name: str) -> str:
-    """An entry without its plan's digest, which differs wherever anything does."""
+    """Return a boot script without the digest of its plan, which changes with each input."""
     found = next(file for path, file in files.items() if path.endswith(f"/{name}"))
     lines = found.content.decode().splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("# gitboot plan "))
@@ -242,17 +242,17 @@ def _prepare_unknown(decisions: Decisions, prepare: Callable[[Boot], Boot]) -> D
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
 _CLOSE: Final = "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
-_NAME: Final = "name"  # the one value that can be part of another word
-_DIGEST: Final = "digest"  # of the user data, which is shown itself
+_NAME: Final = "name"  # the only value that can be part of another word
+_DIGEST: Final = "digest"  # of the user data, whose text is in the diff
 
 
 def _mask_values(text: str, own: Mapping[str, str]) -> str:
-    """Return the text with each value of ``own`` as ⟨its name⟩; a bracket that the text has itself becomes ⟨⟨⟩.
+    """Return the text with ⟨NAME⟩ in place of each value. ``own`` maps values to names. A bracket ⟨ becomes ⟨⟨⟩.
 
-    Of values that overlap, the first in the text is replaced, and of those the longest.
+    If values overlap, the first one in the text is replaced. If several begin there, the longest one is replaced.
     """
     found = []
-    # A search for each value: to compile a pattern for each server takes twice as long as all else here.
+    # Search for each value. Compiling a pattern for each server would take twice as long as everything else here.
     for value, name in (*own.items(), (_OPEN, _OPEN)):
         start = text.find(value)
         while start >= 0:
@@ -270,12 +270,12 @@ def _mask_values(text: str, own: Mapping[str, str]) -> str:
 
 
 def _extends_word(beside: str, name: str) -> bool:
-    """Whether a character beside a value makes it a part of a longer word; at an end of the text there is none."""
+    """Return whether the character beside a value makes the value part of a longer word. "": the end of the text."""
     return (beside.isascii() and beside.isalnum()) or (name == _NAME and (beside.isalnum() or beside in ("_", "-")))
 
 
 def list_masked_names(text: str) -> list[str]:
-    """Return what was replaced in a text, for people: name, UUID, MAC, address, base URL, token."""
+    """Return the names of the values that were replaced in a text: name, UUID, MAC, address, base URL, token."""
     found = re.findall(f"{_OPEN}([a-zA-Z]+(?: URL)?)[^{_OPEN}{_CLOSE}]*{_CLOSE}", text)
     return [name for name in found if name != _DIGEST]
 
@@ -283,7 +283,7 @@ def list_masked_names(text: str) -> list[str]:
 def find_own_values(
     old: Decision | None, new: Decision | None, old_decisions: Decisions | None, new_decisions: Decisions
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the names of a server's own values, by value, for the texts of the old and of the new commit."""
+    """Return two mappings of a server's own values to their names, for the texts of the old and of the new commit."""
     sides = [
         dict(_document_values(decision, decisions)) if decision is not None and decisions is not None else {}
         for decision, decisions in ((old, old_decisions), (new, new_decisions))
@@ -296,23 +296,23 @@ def find_own_values(
 
 
 def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
-    """What a document says of its server alone, and its site of all its servers; the later of two equal values wins."""
+    """Yield the values that belong to this server or its site, with their names. The last of equal values counts."""
     network = decisions.networks.get(decision.server)
     for number, address in enumerate(address for nic in (network.nics if network else ()) for address in nic.addresses):
         yield address, f"address {number}"
     for number, mac in enumerate(decision.macs):
         yield mac, f"MAC {number}"
         yield mac.replace("-", ":"), f"MAC {number}:"
-    if decision.base_url != decisions.base_url:  # else it is every server's
+    if decision.base_url != decisions.base_url:  # otherwise all servers have it
         yield decision.base_url, "base URL"
     yield decision.uuid, "UUID"
     yield decision.server, _NAME
 
 
 def _derived_values(decision: Decision | None) -> Iterator[tuple[str, str]]:
-    """Digests of a server's values and of its user data, which is compared itself."""
+    """Yield the digests that contain a server's own values, with their names."""
     for boot in decision.boots if decision is not None else ():
-        assert decision is not None  # noqa: S101 - it has a boot
+        assert decision is not None  # noqa: S101 - the decision has a boot
         yield report_token(decision.uuid, decision.provision, boot.image), f"token of {boot.image}"
         if boot.user_data is not None:
             yield boot.user_data.digest, _DIGEST
@@ -322,12 +322,12 @@ _ARGUMENT: Final = "kernel argument "
 
 
 def lay_out_user_data(boot: Boot) -> Boot:
-    """Return the boot with user data laid out in lines."""
+    """Return the boot with its JSON user data split into lines."""
     return _change_files(boot, lambda text: _lay_out_json(text, str))
 
 
 def hide_secrets(boot: Boot) -> Boot:
-    """The boot with user data laid out in lines, and HIDDEN wherever something looks like a secret."""
+    """Return the boot with its JSON user data split into lines, and HIDDEN in place of possible secrets."""
     boot = _change_files(boot, lambda text: _hide_secret_lines(_lay_out_json(text, _hide_secret_lines)))
     boot = replace(boot, entries={name: _hide_secret_lines(text) for name, text in boot.entries.items()})
     hidden = {leak.location.removeprefix(_ARGUMENT) for leak in find_leaks(boot)}
@@ -346,7 +346,7 @@ def _change_files(boot: Boot, change: Callable[[str], str]) -> Boot:
 
 
 def hide_decision_secrets(decision: Decision) -> Decision:
-    """A decision with all its boots fit to be shown."""
+    """Return the decision without values that look like secrets."""
     policy = decision.policy
     if policy is not None and policy.boot is not None:
         policy = replace(policy, boot=hide_secrets(policy.boot))
@@ -357,10 +357,10 @@ def hide_decision_secrets(decision: Decision) -> Decision:
 
 
 def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
-    """JSON on many lines, and the texts in it too, so that a difference is a line; anything else as it is.
+    """Return JSON, and the texts in it, on many lines, so that a diff shows single lines. Other text stays as it is.
 
-    Files in data URLs are decoded. They and all other texts in JSON become what ``shown`` returns for them. If that is
-    what it was given, two different texts are different after this, but for white space in JSON.
+    Files in data URLs are decoded. ``show`` is applied to them and to all other texts in the JSON. If it changes
+    nothing, different inputs have different results, apart from white space in the JSON.
     """
     try:
         value = _parse_json(text)
@@ -371,24 +371,24 @@ def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
 
 
 _DECODED: Final = "decoded from base64"
-_DATA_URL: Final = "data:;base64,"  # as the filter data_url writes them
+_DATA_URL: Final = "data:;base64,"  # as the template filter data_url writes them
 
 
 def _parse_json(text: str) -> Any:
-    """Raises: ValueError for what is no JSON, or has a key twice: readers differ in which of the two counts."""
+    """Parse JSON. Raises ValueError for a duplicate key, too, because JSON parsers treat duplicates differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
-            raise ValueError("a key stands twice in an object")
+            raise ValueError("an object has a duplicate key")
         return found
 
     return json.loads(text, object_pairs_hook=unique)
 
 
 def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
-    """Return a JSON value with its texts as they are ``shown``, and with each data URL as an object.
+    """Return a JSON value with ``show`` applied to its texts, and with an object in place of each data URL.
 
-    The object has what was decoded, and that can have data URLs, too. Text with such an object is not decoded.
+    The object has the decoded content, which can have data URLs, too. Text that contains such an object is not decoded.
     """
     if isinstance(value, dict):
         return {key: _decode_texts(each, show) for key, each in value.items()}
@@ -411,11 +411,11 @@ def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
     return {_DECODED: show(text)}
 
 
-_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')  # an escaped one within a string, but for its last
+_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')  # an escaped line end within a string, except the last one
 
 
 def _hide_secret_lines(text: str) -> str:
-    """A text in which a line says what stood there, in place of each secret's lines."""
+    """Replace the lines of each secret by one line that names the kind of secret."""
     lines = text.split("\n")
     shown: list[str] = []
     done = 0

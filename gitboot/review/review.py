@@ -1,4 +1,4 @@
-"""A review as one value: verdict, changes, groups, problems, and what to do next."""
+"""Review: the verdict, changes, groups, problems and next steps of a commit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gitboot.text import format_count
 
 
 class ReviewOutcome(StrEnum):
-    """What a review comes to."""
+    """The outcome of a review."""
 
     UNCHANGED = "unchanged"
     FINE = "fine"
@@ -33,16 +33,16 @@ class ReviewOutcome(StrEnum):
 
 
 class Danger(NamedTuple):
-    """One dangerous class of changes: how many, of what, and why."""
+    """The changes with a dangerous risk, and the reasons."""
 
     risk: Risk
     names: tuple[str, ...]
     reasons: tuple[str, ...]
-    number: str  # of servers, before the names; "": these are no servers
+    number: str  # the count of servers with a colon; "" if the names are not servers
 
 
 class CommonChange(Struct, frozen=True, kw_only=True):
-    """Something that changes for machines that are no servers, or for all: why, and how."""
+    """A change for unknown machines or for all machines, with its causes."""
 
     title: str
     causes: tuple[ChangeCause, ...]
@@ -51,29 +51,29 @@ class CommonChange(Struct, frozen=True, kw_only=True):
 
 
 class ImageClaim(Struct, frozen=True, kw_only=True):
-    """An image that claims for the first time to write no disk, and who wrote that."""
+    """An image that claims for the first time to write no disk, and the author of the claim."""
 
     image: str
     place: tuple[str, int, int]  # path, line, column of writesDisk in the new commit
-    writer: str | None  # commit and author of the line; None: it is not committed
+    writer: str | None  # commit and author of the line; None: not committed
 
 
 class Review(Struct, frozen=True, kw_only=True):
-    """All that a reviewer sees, in no format yet."""
+    """Everything that a reviewer sees, before formatting."""
 
     base: Side
     head: Side
-    command: str  # that shows it again
+    command: str  # shows this review again
     changes: Changes | None = None  # None: HEAD is invalid
     verdict: Verdict | None = None
     ignored_lines: tuple[IgnoredLine, ...] = ()
-    steps: tuple[HeldStep, ...] = ()  # of several commits those that hold, each of which can be acknowledged by itself
+    steps: tuple[HeldStep, ...] = ()  # the held ones of several commits, each with its own digest
     groups: tuple[Group, ...] = ()
-    unknown: CommonChange | None = None  # what unknown machines boot; None: the same
-    shared: CommonChange | None = None  # what is published for all machines
+    unknown: CommonChange | None = None  # the boots of unknown machines; None: no change
+    shared: CommonChange | None = None  # the files for all machines; None: no change
     claims: tuple[ImageClaim, ...] = ()  # by image
-    need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
-    signers: tuple[tuple[str, Signer], ...] = ()  # whose trusted keys have signed which commits, where that is asked
+    need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
+    signers: tuple[tuple[str, Signer], ...] = ()  # commits and the trusted keys that signed them, with --verify
 
     @property
     def outcome(self) -> ReviewOutcome:
@@ -86,13 +86,13 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def areas(self) -> list[tuple[str, ...]]:
-        """The table of the groups of servers, its header first; empty if nothing changes, or HEAD is invalid."""
+        """The table of the groups of servers, with a header. Empty if nothing changes, or if HEAD is invalid."""
         if self.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not self.changes or not self.verdict:
             return []
         return list(phrases.build_area_table(self.changes.areas, self.verdict.limits))
 
     def problems(self) -> Iterator[tuple[str, tuple[Problem, ...]]]:
-        """The problems that there are, under their headings."""
+        """Yield the problems with their headings."""
         if self.head.problems:
             yield "Problems", self.head.problems
         if self.base.problems and self.base.decisions is None:
@@ -106,16 +106,16 @@ class Review(Struct, frozen=True, kw_only=True):
                 errors = sum(problem.severity is Severity.ERROR for problem in self.head.problems)
                 return f"invalid: {format_count(errors, 'error')}"
             case ReviewOutcome.HELD:
-                assert self.verdict is not None  # noqa: S101 - it is what holds
+                assert self.verdict is not None  # noqa: S101 - a held review has a verdict
                 return f"held by {', '.join(self.verdict.holding)}"
             case ReviewOutcome.UNCHANGED:
-                return "unchanged: no decision is another"
+                return "unchanged: no decision changes"
         acknowledged = dict.fromkeys(trip.guard for trip in self.verdict.trips) if self.verdict else ()
         return f"fine, {', '.join(acknowledged)} acknowledged" if acknowledged else "fine: no guard holds it"
 
     @property
     def note_on_records(self) -> str | None:
-        """What an instance may find out by its records, which a review does not have; None: nothing of interest."""
+        """A note that the records of an instance may decide otherwise; None: they do not matter."""
         if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding:
             return None
         changes = self.changes.with_risk(Risk.REINSTALL)
@@ -123,23 +123,23 @@ class Review(Struct, frozen=True, kw_only=True):
             return None
         if any(reason.why in RAISED_NUMBERS for each in changes for reason in each.reinstalls):
             return None
-        return "The instance lets maxReinstalls pass if its records show that nothing is installed again."
+        return "The instance ignores maxReinstalls if its records show that no server is installed again."
 
     @property
     def note_on_identities(self) -> str | None:
-        """Return what two commits cannot show of identities, if a server gets one that no server of BASE has."""
+        """A note about identities that no server of BASE has; None: there are none."""
         if self.changes is None or not any(
             each.is_new and not each.is_counted for each in self.changes.gained_identities
         ):
             return None
         return (
-            "Two commits do not show which machine had a new identity (MAC address, serial number, UUID, address, name)"
-            " before BASE. The instance counts a server for maxReinstalls if an installed machine had it."
+            "Two commits cannot show which machine had a new identity (MAC address, serial number, UUID, address, name)"
+            " before BASE. The instance counts a server for maxReinstalls if an installed machine had the identity."
         )
 
     @property
     def documents_only(self) -> tuple[DocumentChange, ...]:
-        """Documents that differ and from which no decision follows, for what does is shown by a group."""
+        """The changed documents that change no decision. The groups show the others."""
         if self.changes is None or self.changes.first:
             return ()
         causes = {cause.id for group in self.groups for cause in group.causes}
@@ -153,14 +153,14 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def _describe_unknown_boot(self) -> str:
-        """What unknown machines boot, once HEAD counts."""
+        """The boot of unknown machines in HEAD, in words."""
         decisions = self.head.decisions
         if decisions is None or decisions.unknown is None:
-            return "no entry at all (404)" if decisions is not None and decisions.unknown_not_found else "their disk"
+            return "no boot script (404)" if decisions is not None and decisions.unknown_not_found else "the local disk"
         return ", ".join(sorted({f"BootImage/{boot.image}" for boot in decisions.unknown.values()}))
 
     def find_dangers(self) -> Iterator[Danger]:
-        """What is dangerous, the worst first."""
+        """Yield the dangers, the worst first."""
         if self.changes is None:
             return
         servers = {change.name for change in self.changes.servers}
@@ -184,7 +184,7 @@ class Review(Struct, frozen=True, kw_only=True):
                 )
             elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is ChangeKind.REMOVED for each in found):
                 reasons = (
-                    f"a machine without a document boots what unknown machines boot: {self._describe_unknown_boot}",
+                    f"a machine without a document gets the boot of unknown machines: {self._describe_unknown_boot}",
                 )
             elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
                 names = ("every unknown machine",)
@@ -199,13 +199,13 @@ class Review(Struct, frozen=True, kw_only=True):
                 )
 
     def list_ack_lines(self) -> Iterator[tuple[Guard, str]]:
-        """For each guard that holds: the line for a commit's message."""
+        """Yield each guard that holds the commit with the line that acknowledges it."""
         if (verdict := self.verdict) is not None:
             yield from format_ack_lines(verdict, self.need)
 
     @property
     def approval(self) -> str | None:
-        """The command that acknowledges all that holds, where an instance runs."""
+        """The command that approves the commit on the host of an instance."""
         if self.verdict is None or not self.verdict.held:
             return None
         guards = " ".join(f"--guard {guard}" for guard in self.verdict.holding)
@@ -225,14 +225,12 @@ def review_commits(
     known_changes: Changes | None = None,
     writer: Callable[[str, int], str | None] | None = None,
 ) -> Review:
-    """Compare and judge two sides; without decisions on one there is less to say. ``known``: their changes.
+    """Compare and judge two revisions. The guards of both Fleets count, so a commit cannot loosen its own limits.
 
-    ``met`` is the signed content, as digests, of commits that led to BASE and acknowledge something.
-
-    ``writer`` returns the commit and the author of a line of the new commit, by path and 1-based number. It returns
-    None for a line that is not committed.
-
-    The fleet's own guards count as they were and as they are: a commit that loosens them is judged by the old.
+    - ``known_changes`` are the changes, if they are known already.
+    - ``counted_before`` has the digests of the signed content of commits before BASE with acknowledgements.
+    - ``writer`` takes a path and a 1-based line of the new commit, and returns the commit and the author of the line.
+      None: the line is not committed.
     """
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)
@@ -247,14 +245,14 @@ def review_commits(
     unknown = shared = None
     if old is not None and changes.unknown is not None:
         unknown = CommonChange(
-            title="what unknown machines boot",
+            title="the boot of unknown machines",
             causes=describe_causes(causes.find_unknown_causes((old[0].unknown, new[0].unknown)), changes, new[1]),
             fields=(),
             rendered=diff_unknown(old[0], new[0]),
         )
     if old is not None and changes.shared is not None:
         shared = CommonChange(
-            title="what is published for all machines",
+            title="the files for all machines",
             causes=describe_causes(causes.find_shared_causes(changes.shared), changes, new[1]),
             fields=tuple(compare_fields(changes.shared.old or {}, changes.shared.new)),
             rendered=diff_shared(old[0], new[0]),

@@ -1,4 +1,4 @@
-"""Risk classes of a change."""
+"""Risks: what the change of a server can cause, and when the change takes effect."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_resets, w
 
 
 class Risk(StrEnum):
-    """What a change can do, the worst first."""
+    """What a change can cause, the worst first."""
 
-    REINSTALL = "reinstall"  # it can ask for a boot that writes disks, and could not before
-    UNKNOWN_SERVERS = "unknown servers"  # what unknown machines boot
+    REINSTALL = "reinstall"  # the server can newly get an install boot
+    UNKNOWN_SERVERS = "unknown servers"  # the boots of unknown machines change
     ACCESS = "who may fetch"  # which clients may fetch boots, which secrets a server may fetch, and from which host
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
-    WITHDRAWN = "withdrawn"  # removed, parked, retired, or selected by nothing any more
-    BECOMES_UNKNOWN = "becomes unknown"  # whether it is provisioned: it boots its disk until somebody says
+    WITHDRAWN = "withdrawn"  # removed, parked, retired, or no longer selected by a policy
+    BECOMES_UNKNOWN = "becomes unknown"  # gitboot cannot tell whether it is provisioned
     INSTALL = "install"  # a new server that wants a first boot
-    RESET = "reset"  # a maintenance can reset its machine while it runs, and could not before
+    RESET = "reset"  # a maintenance can newly reset the running machine
     KERNEL_ARGUMENTS = "kernel arguments"
     IMAGE = "image"
     USER_DATA = "user data"
     POOL_MOVE = "pool move"  # another policy, node label or taint
-    BOOT = "way of booting"  # method, profile, networkBoot, power, URLs, entries of one's own
-    MAINTENANCE = "maintenance"  # which, when, in which order, which run
+    BOOT = "boot settings"  # method, profile, networkBoot, power, URLs, boot scripts from templates
+    MAINTENANCE = "maintenance"  # maintenances, windows, priorities, runs
     IDENTITY = "identity"  # name, UUID, MAC addresses, serial number, architecture, firmware
-    OUTPUTS = "outputs"  # which files are published for every server
+    OUTPUTS = "outputs"  # the kinds of files that gitboot publishes for all servers
     ADDED = "added"  # a new server
-    BMC = "BMC"  # where overrides are written; no file changes
-    OVERRIDE_ONLY = "override only"  # nothing but how the BMC is set
-    HARMLESS = "less"  # nothing is offered that was not before: no guard holds it
+    BMC = "BMC"  # the BMC that gets overrides; no file changes
+    OVERRIDE_ONLY = "override only"  # only the boot override changes
+    HARMLESS = "harmless"  # no new boot is offered, so guards ignore the change
 
 
 DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS) + 1])
@@ -45,7 +45,7 @@ GetFacts = Callable[[Any], object]
 
 
 def _list_file_facts(boot: Boot, fact: str) -> list[tuple[str, object]]:
-    """Return one fact of each file of a boot: its url, or its sha256."""
+    """Return one fact of each file of a boot: "url" or "sha256"."""
     return [
         (name, [each[fact] for each in found] if isinstance(found, list) else found[fact])
         for name, found in to_json_value(boot.files).items()
@@ -53,13 +53,13 @@ def _list_file_facts(boot: Boot, fact: str) -> list[tuple[str, object]]:
 
 
 def list_own_arguments(boot: Boot) -> tuple[str, ...]:
-    """The kernel arguments, without where the user data lies: that changes with its content."""
+    """Return the kernel arguments without the URL of the user data, which changes with the content of the user data."""
     if boot.user_data is None:
         return boot.kernel_arguments
     return tuple(argument.replace(boot.user_data.url, "") for argument in boot.kernel_arguments)
 
 
-# What each class looks at. Together they see all that a decision's digest is made of.
+# The facts that each risk compares. Together they cover everything in the digest of a decision.
 _SERVER_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.replaces, its.macs, its.serial)),
     (Risk.IDENTITY, lambda its: (its.architecture, its.firmware)),
@@ -68,7 +68,7 @@ _SERVER_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
         lambda its: (its.base_url, its.restrict, its.stopped, its.lifecycle is Lifecycle.ACTIVE),
     ),
     (Risk.BOOT, lambda its: its.local_disk),
-    (Risk.ACCESS, lambda its: its.endpoint),  # machines send it the tokens that fetch their secrets
+    (Risk.ACCESS, lambda its: its.endpoint),  # machines send the endpoint the tokens for their secrets
     (Risk.ACCESS, lambda its: its.copies.one_time_boots),
     (Risk.MAINTENANCE, lambda its: (its.copies.late_ends, its.copies.ipxe_https)),
     (Risk.WITHDRAWN, lambda its: its.lifecycle),
@@ -99,7 +99,10 @@ _BOOT_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
 
 
 def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Reinstall, ...]) -> frozenset[Risk]:
-    """Return what a server's change can do; ``asked`` are the boots that write disks which it newly asks for."""
+    """Return what a server's change can cause.
+
+    ``reinstalls`` are the ways in which it can newly get an install boot.
+    """
     if new is None:
         return frozenset({Risk.WITHDRAWN})
     found = {Risk.REINSTALL} if reinstalls else set()
@@ -110,7 +113,7 @@ def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Rei
     if old.provision != new.provision and not any(each.why is ReinstallReason.PROVISION for each in reinstalls):
         found.add(Risk.BOOT)
     if new.lifecycle is Lifecycle.ACTIVE:
-        found.discard(Risk.WITHDRAWN)  # it came back
+        found.discard(Risk.WITHDRAWN)  # the server is active again
     if old.policy is None or new.policy is None:
         if old.policy != new.policy:
             found.add(Risk.POOL_MOVE if old.policy is None else Risk.WITHDRAWN)
@@ -143,26 +146,26 @@ def _find_boot_risks(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
     found = set(_find_differing(_BOOT_RISKS, old, new))
     if Risk.IMAGE not in found and _list_file_facts(old, "url") != _list_file_facts(
         new, "url"
-    ):  # another image lies elsewhere anyway
+    ):  # the URLs of another image always differ
         found.add(Risk.BOOT)
     yield from found
 
 
 class EffectTime(StrEnum):
-    """From when on a change counts."""
+    """The time from which a change takes effect."""
 
-    NOW = "now"  # with its publication: entries come and go, overrides are set and withdrawn
+    NOW = "now"  # when gitboot publishes the commit
     NEXT_BOOT = "at the next boot"
-    NEXT_INSTALL = "at the next installation"  # a server that is provisioned boots its disk until then
+    NEXT_INSTALL = "at the next installation"  # until then, a provisioned server boots its disk
     WINDOW = "in a window"  # [start, end)
     DORMANT = "not while networkBoot is Never"
 
 
 class Effect(NamedTuple):
-    """When some of a change takes effect."""
+    """The time from which a part of a change takes effect."""
 
     when: EffectTime
-    start: datetime | None = None  # of a window; None: it is open
+    start: datetime | None = None  # of a window; None: no bound
     end: datetime | None = None
     maintenance: str | None = None
 
@@ -170,7 +173,7 @@ class Effect(NamedTuple):
 def find_effects(
     old: Decision | None, new: Decision | None, risks: frozenset[Risk], reinstalls: tuple[Reinstall, ...]
 ) -> tuple[Effect, ...]:
-    """Return when a server's change takes effect, the soonest first; each once."""
+    """Return the times from which a server's change takes effect, the soonest first, each once."""
     found: set[Effect] = set()
     if new is None or risks & {Risk.WITHDRAWN, Risk.IDENTITY, Risk.OVERRIDE_ONLY, Risk.OUTPUTS, Risk.BMC}:
         found.add(Effect(EffectTime.NOW))
@@ -190,7 +193,7 @@ def find_effects(
     )
 
 
-# What counts for each boot of a server, whatever it boots by.
+# The fields of a decision that every boot of a server depends on.
 _get_common_fields: Final = attrgetter(
     *("base_url", "restrict", "local_disk", "stopped", "lifecycle", "architecture", "firmware")
 )

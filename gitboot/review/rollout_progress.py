@@ -1,4 +1,4 @@
-"""Rollout progress: which servers have which image, and the next step."""
+"""Rollout progress: the images of servers, and the next step of a rollout."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from gitboot.text import format_count, format_names
 
 
 class ImageUse(Struct, frozen=True, kw_only=True):
-    """How many servers boot an image."""
+    """The number of servers that boot an image."""
 
     name: str
     version: str
-    streams: tuple[str, ...]  # that have it as their current image, their rollout's, or a hold's
-    decided: int  # under their policies
-    maintenances: int  # in a window that is open or to come
-    provisioned: int | None  # by their records; None: no records were given
+    streams: tuple[str, ...]  # streams with this image as current image, in a rollout or in a hold
+    decided: int  # servers that boot it by policy
+    maintenances: int  # servers that boot it in a current or later window
+    provisioned: int | None  # servers with it by their records; None: there are no records
 
 
 class Joining(Struct, frozen=True, kw_only=True):
-    """Who joins a rollout once its percentage is as high as this."""
+    """The servers that join a rollout at a percentage."""
 
     percent: int
     servers: tuple[str, ...]
 
 
 class StreamUse(Struct, frozen=True, kw_only=True):
-    """Where the servers of a stream are."""
+    """The images of the servers of a stream."""
 
     name: str
     current: str
     rollout: str | None
     percent: int | None
-    images: Mapping[str, int]  # how many of its servers boot which image
-    joining: tuple[Joining, ...]  # by percentage: what raising it would touch
+    images: Mapping[str, int]  # the number of its servers, by image
+    joining: tuple[Joining, ...]  # by percentage; servers that the rollout has not reached
 
 
 class OptOutUse(Struct, frozen=True, kw_only=True):
-    """A pin or a hold, and those whom it keeps where they are."""
+    """A pin or a hold, and the servers that it applies to."""
 
-    what: str  # as the opt-out says it
+    what: str  # "the pin of web01", "a hold of flatcar-stable"
     image: str
     reason: str
     until: datetime | None
@@ -65,7 +65,7 @@ class OptOutUse(Struct, frozen=True, kw_only=True):
 
 
 class OutdatedServer(Struct, frozen=True, kw_only=True):
-    """A server whose image is below the version that its stream wants at least."""
+    """A server whose image is older than the minimum version of its stream."""
 
     server: str
     stream: str
@@ -75,18 +75,18 @@ class OutdatedServer(Struct, frozen=True, kw_only=True):
 
 
 class ImageReport(Struct, frozen=True, kw_only=True):
-    """All of it for one fleet at one instant."""
+    """The image report of a fleet at a time."""
 
     items: tuple[ImageUse, ...]
     streams: tuple[StreamUse, ...]
-    behind: tuple[OptOutUse, ...]  # by deadline, so those that are overdue come first
+    behind: tuple[OptOutUse, ...]  # by deadline, so overdue ones come first
     too_old: tuple[OutdatedServer, ...]
 
 
 def report_images(
     repository: FleetRepository, decisions: Decisions, records: Mapping[SystemUuid, Record] | None, at: datetime
 ) -> ImageReport:
-    """What ``decisions`` of ``repository`` and ``records`` (None: not given) come to at ``at``."""
+    """Return the image report of a fleet at a time. Without records it does not count provisioned servers."""
     found = list(find_followers(repository, decisions))
     too_old = []
     for each in found:
@@ -111,7 +111,7 @@ def report_images(
 
 
 class StreamFollower(Struct, frozen=True, kw_only=True):
-    """A server whose policy boots from the network, the image that was chosen for it, and by whom."""
+    """A server whose policy boots from the network, its image, and the document that names the image."""
 
     server: Server
     stream: str | None
@@ -119,7 +119,7 @@ class StreamFollower(Struct, frozen=True, kw_only=True):
 
 
 def find_followers(repository: FleetRepository, decisions: Decisions) -> Iterator[StreamFollower]:
-    """Each server whose policy boots from the network, in the order of their names."""
+    """Yield each server whose policy boots from the network, sorted by name."""
     for name, decision in decisions.servers.items():
         if decision.policy is not None and decision.policy.boot is not None:
             profile, server = repository.profiles[decision.policy.boot.profile], repository.servers[name]
@@ -199,57 +199,57 @@ def _list_opt_out_uses(
     return tuple(sorted(found, key=lambda each: (each.until or far, each.what)))
 
 
-MAX_REPORT_AGE: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
-# The evidence in a record that an installation ended. "Adopted" is missing: no machine has shown it.
+MAX_REPORT_AGE: Final = timedelta(hours=1)  # maximum age of the status of an instance
+# The evidence in a record that an installation ended. "Adopted" is missing, because no machine showed it.
 _COMPLETION: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
 # The evidence that an installation began: a file was fetched, or a boot override was consumed.
 _BEGINNING: Final = frozenset({"Fetched", "Consumed"})
 
 
 class InstanceReport(Struct, frozen=True, kw_only=True):
-    """What an instance knows of its machines, and how far that counts."""
+    """The records of an instance, and a reason not to rely on them."""
 
-    commit: Revision  # that it had applied
-    at: datetime | None  # when it said so last
-    wait_reason: str | None  # why it does not go by its records itself, or offers no boots
+    commit: Revision  # the applied commit
+    at: datetime | None  # the time of its last status
+    wait_reason: str | None  # why the instance does not rely on its records, or offers no boots
     records: Mapping[SystemUuid, Record]
 
 
 class StepOutcome(StrEnum):
-    """What comes of looking at a rollout."""
+    """Whether a rollout may take its next step."""
 
-    NEXT = "Next"  # it may take its next step
-    COMPLETE = "Complete"  # there is none
-    WAITS = "Waits"  # not yet; it goes on by itself
-    STOPPED = "Stopped"  # a person has to look
+    NEXT = "Next"  # the rollout may take its next step
+    COMPLETE = "Complete"  # there is no next step
+    WAITS = "Waits"  # not yet; the rollout continues by itself
+    STOPPED = "Stopped"  # a person has to act
 
 
 class RolloutProgress(Struct, frozen=True, kw_only=True):
-    """What comes of it, why, and by which machines."""
+    """The progress of a rollout, and the machines that prove it."""
 
     stream: str
     outcome: StepOutcome
     why: str
-    image: str | None = None  # that is rolled out
-    percent: int | None = None  # at present
-    next: int | None = None  # the step that may be taken
-    reached: int = 0  # servers that boot the image by the rollout
-    proven: int = 0  # of them provisioned with it
-    begun: tuple[str, ...] = ()  # whose record shows a fetch or a consumed override of it, and no completion
-    failed: tuple[str, ...] = ()  # whose installer said so
-    unknown: tuple[str, ...] = ()  # of whose disks nothing is known
-    unproven: tuple[str, ...] = ()  # all others that are not proven
+    image: str | None = None  # of the rollout
+    percent: int | None = None  # in Git now
+    next: int | None = None  # the percentage of the next step
+    reached: int = 0  # servers that boot the image because of the rollout
+    proven: int = 0  # servers of these that are provisioned with it
+    begun: tuple[str, ...] = ()  # servers with a fetch or a consumed override, and no completion
+    failed: tuple[str, ...] = ()  # servers whose installer reported a failure
+    unknown: tuple[str, ...] = ()  # servers with an unknown disk
+    unproven: tuple[str, ...] = ()  # all other servers
 
 
 class AppliedRollout(Struct, frozen=True, kw_only=True):
-    """A rollout in the commit that an instance has applied."""
+    """A rollout in the commit that an instance applied."""
 
     rollout: Rollout | None
-    machines: tuple[Decision, ...]  # that boot its image by it, by name
+    machines: tuple[Decision, ...]  # they boot the image because of the rollout; sorted by name
 
 
 def find_applied_rollout(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
-    """The rollout of a stream in a commit, and whom it gives its image."""
+    """Return the rollout of a stream in a commit, and the servers that boot its image."""
     found = repository.streams.get(stream)
     by = (Id("ImageStream", stream), ("spec", "rollout", "image"))
     machines = (
@@ -287,10 +287,10 @@ def advance(
     at: datetime,
     accept_fetched: bool = False,
 ) -> RolloutProgress:
-    """Whether ``here``, the rollout as Git has it now, takes its next step at ``at``.
+    """Decide whether a rollout in Git may take its next step now.
 
-    ``after``: of how many in a hundred of the servers that it reaches it has to be proven that they have the image.
-    ``accept_fetched``: count the servers whose record shows only the beginning of an installation, too.
+    ``after`` is the percentage of the reached servers that must prove that they have the image. With
+    ``accept_fetched``, servers count, too, if their record shows only the beginning of an installation.
     """
     known: defaultdict[_ImageState, tuple[str, ...]] = defaultdict(tuple)  # servers, by name
     for decision in applied.machines:
@@ -329,29 +329,29 @@ def _judge_rollout(
     accept_fetched: bool,
 ) -> tuple[StepOutcome, str]:
     if rollout != applied_rollout:
-        told = f"the instance has applied {proof.commit[:12]}, in which the rollout is another one"
-        return StepOutcome.WAITS, f"{told} ({_format_rollout(applied_rollout)}, here {_format_rollout(rollout)})"
+        applied = f"the instance applied {proof.commit[:12]}, which has another rollout"
+        return StepOutcome.WAITS, f"{applied} ({_format_rollout(applied_rollout)}, here {_format_rollout(rollout)})"
     if proof.at is None or not -MAX_REPORT_AGE <= at - proof.at <= MAX_REPORT_AGE:
-        said = f"at {format_instant(proof.at)}" if proof.at is not None else "at no time that it names"
-        return StepOutcome.WAITS, f"the instance said last how it fares {said}: that is not now"
+        time = f"is from {format_instant(proof.at)}" if proof.at is not None else "has no time"
+        return StepOutcome.WAITS, f"the last status of the instance {time}, so it is not current"
     if proof.wait_reason is not None:
         return StepOutcome.WAITS, proof.wait_reason
     if failed := servers_by_state["failed"]:
-        return StepOutcome.STOPPED, f"installing has failed on {format_names(failed)}"
+        return StepOutcome.STOPPED, f"the installation failed on {format_names(failed)}"
     if unknown := servers_by_state["unknown"]:
-        return StepOutcome.WAITS, f"it is not known what is on the disks of {format_names(unknown)}"
+        return StepOutcome.WAITS, f"gitboot cannot tell what is on the disks of {format_names(unknown)}"
     begun, number = servers_by_state["begun"], sum(map(len, servers_by_state.values()))
     counted = len(servers_by_state["proven"]) + (len(begun) if accept_fetched else 0)
     has = "has" if number == 1 else "have"
     share = f"{counted} of {format_count(number, 'server')} {has} {rollout.image} at {rollout.percent} %"
     if begun and accept_fetched:
-        share += f" (no completion was reported by {format_names(begun)})"
+        share += f" ({format_names(begun)} reported no completion)"
     if not number and following is None:
-        return StepOutcome.WAITS, f"{share}: it reaches nobody, and no step follows that does"
+        return StepOutcome.WAITS, f"{share}; the rollout reaches no server, and there is no higher step"
     if counted * 100 < after * number:
         unproven = f"; not yet {format_names(servers_by_state['unproven'])}" if servers_by_state["unproven"] else ""
         if begun and not accept_fetched:
-            unproven += f"; {format_names(begun)} fetched the boot, and no completion was reported"
+            unproven += f"; {format_names(begun)} fetched the boot and reported no completion"
         return StepOutcome.WAITS, f"{share}, fewer than {after} %{unproven}"
     return StepOutcome.NEXT, share
 

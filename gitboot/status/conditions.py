@@ -1,4 +1,4 @@
-"""Conditions and events: each type with its remedies, its event and its alerts; and the state of one condition."""
+"""Conditions and events: the types of conditions with their remedies, events and alerts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _MOST_NAMED: Final = 3
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """Something that happened, for logs, `gitboot events` and the audit."""
+    """An event for the log, `gitboot events` and the audit log."""
 
     at: datetime
     type: str  # Fetched, Accepted, Refused, Published, OverrideSet … one word in CamelCase
     message: str
     facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values
-    warning: bool = False  # whether a person should look
+    warning: bool = False  # whether an operator should look
 
 
 def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Return the events in their order. Events that differ by their server alone become one, at the first of them."""
+    """Return the events in their order. Merge events that differ only in the server, at the place of the first one."""
     alike: dict[object, list[Event]] = {}
     for number, event in enumerate(events):
         key: object = number
@@ -46,23 +46,23 @@ def _merge_events(events: list[Event]) -> Event:
     return structs.replace(first, message=message, facts=facts)
 
 
-ANY: Final = "*"  # reasons that are the names of errors
-BMC: Final = "Bmc/SERVER"  # the condition of one server's BMC
+ANY: Final = "*"  # all reasons without their own remedy, such as names of errors
+BMC: Final = "Bmc/SERVER"  # the type of the condition of one server's BMC
 SERVER: Final = "SERVER"
 STATUS_CURRENT: Final = "StatusCurrent"
-STALE_S: Final = 150.0  # a status that is older than this is stale: two intervals and some more
-STATE: Final = "STATE"  # the state directory, which only the command knows that shows a line
+STALE_S: Final = 150.0  # an older status is stale. This is a bit more than two intervals
+STATE: Final = "STATE"  # the state directory; the command that shows a remedy fills it in
 
 
 class Condition(Struct, frozen=True, kw_only=True):
-    """One thing that holds or not, as Kubernetes and Flux word conditions."""
+    """A condition of an instance, like the conditions of Kubernetes and Flux."""
 
     type: str  # Ready, SourceReady, Stalled …
     status: bool
     reason: str  # one word in CamelCase
     message: str
     last_transition_time: datetime  # when the status changed last
-    remedy: str | None = None  # the line that leads out of it, where it does not hold; STATE: the state directory
+    remedy: str | None = None  # a command or setting for a false condition
 
 
 class Announcement(Enum):
@@ -78,28 +78,26 @@ class Alert(NamedTuple):
 
     name: str
     severity: str  # critical or warning
-    after: str  # how long the condition is false before, as Prometheus writes durations
-    reasons: str = (
-        ""  # the reasons that fire it, as a PromQL matcher; "": all that fire no other alert of the condition
-    )
-    also: str = ""  # a further expression that fires it
+    after: str  # how long the condition has to be false, as a Prometheus duration
+    reasons: str = ""  # the reasons that fire it, as a PromQL matcher. "": all reasons without another alert
+    also: str = ""  # a second expression that fires it
 
 
 class ConditionType(Struct, frozen=True):
-    """A type of conditions, declared once: docs, alerts and events are derived from this."""
+    """The declaration of a type of conditions. Docs, alerts and events are derived from it."""
 
     name: str
-    remedies: Mapping[str, str]  # by reason, a line that leads out of it. Words in capitals stand for values
+    remedies: Mapping[str, str]  # by reason: a command or setting. Words in capitals are placeholders
     alerts: tuple[Alert, ...]
-    event: str | None = None  # the type of the event that announces it; None: other events report it
-    events: Mapping[str, str | None] = field(default_factory=dict)  # the same for reasons with another event
+    event: str | None = None  # the type of the event when it becomes false. None: other events report it
+    events: Mapping[str, str | None] = field(default_factory=dict)  # by reason: another event type
     announces_on: Announcement = Announcement.CHANGE
 
     def find_remedy(self, reason: str) -> str | None:
         return self.remedies.get(reason, self.remedies.get(ANY))
 
     def find_event_type(self, before: Condition | None, now: Condition) -> str | None:
-        """Return the type of the event that announces a false condition. None: no event does, or one did before."""
+        """Return the type of the event for a false condition. None: no event is due."""
         is_same = before is not None and (
             before.status == now.status
             if self.announces_on is Announcement.STATUS
@@ -112,17 +110,23 @@ class ConditionType(Struct, frozen=True):
 
 _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
-_CLOCK: Final = "gitboot records confirm-clock --state STATE --reason '…'"
-_RECORD: Final = "gitboot records set SERVERS provisioned --state STATE --reason '…'  # or: pending"
-_RUN: Final = "git grep -n 'kind: Maintenance'  # a higher run boots it once more"
-_FETCHES: Final = "gitboot secret fetches SERVERS --state STATE  # then, if they are right: --confirm '…'"
-_ACT: Final = "ledger: LEDGER  # in the Fleet, of its site or of provisioning, where this instance is to act"
-_ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: adopt"
-_BRANCH: Final = "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it"
-_KEYGEN: Final = "gitboot secret keygen --signed-list FOLDER  # where the root key is; then copy FOLDER here"
+_CLOCK: Final = "gitboot records confirm-clock --state STATE --reason '…'  # if the clock is right"
+_RECORD: Final = (
+    "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check the servers first. If not installed, "
+    "use pending instead of provisioned"
+)
+_RUN: Final = "git grep -n 'kind: Maintenance'  # check the servers first. Increase run to boot them again"
+_FETCHES: Final = "gitboot secret fetches SERVERS --state STATE  # if all fetches are legitimate, add --confirm '…'"
+_ACT: Final = "ledger: LEDGER  # add to the Fleet (its site or spec.provisioning) if this instance should act"
+_ADOPT: Final = (
+    "gitboot records begin OUTPUT/ops/records --state STATE  # if there is no such file and all servers are installed, "
+    "use adopt instead of the file"
+)
+_BRANCH: Final = "gitboot run … --rev BRANCH  # restart once with the branch to follow. The ledger stores the branch"
+_KEYGEN: Final = "gitboot secret keygen --signed-list FOLDER  # on the host with the root key. Then copy FOLDER here"
 _ENDPOINT: Final = (
-    "endpoint: http://…  # in the spec of the Fleet; or, with the risk: serving: {oneTimeBoots: Copies}, "
-    "once each mirror has the new ops/serve/nginx.conf or Caddyfile"
+    "endpoint: http://…  # add to spec of the Fleet. To let copies serve them despite the risk, install the new "
+    "ops/serve/nginx.conf or Caddyfile on each mirror, then add serving: {oneTimeBoots: Copies}"
 )
 _TYPES: Final = (
     ConditionType(
@@ -135,7 +139,7 @@ _TYPES: Final = (
         {"Missing": "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted"},
         (Alert("GitbootArtifactsMissing", "warning", "30m"),),
         event="ArtifactsMissing",
-        announces_on=Announcement.STATUS,  # each file is an event of its own
+        announces_on=Announcement.STATUS,  # each file has its own event
     ),
     ConditionType(
         "BmcsReachable",
@@ -146,10 +150,10 @@ _TYPES: Final = (
     ),
     ConditionType(
         "BmcsSet",
-        {"LedgerNotNamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
+        {"LedgerNotNamed": "provisioning: {ledger: LEDGER}  # add to spec of the Fleet"},
         (Alert("GitbootBmcsNotSet", "warning", "10m"),),
         event="LedgerNotNamed",
-        announces_on=Announcement.STATUS,  # not with each server that comes
+        announces_on=Announcement.STATUS,  # not for each further server
     ),
     ConditionType(
         "BootsServed",
@@ -161,11 +165,9 @@ _TYPES: Final = (
     ConditionType(
         "InstallsAllowed",
         {
-            "SoleClaim": (
-                "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # after gitboot serve on HOST ended"
-            ),
+            "SoleClaim": "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # first stop gitboot serve on HOST",
             "Stopped": "gitboot allow-installs --state STATE",
-            "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
+            "StoppedByFleet": "git grep -n stopped:  # remove this line from the Fleet",
         },
         (Alert("GitbootInstallsStopped", "warning", "15m"),),
         event="InstallsStopped",
@@ -181,11 +183,11 @@ _TYPES: Final = (
         {ANY: _BRANCH},
         (Alert("GitbootBranchNotFollowed", "warning", "30m"),),
         event="BranchNotFollowed",
-        announces_on=Announcement.STATUS,  # not with each branch that is checked out
+        announces_on=Announcement.STATUS,  # not for each branch that is checked out
     ),
     ConditionType(
         "CertificateRead",
-        {"Unusable": "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # the same, where both fit"},
+        {"Unusable": "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # both must print the same"},
         (
             Alert(
                 "GitbootCertificateUnreadable",
@@ -206,8 +208,8 @@ _TYPES: Final = (
         {
             "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
             "Invalid": "gitboot validate STATE/repository.git --rev COMMIT",
-            "NotEvaluated": "commit-seconds = 600  # add it to the file of --config, and start gitboot again",
-            "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
+            "NotEvaluated": "commit-seconds = 600  # add to the file of --config and restart gitboot",
+            "Untrusted": "git log --show-signature COMMIT  # sign the commit with a trusted key, or trust its key",
         },
         (
             Alert("GitbootCommitRejected", "warning", "15m", '=~"Invalid|NotEvaluated|Untrusted"'),
@@ -217,17 +219,17 @@ _TYPES: Final = (
     ),
     ConditionType(
         "CredentialsRead",
-        {"Unreadable": "ls -l FILE  # that the message names; gitboot reads it again for each request"},
+        {"Unreadable": "ls -l FILE  # the file in the message. gitboot reads it again for each request"},
         (Alert("GitbootCredentialsUnreadable", "warning", "5m"),),
     ),
     ConditionType(
         "EvidenceAvailable",
-        {"NoEvidence": "gitboot run … --listen HOST:PORT"},
+        {"NoEvidence": "gitboot run … --listen HOST:PORT  # or --spool DIRECTORY"},
         (Alert("GitbootNoEvidence", "warning", "30m"),),
     ),
     ConditionType(
         "HistoryComplete",
-        {"CommitMissing": "gitboot run … --allow-rewind  # once, if these boots are to be offered again"},
+        {"CommitMissing": "gitboot run … --allow-rewind  # restart once, if gitboot should offer these boots again"},
         (Alert("GitbootCommitMissing", "warning", "10m"),),
         event="CommitMissing",
     ),
@@ -239,14 +241,13 @@ _TYPES: Final = (
     ConditionType(
         "LedgerNamed",
         {"AnotherLedger": _ACT, "BecameStandby": _ACT},
-        (
-            Alert("GitbootBecameStandby", "warning", "1h", '="BecameStandby"'),
-        ),  # a standby is AnotherLedger all the time
+        # A standby has the reason AnotherLedger all the time.
+        (Alert("GitbootBecameStandby", "warning", "1h", '="BecameStandby"'),),
         event="BecameStandby",
     ),
     ConditionType(
         "LedgerWritable",
-        {"Failed": "df -h STATE && ls -l STATE"},
+        {"Failed": "df -h STATE && ls -l STATE  # check the free space and the permissions"},
         (Alert("GitbootLedgerNotWritable", "critical", "2m"),),
     ),
     ConditionType(
@@ -254,11 +255,9 @@ _TYPES: Final = (
         {
             "Expired": _RETRY,
             "KeyNotInRoot": _KEYGEN,
-            "KeyUnreadable": (
-                "ls -l FOLDER  # of list-keys: gitboot must be able to read each file, and others not the key"
-            ),
+            "KeyUnreadable": "ls -l FOLDER  # the folder of list-keys. Only gitboot may be able to read the key",
             "RootExpires": _KEYGEN,
-            ANY: "gitboot events --state STATE | tail  # it is tried again by itself",
+            ANY: "gitboot events --state STATE | tail  # gitboot tries again by itself",
         },
         (Alert("GitbootSignedListNotCurrent", "warning", "30m"),),
         event="SignedListNotCurrent",
@@ -266,10 +265,10 @@ _TYPES: Final = (
     ),
     ConditionType(
         "NotificationsSent",
-        {ANY: "gitboot events --state STATE | tail  # it is tried again; what is noted waits"},
+        {ANY: "gitboot events --state STATE | tail  # gitboot tries again by itself. The notices wait"},
         (Alert("GitbootNotificationsNotSent", "warning", "15m"),),
         event="NotificationsFailing",
-        announces_on=Announcement.STATUS,  # not with each other error
+        announces_on=Announcement.STATUS,  # not for each different error
     ),
     ConditionType(
         "OneTimeBootsServed",
@@ -280,26 +279,26 @@ _TYPES: Final = (
     ),
     ConditionType(
         "OptOutsInTime",
-        {"Overdue": "git grep -n -A3 -E 'pin:|holds:'"},
+        {"Overdue": "git grep -n -A3 -E 'pin:|holds:'  # remove the pin or hold, or extend its deadline"},
         (Alert("GitbootOptOutOverdue", "warning", "1h"),),
     ),
     ConditionType(
         "OutputPrivate",
-        {"ReadableByAll": "gitboot run … --output-group GROUP  # with which the web server runs"},
+        {"ReadableByAll": "gitboot run … --output-group GROUP  # restart with the group of the web server"},
         (Alert("GitbootOutputReadable", "warning", "1h"),),
     ),
     ConditionType(
         "PowerWavesRunning",
-        {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # once it is in service"},
+        {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # after SERVER is in service again"},
         (Alert("GitbootWaveStopped", "critical", "1m"),),
         event="WaveStopped",
     ),
     ConditionType(
         "ProxiesTrusted",
-        {"Unnamed": 'trusted-proxies = ["PROXIES"]  # add it to the file of --config, if it is your proxy'},
+        {"Unnamed": 'trusted-proxies = ["PROXIES"]  # if it is your proxy, add to the file of --config'},
         (Alert("GitbootProxyNotTrusted", "warning", "1h"),),
         event="ProxyNotTrusted",
-        announces_on=Announcement.STATUS,  # a stranger chooses its address
+        announces_on=Announcement.STATUS,  # any client can choose its address
     ),
     ConditionType(
         "Published",
@@ -309,7 +308,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "Reconciling",
-        {"StageHangs": "df -h STATE OUTPUT && ls -l STATE OUTPUT  # a disk or a database that hangs"},
+        {"StageHangs": "df -h STATE OUTPUT && ls -l STATE OUTPUT  # look for a disk or a database that hangs"},
         (Alert("GitbootStageHangs", "critical", "0m"),),
     ),
     ConditionType(
@@ -317,7 +316,10 @@ _TYPES: Final = (
         {
             "DamagedLedger": _ADOPT,
             "ForeignLedger": _ADOPT,
-            "NewLedger": "gitboot records begin fresh --state STATE  # or: adopt",
+            "NewLedger": (
+                "gitboot records begin fresh --state STATE  # installs all servers. If they are installed already, "
+                "use adopt instead of fresh"
+            ),
             "RestoredLedger": _ADOPT,
             "UnverifiedServers": _RECORD,
         },
@@ -339,7 +341,7 @@ _TYPES: Final = (
         {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
         (Alert("GitbootSecretFetchedAgain", "warning", "5m"),),
         event="SecretsFetchedAgain",
-        announces_on=Announcement.REASON,  # a stranger who fetches all the time changes the message each time
+        announces_on=Announcement.REASON,  # each further fetch changes the message
     ),
     ConditionType(
         "Serving",
@@ -355,20 +357,20 @@ _TYPES: Final = (
         {
             "BranchMissing": _BRANCH,
             "BranchNotNamed": _BRANCH,
-            "SourceTooLarge": "fetch-memory = MIB  # or fetch-disk; or take the large files out of the history",
+            "SourceTooLarge": "fetch-memory = MIB  # or fetch-disk, or remove large files from the history",
             ANY: _RETRY,
         },
         (Alert("GitbootSourceNotReady", "warning", "30m"),),
     ),
     ConditionType(
         "FetchLogReadable",
-        {"Unreadable": "ls -ld SPOOL STATE/spool  # who may read it, and whether its disk is there"},
+        {"Unreadable": "ls -ld SPOOL STATE/spool  # check the permissions and the disk"},
         (Alert("GitbootFetchLogUnreadable", "critical", "5m"),),
         event="FetchLogUnreadable",
     ),
     ConditionType(
         "StatusCurrent",
-        {"Stale": "df -h STATE OUTPUT  # on the host of the instance; and see that gitboot run is alive"},
+        {"Stale": "df -h STATE OUTPUT  # on the host of the instance. Also check that gitboot run is running"},
         (Alert("GitbootStatusStale", "critical", "10m"),),
     ),
     ConditionType(
@@ -376,8 +378,8 @@ _TYPES: Final = (
         {
             "Behind": "gitboot events --state STATE | tail",
             "ForeignTree": _ADOPT,
-            "TransitionOverdue": f"{_RETRY}  # tries at once; first remove the cause in the message",
-            ANY: "gitboot status --state STATE  # it is tried again by itself",
+            "TransitionOverdue": f"{_RETRY}  # first remove the cause in the message",
+            ANY: "gitboot status --state STATE  # gitboot tries again by itself",
         },
         (
             Alert("GitbootTargetsBehind", "warning", "10m"),
@@ -387,39 +389,44 @@ _TYPES: Final = (
     ),
     ConditionType(
         "ThreadsRunning",
-        {"Died": "gitboot events --state STATE | tail  # report the traceback in the log"},
+        {"Died": "gitboot events --state STATE | tail  # report the traceback from the log as a bug"},
         (Alert("GitbootThreadDied", "warning", "0m"),),
         event="ThreadDied",
-        announces_on=Announcement.STATUS,  # not with each other death
+        announces_on=Announcement.STATUS,  # not for each further death
     ),
     ConditionType(
         "OutputTreeReadable",
         {
             "Absent": "gitboot run REPOSITORY --out OUTPUT --state STATE",
-            "UnknownFormat": "gitboot --version  # here, and where the instance runs: they have to be the same",
+            "UnknownFormat": "gitboot --version  # has to be the same here and on the host of the instance",
             "Unreadable": _RETRY,
         },
         (Alert("GitbootOutputTreeUnreadable", "critical", "5m"),),
     ),
     ConditionType(
         "CommitStatusReported",
-        {ANY: "gitboot run … --forge KIND=URL TOKEN  # gitboot reads the file TOKEN again at each try"},
+        {ANY: "gitboot run … --forge KIND=URL TOKEN  # check the URL and the file. gitboot tries again by itself"},
         (Alert("GitbootCommitStatusNotReported", "warning", "30m"),),
     ),
     ConditionType(
         BMC,
         {
-            "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'",
+            "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'  # if the BMC is SERVER's",
             "Contended": _ASK,
-            "ForeignMedium": f"{_ASK}  # when it is ejected there",
-            "ForeignOverride": "gitboot bmc resolve SERVER --replace --state STATE --reason '…'",
-            "NeedsOperator": "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # or: --not-set",
-            "Overdue": f"{_ASK}  # or, where the BMC is gone for good: gitboot bmc resolve SERVER --consumed",
+            "ForeignMedium": f"{_ASK}  # first eject the medium there",
+            "ForeignOverride": (
+                "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # if gitboot may replace the override"
+            ),
+            "NeedsOperator": (
+                "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # if the machine did not use the "
+                "override, use --not-set instead of --consumed"
+            ),
+            "Overdue": f"{_ASK}  # if the BMC is gone for good: gitboot bmc resolve SERVER --consumed",
             "Stalled": _ASK,
             "Unsupported": "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted",
             "Waiting": _ASK,
         },
-        (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # such a BMC is asked again
+        (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # gitboot tries such a BMC again
         event="OverrideStalled",
         events={"Overdue": "OverrideOverdue", "Waiting": "OverrideWaiting"},
     ),
@@ -428,14 +435,14 @@ CONDITIONS: Final[Mapping[str, ConditionType]] = {each.name: each for each in _T
 
 
 def find_condition_type(type: str) -> ConditionType | None:
-    """Return the declaration of a condition. None: the condition is never false, or no remedy is known."""
+    """Return the declaration of a condition type. None: a condition of this type is never false or has no remedy."""
     return CONDITIONS.get(BMC if "/" in type else type)
 
 
 def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
-    """Return the line that leads out of a condition that does not hold; STATE is left for `with_state`.
+    """Return the remedy of a false condition, without the value of STATE. None: no remedy is declared.
 
-    ``given`` has what the other words in capitals stand for, as in `filled`. None: there is no such state.
+    ``values`` replace the other words in capitals, as in `fill_placeholders`.
     """
     declared, server = find_condition_type(type), type.partition("/")[2]
     line = declared.find_remedy(reason) if declared is not None else None
@@ -443,9 +450,9 @@ def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]
 
 
 def fill_placeholders(line: str, values: Mapping[str, str | Sequence[str]]) -> str:
-    """Return a line with the words in capitals replaced, each value quoted for a shell. A word without a value stays.
+    """Replace the words in capitals of a line by values, quoted for a shell. A word without a value stays.
 
-    A value of several words is a sequence. A word in double quotes becomes strings of a TOML list.
+    A sequence becomes several words. A word in double quotes becomes strings of a TOML list.
     """
 
     def value(word: re.Match[str]) -> str:

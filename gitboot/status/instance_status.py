@@ -1,4 +1,4 @@
-"""Instance status: the values that an instance reports, and the age of a status."""
+"""Instance status: the state that an instance reports, and the age of a status."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gitboot.jsonio import Digest, format_instant, to_json_value
 from gitboot.problems import Problem
 from gitboot.status.conditions import STALE_S, STATUS_CURRENT, Condition, find_remedy
 
-WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often
+WRITTEN_EVERY_S: Final = 60.0  # at most, between two writes of a running instance
 
 
 class Endpoints(Struct, frozen=True, kw_only=True):
     """The processes of the endpoint that an instance starts."""
 
     expected: int
-    alive: int  # those that respond
+    alive: int  # processes that respond
     restarts: int  # since the start
     hung: int = 0  # processes that do not respond
     unread: tuple[str, ...] = ()  # unusable credential files: option, file, cause
@@ -30,12 +30,14 @@ class Endpoints(Struct, frozen=True, kw_only=True):
 class ForgeReport(Struct, frozen=True, kw_only=True):
     """The reports to the forge."""
 
-    commit: str | None = None  # the last one that was reported
+    commit: str | None = None  # the last reported commit
     report: str = ""  # the report about it
     failure: tuple[str, str] | None = None  # the error of the last try: name, message
-    has_asked: bool = True  # whether gitboot asked what the forge knows of the ledger, with or without success
-    known_changes: int | None = None  # changes of the ledger that the forge knew; None: it knew none, or did not answer
-    claimed_changes: int | None = None  # changes that commit statuses without a proof name
+    has_asked: bool = True  # whether gitboot has requested the ledger's state from the forge, with or without success
+    known_changes: int | None = (
+        None  # changes of the ledger at the forge; None: the forge has no number, or did not respond
+    )
+    claimed_changes: int | None = None  # changes of the ledger in commit statuses without a proof
 
 
 class ThreadFailure(NamedTuple):
@@ -47,15 +49,15 @@ class ThreadFailure(NamedTuple):
 
 
 class TargetStatus(Struct, frozen=True, kw_only=True):
-    """A target that follows OUTPUT."""
+    """The state of a target that follows OUTPUT."""
 
     name: str
-    base_url: str | None = None  # the base URL under which machines find it, if it is known
-    commit: str | None = None  # the commit whose files it has completely, if any
-    behind_since: datetime | None = None  # None: it is up to date
-    overdue_since: datetime | None = None  # the first transition that it may not have
+    base_url: str | None = None  # the URL that machines use, if known
+    commit: str | None = None  # the commit whose files are complete there, if any
+    behind_since: datetime | None = None  # None: the target is up to date
+    overdue_since: datetime | None = None  # the first transition that the target may lack
     failure: tuple[str, str] | None = None  # the error of the last try: name, message
-    withheld: int = 0  # servers without their one-time boot there, because nothing would record its fetch
+    withheld: int = 0  # servers whose one-time boot is missing there, because no fetch would be recorded
 
 
 class SignedListState(Struct, frozen=True, kw_only=True):
@@ -71,7 +73,7 @@ class Held(Struct, frozen=True, kw_only=True):
     """A commit that waits for an acknowledgement."""
 
     commit: str
-    digest: Digest  # the digest of its changes
+    digest: Digest  # of its changes
     guards: tuple[str, ...]
     lines: tuple[str, ...] = ()  # lines of a commit message that acknowledge it
     reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
@@ -82,18 +84,18 @@ class WithheldServer(Struct, frozen=True, kw_only=True):
 
     server: str
     by: tuple[str, ...]  # the newer commits, sorted
-    boots: str | None  # the image that it boots now; None: its disk
-    why: str  # why it boots that
+    boots: str | None  # the image that the server boots now; None: its disk
+    why: str  # the reason for the current boot
 
 
 class ChangedArea(Struct, frozen=True, kw_only=True):
     """The changes of an accepted commit to a group of servers."""
 
     commit: str
-    label: str  # site=fra1; "" is the whole fleet
+    label: str  # such as site=fra1; "" is the whole fleet
     size: int
     changed: int
-    less: int  # servers that offer nothing that they did not offer before
+    less: int  # servers that offer no new boot
     removed: int
     added: int
     reinstalled: int
@@ -112,26 +114,26 @@ class Acknowledgement(Struct, frozen=True, kw_only=True):
 
     commit: str
     guard: str
-    by: str  # who acknowledged it
+    by: str  # the person who acknowledged the finding
 
 
 class Status(Struct, frozen=True, kw_only=True):
     """A summary of an instance."""
 
-    ledger: str | None = None  # the identity of the ledger; None: `gitboot serve` wrote the status
-    attempted: str | None = None  # the commit that was tried last
+    ledger: str | None = None  # its identity; None: `gitboot serve` wrote the status
+    attempted: str | None = None  # the commit of the last attempt
     problems: tuple[Problem, ...] = ()  # of the attempted commit
     held: Held | None = None  # the attempted commit, if a guard holds it
     withheld: tuple[WithheldServer, ...] = ()  # servers whose install boots are withheld, by name
     passed_commits: tuple[PassedCommit, ...] = ()  # the commits that came with the attempted one, the oldest first
-    accepted: str | None = None  # the commit that the next one is compared with
+    accepted: str | None = None  # the commit that the next commit is compared with
     committed_at: datetime | None = None  # the committer time of the accepted commit
     signer: Signer | None = None  # the owner of the trusted key that signed it
-    acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements of the steps to it
-    changed: tuple[ChangedArea, ...] = ()  # by the commits that were accepted last
+    acknowledged: tuple[Acknowledgement, ...] = ()  # on the commit path to the accepted commit
+    changed: tuple[ChangedArea, ...] = ()  # by the commits of the last acceptance
     applied: str | None = None  # the commit of the published files
-    fetch_began: datetime | None = None  # when the last fetch that ended began
-    fetched: str | None = None  # the commit that was fetched last
+    fetch_began: datetime | None = None  # when the last completed fetch began
+    fetched: str | None = None  # the last fetched commit
     planned_at: datetime | None = None
     next_transition: datetime | None = None
     phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
@@ -197,11 +199,11 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime | None) -> dict[str, Any]:
-    """Return a status with its age in seconds, and with a false condition if it is stale.
+    """Return a status with its age, and with a false condition if it is stale.
 
-    All of a stale status may be wrong by now, so the condition has to be there even if all others are true.
-    ``written`` is when the instance wrote its last status that was seen, and ``age_s`` how long ago that was; None: no
-    instance has written one.
+    A stale status may be wrong in all parts, so it needs this condition even if all other conditions are true.
+    ``written_at`` is the time of the last status that this process has read, and ``age_s`` its age. None: no instance
+    has written a status.
     """
     conditions = [each for each in status["conditions"] if each["type"] != STATUS_CURRENT]
     if age_s is not None and age_s > STALE_S and written_at is not None:
@@ -212,7 +214,7 @@ def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime
 
 
 def parse_written_at(status: Mapping[str, Any]) -> datetime | None:
-    """Return when an instance wrote a status, by the clock of its host; None: no instance has written it."""
+    """Return when an instance wrote a status, by the clock of its host. None: no instance has written the status."""
     try:
         return datetime.fromisoformat(status["clock"]).astimezone(UTC)
     except (KeyError, TypeError, ValueError):
@@ -221,8 +223,8 @@ def parse_written_at(status: Mapping[str, Any]) -> datetime | None:
 
 def _build_stale_condition(written_at: datetime, age_s: float) -> dict[str, Any]:
     message = (
-        f"gitboot wrote this status {int(age_s)} s ago, at {format_instant(written_at)}: it does not run, it hangs, or it "
-        "cannot write its status. All that the status says may be wrong by now"
+        f"gitboot wrote this status {int(age_s)} s ago, at {format_instant(written_at)}. gitboot is stopped, hangs, or "
+        "cannot write its status. All values may be out of date"
     )
     return {
         "type": STATUS_CURRENT,

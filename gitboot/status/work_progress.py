@@ -1,4 +1,4 @@
-"""Work progress: how far long work has come, and how long the stages take."""
+"""Work progress: the progress of long work, and the durations of stages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ignore_progress(_done: int, _total: int) -> None:
 
 
 def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iterator[_T]:
-    """Yield the items, and call ``told`` before each item and at the end."""
+    """Yield the items. Call ``report`` before each item and at the end."""
     total = len(items)
     for done, item in enumerate(items):
         report(done, total)
@@ -32,9 +32,9 @@ def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iter
 
 
 class Work(StrEnum):
-    """Work that takes long for a large fleet, in the order in which a commit passes through it."""
+    """Work that takes long for a large fleet, in the order of a reconcile."""
 
-    READ = "Reading"  # then decide, which is not counted
+    READ = "Reading"  # the decisions that follow are not counted
     PLAN = "Planning"
     PUBLISH = "Publishing"
 
@@ -46,14 +46,15 @@ class WorkProgress(Struct, frozen=True, kw_only=True):
     work: Work
     done: int
     total: int
-    remaining_s: int | None  # an estimate; None: there is none yet
+    remaining_s: int | None  # an estimate; None: no estimate yet
 
     @property
     def message(self) -> str:
-        """The progress in words: planning: 40,000 of 100,000 servers, about 90 s left (2 of 3)."""
+        """Return a text such as "planning: 40,000 of 100,000 servers, about 90 s left (2 of 3)"."""
         left = f", about {self.remaining_s:,} s left" if self.remaining_s is not None else ""
         number = list(Work).index(self.work) + 1
-        return f"{self.work.lower()}: {self.done:,} of {format_count(self.total, _OF[self.work])}{left} ({number} of {len(Work)})"
+        done = f"{self.done:,} of {format_count(self.total, _OF[self.work])}"
+        return f"{self.work.lower()}: {done}{left} ({number} of {len(Work)})"
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -72,7 +73,7 @@ class Stage(StrEnum):
     """A stage that gitboot measures. `docs/architecture.md` describes the stages of a reconcile."""
 
     FETCH = "fetch"  # in another thread
-    EVALUATE = "evaluate"  # one commit, in another process
+    EVALUATE = "evaluate"  # of one commit, in another process
     BMC = "bmc"  # one task, in another thread
     TAKE_IN = "take_in"
     ACCEPT = "accept"
@@ -85,14 +86,14 @@ class Stage(StrEnum):
     RECONCILE = "reconcile"  # a whole reconcile
 
 
-# A reconcile's stages, in their order: of each, the next begins where it ends.
+# The stages of a reconcile in their order. Each begins when the one before ends.
 _RECONCILED: Final = (
     *(Stage.TAKE_IN, Stage.ACCEPT, Stage.LEARN, Stage.WRITE, Stage.PLAN, Stage.PUBLISH, Stage.ASK, Stage.REPORT),
 )
 
 
 class StageTimes:
-    """Durations since the start, as histograms. Any thread may use this."""
+    """Histograms of the durations of stages since the start. Any thread may use this."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s, self._lock = clock_s, threading.Lock()
@@ -111,7 +112,7 @@ class StageTimes:
         return partial(self.start(), stage)
 
     def enter(self, stage: Stage | None) -> None:
-        """Note the stage of a reconcile that begins. None: no reconcile is under way."""
+        """Set the stage of a reconcile that begins. None: no reconcile is under way."""
         self._under_way = (stage, self._clock_s()) if stage is not None else None
 
     def note_progress(self) -> None:
@@ -120,7 +121,7 @@ class StageTimes:
             self.enter(under_way[0])
 
     def find_stalled_stage(self, seconds: float) -> Stage | None:
-        """Return the stage of a reconcile that has made no progress for so long, if there is one."""
+        """Return the stage of a reconcile without progress for at least ``seconds``. None: no stage stalls."""
         under_way = self._under_way
         is_stalled = under_way is not None and self._clock_s() - under_way[1] >= seconds
         return under_way[0] if under_way is not None and is_stalled else None
@@ -141,7 +142,7 @@ class StageTimes:
 
 
 class Stopwatch:
-    """A stopwatch: each call counts a stage, from the end of the one before."""
+    """A stopwatch. Each call counts a stage that began at the end of the stage before."""
 
     def __init__(self, times: StageTimes, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
         self._times, self._clock_s, self._of_reconcile = times, clock_s, of_reconcile
@@ -166,18 +167,18 @@ EVERY_S: Final = 10.0
 
 class _WorkPeriod(Struct, kw_only=True):
     began_s: float
-    next_s: float  # when to report it
+    next_s: float  # the time of the next report
     is_reported: bool = False
 
 
 class WorkListener:
-    """Receives the progress of work, and reports it to ``told`` at intervals. None: the reported work has ended."""
+    """Receives the progress of work and calls ``report`` at intervals, with None after reported work ended."""
 
     def __init__(
         self,
         report: Callable[[WorkProgress | None], None] = lambda _: None,
         *,
-        progress: Callable[[], None] = lambda: None,  # called whenever work goes on
+        progress: Callable[[], None] = lambda: None,  # called at each step of work
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report, self._clock_s, self._lock = report, clock_s, threading.Lock()
@@ -185,7 +186,7 @@ class WorkListener:
         self._periods: dict[Work, _WorkPeriod] = {}
 
     def make_reporter(self, work: Work) -> ReportProgress:
-        """Return the function to call as this work goes on, first with 0, and with the total at its end."""
+        """Return the function to call at each step of this work, first with 0, and at the end with the total."""
         return partial(self._record, work)
 
     def _record(self, work: Work, done: int, total: int) -> None:

@@ -105,7 +105,7 @@ __all__ = ["make_site"]  # a fixture
 
 ASSETS = "http://boot.test/assets"
 ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
-WRONG = Sighting(presence=Presence.WRONG, message="it has 3 bytes, and the image says 4")
+WRONG = Sighting(presence=Presence.WRONG, message="the file has 3 bytes, and the image states 4")
 SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
 THERE = Sighting(presence=Presence.FOUND)
 
@@ -195,7 +195,7 @@ def test_it_is_offered_by_itself_once_it_comes_and_each_turn_is_told_once(bench:
         "ArtifactsMissing",
         "ArtifactFound",
     ]
-    assert bench.condition("ArtifactsPresent") == (True, "Present", "none is missing")
+    assert bench.condition("ArtifactsPresent") == (True, "Present", "no artifact is missing")
     record = bench.record
     assert record is not None and not record.attempts
 

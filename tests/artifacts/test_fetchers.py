@@ -118,14 +118,17 @@ def test_nobody_who_listens_and_no_name_is_unknown() -> None:
 
 def test_another_size_is_wrong_without_being_read(server: ArtifactServer) -> None:
     seen = check_artifact(WebFetcher(), replace(server.put("/a", KERNEL), size=7), read=False)
-    assert (seen.presence, seen.message) == (Presence.WRONG, f"it has {len(KERNEL)} bytes, and the image says 7")
+    assert (seen.presence, seen.message) == (
+        Presence.WRONG,
+        f"the file has {len(KERNEL)} bytes, and the image states 7",
+    )
 
 
 def test_a_body_that_goes_on_is_not_read_to_its_end(server: ArtifactServer) -> None:
     file = replace(server.put("/a", bytes(8 << 20)), size=7)
     server.no_length = True
     seen = check_artifact(WebFetcher(), file, read=True)
-    assert (seen.presence, seen.message) == (Presence.WRONG, "it goes on after 7 bytes")
+    assert (seen.presence, seen.message) == (Presence.WRONG, "the file has more than 7 bytes")
 
 
 def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None:
@@ -347,7 +350,7 @@ def test_a_part_is_taken_only_for_what_it_is() -> None:
     with serving(server):
         path = f"/v2/os/linux/blobs/sha256:{digest(BLOB)}"
         server.answers[path] = 206, {"Content-Range": "bytes 5-9/10"}, b"nel"
-        with pytest.raises(HostUnreachable, match="follows 5"), fetcher(server.url).read(url(server.host), 3):
+        with pytest.raises(HostUnreachable, match="from 5"), fetcher(server.url).read(url(server.host), 3):
             pass
         server.answers[path] = 416, {}, b"no"
         with pytest.raises(HostUnreachable, match="416"), fetcher(server.url).read(url(server.host), 3):

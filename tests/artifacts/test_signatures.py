@@ -88,13 +88,13 @@ def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Pat
         assert found.signer(SignatureKind.MINISIGN, good, kernel, digest(kernel)) == "minisign key vendor"
     for bad, says in [
         (stranger.sign(kernel), "not listed"),
-        (signature.replace(b"file:vmlinuz", b"file:vmlinux"), "not what its minisign signature is of"),
-        (b"", "or that is none"),
+        (signature.replace(b"file:vmlinuz", b"file:vmlinux"), "not the file of its minisign signature"),
+        (b"", "or the signature is malformed"),
     ]:
         with pytest.raises(UntrustedSignature, match=says):
             found.signer(SignatureKind.MINISIGN, bad, kernel, digest(kernel))
     kernel.write_bytes(b"another")
-    with pytest.raises(UntrustedSignature, match="not what its minisign signature is of"):
+    with pytest.raises(UntrustedSignature, match="not the file of its minisign signature"):
         found.signer(SignatureKind.MINISIGN, signature, kernel, digest(kernel))
 
 
@@ -116,10 +116,10 @@ def test_a_kind_of_which_no_key_is_listed_vouches_for_nothing(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("vendor.txt", b"", "has no key of images"),
+        ("vendor.txt", b"", "has no keys of images"),
         ("vendor.asc", b"none", "no OpenPGP public key"),
         ("vendor.pub", b"none", "is not a public key of minisign"),
-        ("vendor.toml", b"", "is not a trusted root of sigstore"),
+        ("vendor.toml", b"", "is not a trusted root for sigstore"),
     ],
 )
 def test_what_is_no_key_is_refused(kernel: Path, tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -154,8 +154,8 @@ def test_no_other_bundle_of_sigstore_counts(kernel: Path, tmp_path: Path) -> Non
         (sigstore.bundle(content, "stranger@example.net"), "stranger@example.net"),
         (sigstore.bundle(content, "vendor@example.net", "https://others.test"), "https://others.test"),
         (sigstore.bundle(b"another", "vendor@example.net"), "mismatch"),
-        (b"{}", "not signed by anybody"),
-        (b"", "not signed by anybody"),
+        (b"{}", "not signed by a listed"),
+        (b"", "not signed by a listed"),
     ]:
         with pytest.raises(UntrustedSignature, match=says):
             found.signer(SignatureKind.SIGSTORE, bundle, kernel, digest(kernel))
@@ -306,7 +306,7 @@ def test_what_cannot_be_fetched_or_is_another_file_is_not_signed(vendor: Vendor)
     signature = vendor.sign("kernel", "minisign")
     path = vendor.write(vendor.image(f", signature: {{minisign: '{signature}'}}"))
     for name, broken, says in [
-        ("/kernel", b"another", "that has the sha256"),
+        ("/kernel", b"another", "which has the sha256"),
         ("/kernel", None, "/kernel is unavailable"),
         ("/kernel.minisign", None, "/kernel.minisign is unavailable"),
         ("/kernel.minisign", b"x" * ((1 << 20) + 1), "has more than 1,048,576 bytes"),
@@ -332,7 +332,7 @@ def test_a_file_of_a_registry_or_of_a_folder_is_checked_too(vendor: Vendor) -> N
         digest = found.push_blob("os/linux", KERNEL)
         path = vendor.write(vendor.image(signed, url=f"oci://{found.host}/os/linux@sha256:{digest}"))
         assert vendor.check(path, "--registries", found.allowed)[0] == 0
-        assert "give --registries" in vendor.fault_of_kernel(path)
+        assert "add it to --registries" in vendor.fault_of_kernel(path)
     assets = vendor.folder / "assets"
     assets.mkdir()
     (assets / "vmlinuz").write_bytes(KERNEL)

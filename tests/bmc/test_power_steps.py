@@ -1,4 +1,4 @@
-"""What comes next for a machine's power: a table of cases, and each step at a BMC that obeys, refuses or lies."""
+"""Power steps: a table of cases, and each step at BMCs that obey, refuse or report wrong values."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_another_machine_is_never_switched(wanted: WantedPowerChange, identified
 
 
 def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
-    """There are BMCs whose LastResetTime stands still: a restart that was asked for may have been done."""
+    """Some BMCs do not update LastResetTime, so a requested restart may have happened."""
     alone = Marks(last_reset_time=RAN.last_reset_time, settled=True)
     record = structs.replace(switched(RECORDED), marks=alone)
 
@@ -235,16 +235,16 @@ FIRST = WantedPowerChange(
 
 
 def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack) -> None:
-    result = rack.bring_about(switching=FIRST)
+    result = rack.bring_about(wanted_power=FIRST)
     assert (result.outcome, rack.machine.resets) == (Outcome.APPLIED, 1)
     # Both records were written before anything was sent for them.
     assert [state for _, state, _ in rack.written] == [OverrideState.RECORDED, OverrideState.CONFIRMED]
     assert [(state, resets) for _, state, resets in rack.switched] == [(RECORDED, 0), (ASKED, 1)]
     rack.wait(31)
-    rack.bring_about(switching=FIRST)  # in POST
+    rack.bring_about(wanted_power=FIRST)  # in POST
     rack.wait(600)
     for _ in range(3):
-        rack.bring_about(switching=FIRST)
+        rack.bring_about(wanted_power=FIRST)
         rack.wait(31)
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, PowerRecordState.BACK)
     assert rack.machine.boots[-1].target == "Pxe"
@@ -253,7 +253,7 @@ def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack)
 def test_what_an_action_info_allows_is_asked_for(make_rack: MakeRack) -> None:
     rack = make_rack(profile=replace(GENERIC, reset_types=("On", "PowerCycle"), reset_info=True))
     assert (
-        rack.bring_about(switching=structs.replace(FIRST, operation=PowerOperation.GRACEFUL_RESTART)).outcome
+        rack.bring_about(wanted_power=structs.replace(FIRST, operation=PowerOperation.GRACEFUL_RESTART)).outcome
         is Outcome.APPLIED
     )
     assert rack.switches["web01"]["power/check/1"].type is ResetType.POWER_CYCLE
@@ -262,36 +262,36 @@ def test_what_an_action_info_allows_is_asked_for(make_rack: MakeRack) -> None:
 
 def test_an_answer_that_is_lost_is_judged_by_marks(rack: Rack) -> None:
     rack.server.fault(Drop(applied=True), on="POST", times=1)
-    assert rack.bring_about(switching=FIRST).outcome is Outcome.WAITING
+    assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.WAITING
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, RECORDED)
     rack.wait(600)
-    rack.bring_about(switching=FIRST)
+    rack.bring_about(wanted_power=FIRST)
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, PowerRecordState.BACK)
 
 
 def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Rack) -> None:
     rack.server.fault(Drop(applied=False), on="POST", times=1)
-    rack.bring_about(switching=FIRST)
-    rack.bring_about(switching=FIRST)
+    rack.bring_about(wanted_power=FIRST)
+    rack.bring_about(wanted_power=FIRST)
     assert rack.machine.resets == 0  # it may still be on its way
     rack.wait(61)
-    rack.bring_about(switching=FIRST)
+    rack.bring_about(wanted_power=FIRST)
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, ASKED)
 
 
 def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> None:
     rack.server.fault(Status(status=400), on="POST", times=1)
-    assert rack.bring_about(switching=FIRST).outcome is Outcome.STALLED
+    assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.STALLED
     rack.wait(61)
-    assert rack.bring_about(switching=FIRST).outcome is Outcome.APPLIED
+    assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.APPLIED
     assert rack.machine.resets == 1
 
 
 @for_each(
     ("given", "message"),
-    [({"dry_run": True}, "would ask for ForceRestart"), ({"only_read": True}, "the BMC shows Once Pxe")],
+    [({"dry_run": True}, "would request ForceRestart"), ({"read_only": True}, "the BMC shows Once Pxe")],
 )
 def test_a_dry_run_and_a_reading_switch_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
     rack.bring_about()
-    result = rack.bring_about(switching=FIRST, **given)
+    result = rack.bring_about(wanted_power=FIRST, **given)
     assert (result.message, rack.machine.resets, rack.switched) == (message, 0, [])

@@ -168,10 +168,10 @@ class Commits:
             base, revision, (protocol.decode_answer(encode(each)) for each in build_report(difference))
         )
 
-    def keep(self, revision: Revision) -> None:
+    def store_results(self, revision: Revision) -> None:
         """There is no cache."""
 
-    def settle(self, accepted: Revision | None) -> None:
+    def end_unless_accepted(self, accepted: Revision | None) -> None:
         """There is no process."""
 
 
@@ -225,13 +225,13 @@ class Gate:
     def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
         return self.bmcs.submit(jobs) if self.takes else frozenset()
 
-    def forget(self, uuids: frozenset[SystemUuid]) -> None:
+    def drop_pending(self, uuids: frozenset[SystemUuid]) -> None:
         self.bmcs.drop_pending(uuids)
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         return self.bmcs.fingerprint(bmc)
 
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
+    def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         return self.bmcs.take_results(wait_all=wait_all) if self.gives else {}
 
     def close(self) -> None:
@@ -287,10 +287,10 @@ def evaluated_here() -> Iterator[None]:
     def here(
         state: Path,
         *,
-        allowance: EvaluationLimits,
-        waits: bool,
-        timed: Callable[[], Callable[[], None]] = lambda: lambda: None,
-        read: ReportProgress = ignore_progress,
+        limits: EvaluationLimits,
+        waits_for_answer: bool,
+        start_timer: Callable[[], Callable[[], None]] = lambda: lambda: None,
+        report_progress: ReportProgress = ignore_progress,
         site: str | None = None,
         cache: DiskCache | None = None,
     ) -> Here:

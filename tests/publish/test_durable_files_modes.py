@@ -167,7 +167,7 @@ def test_a_group_is_named_or_numbered() -> None:
 
 
 def test_a_group_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(UsageError, match="no group of that name; getent group lists"):
+    with pytest.raises(UsageError, match="no group no-such-group; run getent group"):
         find_group_id("no-such-group")
 
 

@@ -204,7 +204,7 @@ def test_finding_m1_a_mirror_ends_a_window_though_the_publisher_died_in_it(
             assert _program(host, ENDS - SECOND).returncode == 0
             assert _get(f"{mirror.url}{ENTRY}") == WINDOW
         done = _program(host, ENDS)  # the publisher's host is down, too
-        assert (done.returncode, "rsync exits with" in done.stderr) == (1, True)
+        assert (done.returncode, "rsync failed with exit code" in done.stderr) == (1, True)
         assert _get(f"{mirror.url}{ENTRY}") == ENDED
 
 
@@ -408,7 +408,7 @@ def test_a_window_ends_though_the_state_is_damaged(
     host.state.write_text(DAMAGED_STATES[damage](json.loads(host.state.read_text())))
     shutil.rmtree(publisher.boot)
     assert host.run(ENDS) == 1
-    assert "is damaged, and is made anew" in capsys.readouterr().err
+    assert "is damaged, and is replaced" in capsys.readouterr().err
     assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
     assert not (host.served.parent / "outside").exists()
 
@@ -501,12 +501,12 @@ def _signed(publisher: SignedSite, signer: ListSigner) -> None:
 
 
 TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
-    "an edited boot script": (_edited, "is not as the list or its path names it"),
+    "an edited boot script": (_edited, "differ from the list or from the digest in their path"),
     "a list of another publisher": (
         lambda publisher: _signed(publisher, ListSigner()),
-        "no root is signed by the public key",
+        "public key that you named signed no root",
     ),
-    "an unsigned list": (lambda publisher: _signed(publisher, ListSigner.unsigned()), "nothing is signed"),
+    "an unsigned list": (lambda publisher: _signed(publisher, ListSigner.unsigned()), "the list is not signed"),
     "no list": (lambda publisher: shutil.rmtree(publisher.boot / "signed"), "there is no signed list"),
 }
 

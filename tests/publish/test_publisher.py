@@ -227,7 +227,7 @@ def test_where_changed_paths_are_told_no_other_is_looked_at(
 ) -> None:
     files = tree(servers=9)
     publish_files(directory, files, commit="one", at=AT)
-    looked = watched(monkeypatch, "look", "size")
+    looked = watched(monkeypatch, "lstat", "size")
     files[ENTRY] = File(b"another\n")
     published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
     own = split(files)[0][OWNER]
@@ -660,7 +660,7 @@ def test_a_damaged_manifest_is_named_and_nothing_is_touched(
     damage(root / path)
     before = on_disk(root)
     named = re.escape(str(root / "ops/manifest")) + r"[/.]"
-    with pytest.raises(PublishError, match=named + ".*publish anew"):
+    with pytest.raises(PublishError, match=named + ".*publish again"):
         publish(root, tree(2))
     assert on_disk(root) == before
     if path != PARTS[0]:
@@ -768,12 +768,12 @@ import os, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.errors import PublishError
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 try:
-    Directory.open(Path(sys.argv[1]), ledger="ours")
+    OutputDirectory.open(Path(sys.argv[1]), ledger="ours")
 except PublishError as error:
     print(error)
 """
@@ -900,7 +900,7 @@ def test_a_tree_that_was_put_in_its_place_is_published_to_completely(tmp_path: P
         replaced(root, older, how)
         assert not directory.is_unchanged
         servers, shared = split(tree(2))
-        with pytest.raises(PublishError, match="another tree"):
+        with pytest.raises(PublishError, match="replaced the tree"):
             directory.publish(servers, shared, complete=False, commit="2", at=AT + DAY)
         put(directory, 2, at=AT + DAY)
         assert directory.is_unchanged
@@ -956,7 +956,7 @@ def test_a_tree_that_another_process_publishes_to_in_its_place_is_left_alone(tmp
         with OutputDirectory.open(root, ledger="test") as other:
             put(other, 2)
             for _ in range(2):
-                with pytest.raises(PublishError, match="publishes there"):
+                with pytest.raises(PublishError, match="publishes to this directory"):
                     put(directory, 1)
         put(directory, 1)
         assert (root / ENTRY).read_bytes() == tree(1)[ENTRY].content
@@ -1058,8 +1058,8 @@ def test_what_was_left_half_written_under_two_names_changes_neither(root: Path) 
 @pytest.mark.parametrize(
     ("limit", "lacks"),
     [
-        ("nr_inodes=60", r"disk: expected room for \d+ files, and its file system has it for \d+ \(.*inodes"),
-        ("size=64k", r"disk: expected room for 0\.\d MiB, and its file system has 0\.\d MiB \(free some space\)"),
+        ("nr_inodes=60", r"disk: publishing needs \d+ inodes, and the file system has \d+ free \(.*more inodes"),
+        ("size=64k", r"disk: publishing needs 0\.\d MiB, and the file system has 0\.\d MiB free \(free some space\)"),
     ],
     ids=["inodes", "bytes"],
 )
@@ -1136,6 +1136,6 @@ def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, in
         if has_room:
             assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3001
         else:
-            with pytest.raises(PublishError, match=r"expected room for about 3,0\d\d files, and .* for 2,\d\d\d "):
+            with pytest.raises(PublishError, match=r"publishing needs about 3,0\d\d inodes, and .* has 2,\d\d\d "):
                 directory.publish(servers, {}, complete=True, commit="1", at=AT)
             assert not (small_disk / "boot").exists()

@@ -83,7 +83,7 @@ def test_one_server_of_many_costs_a_few_files_and_kilobytes(
     tmp_path: Path, target: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(target, {f"s{n:04}": one(f"s{n:04}", mac(n)) for n in range(400)}, complete=True)
-    touched, placed = watched(monkeypatch, "look", "read"), watched(monkeypatch, "place")
+    touched, placed = watched(monkeypatch, "lstat", "read"), watched(monkeypatch, "place")
     publish(target, {"s0042": one("s0042", mac(42), text="2")})
     assert len({*touched, *placed}) < 15
     stand = [tmp_path / path for path in placed if (tmp_path / path).exists()]

@@ -240,7 +240,7 @@ def test_a_copy_that_was_taken_before_the_list_was_written_is_incomplete_and_not
         code, found, shown = verify(place, "--read-entries", key=publisher.public)
     assert (code, {*found.values()}) == (8, {"Incomplete"}), found
     assert {"/signed/servers/web01.json", "/signed/shared.json"} <= found.keys()
-    assert "a publication or a copy has not ended" in shown["items"][0]["message"]
+    assert "a publication or a copy is in progress" in shown["items"][0]["message"]
     edited = copy / ENTRY[1:]
     edited.write_bytes(edited.read_bytes().replace(b"#!ipxe", b"#!IPXE"))
     assert verify(copy, key=publisher.public)[1][ENTRY] == "Wrong", "the listing that is there counts"

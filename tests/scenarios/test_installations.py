@@ -569,7 +569,7 @@ def test_e16_going_on_is_held_and_lists_what_would_boot(wanting: World) -> None:
     wanting.turn()
     assert wanting.held is not None
     assert "maxReinstalls" in wanting.held.guards
-    assert "12 servers would boot by it at once: web00, web01" in wanting.told("Held")[-1].message
+    assert "12 servers would boot from the network at once: web00, web01" in wanting.told("Held")[-1].message
     assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
 
 

@@ -29,6 +29,7 @@ from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
+from gitboot.cli.help_pages import Group
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
@@ -59,32 +60,50 @@ if TYPE_CHECKING:
     from gitboot.artifacts.local_copies import MirroredArtifact
 
 
-@click.group()
+@click.group(cls=Group, example="gitboot artifacts verify fleet")
 def command() -> None:
-    """Place boot loaders; download, verify and resolve kernels, initrds and images."""
+    """Place boot loaders; download and verify images."""
 
 
-@command.command()
+@command.command(
+    example="gitboot artifacts download fleet --out /srv/gitboot/boot",
+    exit_codes={
+        Exit.FINE: "all files are there",
+        Exit.INVALID: "the fleet has errors",
+        Exit.PARTIAL: "a download failed, or a file is not the one that the image names",
+        Exit.USAGE: "the Fleet does not have mirror in its outputs, or an option is wrong",
+    },
+)
 @fleet_argument
 @click.option(
     "--out",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="What machines see under the base URL: OUTPUT/boot, or a site's mirror of it. Artifacts go below its o/.",
+    help="The directory that machines see at the base URL: OUTPUT/boot, or a mirror of it. gitboot writes to "
+    "its folder o/.",
 )
-@click.option("--site", "sites", multiple=True, metavar="NAME", help="Only what this site needs. Default: all.")
-@click.option("--parallel", type=click.IntRange(min=1), default=4, show_default=True, help="Artifacts at a time.")
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="Only the artifacts of this site. Default: all.")
+@click.option(
+    "--parallel",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Files to download at the same time.",
+)
 @click.option(
     "--keep-days",
+    metavar="DAYS",
     type=click.IntRange(min=0),
     default=7,
     show_default=True,
-    help="How long what no decision names any more is kept, so that boots that have begun end well.",
+    help="Days to keep a file that no decision needs any more, for boots that are in progress.",
 )
 @click.option(
     "--image-keys",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Bring only what a key in this directory has signed, as `artifacts signatures` checks it. Default: all.",
+    help="Download only files that a key in this directory signed. `gitboot artifacts signatures` explains the "
+    "check. Default: all files.",
 )
 @registry_options
 @output_option("text", "json")
@@ -105,13 +124,14 @@ def download(
     allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Fetch the files of images into OUT, each under its digest.
+    """Download the files of images into the output tree.
 
-    The files are those that the images of the fleet name at web servers and in registries.
+    PATH is the fleet. gitboot downloads the files that its images name, from web servers and registries. It stores each
+    file under its digest. Use this command for a fleet with `mirror` in its outputs, whose machines fetch images from
+    the output tree.
 
-    For fleets with `mirror` among their outputs, whose machines are told to fetch it there. What is there is whole:
-    where this is ended, it goes on from there the next time, and doing it twice fetches nothing. Files below assets/
-    are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
+    A file is complete as soon as it exists. If you stop the command and start it again, it continues. gitboot deletes
+    files that no decision needs any more, but not the files in assets/.
     """
     from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirror_path, prune
 
@@ -184,7 +204,7 @@ def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:
-            hint = "the Fleet names those that there are"
+            hint = "the Fleet names the sites"
             raise UsageError(f"there is no site {site!r}; {did_you_mean(site, decisions.sites, hint)}")
     named = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
@@ -199,24 +219,30 @@ def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -
     return PrefixFetcher(by_prefix)
 
 
-@command.command()
+@command.command(
+    example="gitboot artifacts signatures fleet --image-keys /etc/gitboot/image-keys",
+    exit_codes={
+        Exit.FINE: "no signature is wrong",
+        Exit.INVALID: "a signature is wrong, or is missing with --required, or the fleet has errors",
+    },
+)
 @fleet_argument
 @click.option(
     "--image-keys",
     required=True,
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="A directory with the keys that count: *.asc and *.gpg of OpenPGP, *.pub of minisign, *.toml of sigstore.",
+    help="A directory with the keys to accept: *.asc and *.gpg of OpenPGP, *.pub of minisign, *.toml of sigstore.",
 )
-@click.option("--required", is_flag=True, help="A file that nobody has signed is an error, not a warning.")
+@click.option("--required", is_flag=True, help="Report an unsigned file as an error, and not as a warning.")
 @click.option(
     "--since",
     metavar="REVISION",
-    help="Only images that are new, or others, since this revision: those of a pull request. Default: all.",
+    help="Check only images that are new or changed since this revision, for a pull request. Default: all images.",
 )
 @click.option(
     "--assets",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="A directory that is served under the fleet's baseURL/assets/: its files are read there.",
+    help="The directory that is served at baseURL/assets/. gitboot reads its files there.",
 )
 @registry_options
 @output_option(*FORMATS)
@@ -236,10 +262,9 @@ def signatures(
 ) -> None:
     """Check the signatures of the files of images.
 
-    An image names the signature of a file, or of a list of digests that contains the file.
-
-    Only the keys in --image-keys count, and nothing in the repository says which those are. What cannot be fetched
-    counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
+    PATH is the fleet. An image names the signature of a file, or of a list of digests that contains the file. gitboot
+    accepts only the keys in --image-keys. The repository cannot add keys. If gitboot cannot fetch a signature, the file
+    counts as unsigned.
     """
     fleet = load_fleet(path, rev)
     before = {}
@@ -276,22 +301,30 @@ def signatures(
         sys.exit(Exit.INVALID)
 
 
-@command.command()
+@command.command(
+    example=("gitboot artifacts loaders --path fleet --out /srv/gitboot/boot \\\n    --tftp /srv/tftp"),
+    exit_codes={
+        Exit.FINE: "at least one loader is in place",
+        Exit.INVALID: "the fleet has errors",
+        Exit.PARTIAL: "all loaders are missing",
+    },
+)
 @click.option(
     "--out",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="What machines see under the base URL: OUTPUT/boot, or a mirror of it. Loaders go below its assets/.",
+    help="The directory that machines see at the base URL: OUTPUT/boot, or a mirror of it. gitboot writes to "
+    "its folder assets/.",
 )
 @click.option(
     "--tftp",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The root of a TFTP server, where loaders go as well. Default: none.",
+    help="The root directory of a TFTP server, to which gitboot also writes. Default: none.",
 )
 @click.option(
     "--base-url",
     metavar="URL",
-    help="What OUT is reached under, where it is a site's mirror. Default: the fleet's own baseURL.",
+    help="The URL of a mirror, if --out is a mirror. Default: the baseURL of the Fleet.",
 )
 @click.option(
     "--system",
@@ -299,8 +332,8 @@ def signatures(
     multiple=True,
     default=[Path("/")],
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Where packages are installed, or only unpacked: those for another architecture. Several are looked through "
-    "in their order. Default: /.",
+    help="The root directory in which the packages are installed or unpacked, for example for another "
+    "architecture. Repeat the option for several directories. Default: /.",
 )
 @fleet_options
 @click.pass_context
@@ -314,12 +347,11 @@ def loaders(
     base_url: str | None,
     systems: tuple[Path, ...],
 ) -> None:
-    """Place iPXE, GRUB and PXELINUX under the names that DHCP sends.
+    """Place boot loaders under the names that DHCP sends.
 
-    The loaders come from the packages of the distribution.
-
-    GRUB is built so that it begins with grub.cfg under the base URL. What is missing is named with its package.
-    Doing it twice writes nothing.
+    gitboot copies iPXE, GRUB and PXELINUX from the packages of the distribution. It builds a GRUB that starts with
+    grub.cfg at the base URL. If a loader is missing, gitboot prints the package that has it. A second call writes
+    nothing.
     """
     from gitboot.artifacts.boot_loaders import Placed, Placement, place
 
@@ -338,19 +370,27 @@ def loaders(
         context.exit(Exit.PARTIAL)
 
 
-@command.command("resolve")
+@command.command(
+    "resolve",
+    example=("gitboot artifacts resolve oci://ghcr.io/gardenlinux/gardenlinux:1877.0 \\\n    --registries ghcr.io"),
+    exit_codes={
+        Exit.FINE: "gitboot printed the spec",
+        Exit.SOURCE: "the registry did not respond, or rejected the request",
+    },
+)
 @click.argument("image", metavar="oci://HOST/NAME:TAG")
 @click.option(
     "--cname",
     default="",
     metavar="PREFIX",
-    help="Of an index with several images for one architecture, the one whose annotation cname begins so: metal_pxe. "
-    "Default: any.",
+    help="Choose the image whose annotation cname starts with this prefix, for example metal_pxe, if the index "
+    "has several images for an architecture. Default: any image.",
 )
 @click.option(
     "--architecture",
     type=click.Choice(["x86_64", "aarch64"]),
-    help="The only one to print; for an image without an index, the one that it is for. Default: all there are.",
+    help="Print only this architecture. For an image without an index, the architecture of the image. Default: "
+    "all architectures.",
 )
 @registry_options
 @output_option("yaml", "json")
@@ -364,12 +404,11 @@ def resolve_image(
     allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Print the spec of a BootImage for an image in a registry.
+    """Print the BootImage spec of an image in a registry.
 
-    The spec names each file of the image by its digest.
-
-    The image is one as boot-operator takes it: its layers' media types say which is the kernel, the initrd, the
-    squashfs, the uki or the iso. Nothing but the registry is asked, and nothing is written.
+    The spec names each file of the image by its digest. The image must have the format that boot-operator uses: the
+    media types of its layers mark the kernel, the initrd, the squashfs, the UKI or the ISO. gitboot reads only from the
+    registry, and writes nothing. The address of the image is oci://HOST/NAME:TAG.
     """
     import yaml
 
@@ -387,20 +426,36 @@ def resolve_image(
     )
 
 
-@command.command()
+@command.command(
+    example="gitboot artifacts verify fleet --site lon1",
+    exit_codes={
+        Exit.FINE: "all artifacts are available",
+        Exit.INVALID: "the fleet has errors",
+        Exit.SOURCE: "gitboot could not check an artifact",
+        Exit.PARTIAL: "an artifact is missing, is wrong, or cannot boot",
+    },
+)
 @fleet_argument
-@click.option("--site", "sites", multiple=True, metavar="NAME", help="Only what this site needs. Default: all.")
-@click.option("--head", is_flag=True, help="Take the servers' word: ask by HEAD, read nothing.")
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="Only the artifacts of this site. Default: all.")
+@click.option("--head", is_flag=True, help="Send HEAD requests only, and trust the responses. Download nothing.")
 @click.option(
     "--assets",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="A directory that is served under the fleet's baseURL/assets/: its files are looked at there.",
+    help="The directory that is served at baseURL/assets/. gitboot reads its files there.",
 )
-@click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Artifacts at a time.")
+@click.option(
+    "--parallel",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Artifacts to check at the same time.",
+)
 @click.option(
     "--sources",
     is_flag=True,
-    help="Look where `download` fetches artifacts from, and not where machines fetch them: before a merge.",
+    help="Check the sources from which `download` fetches, and not the places from which machines fetch. Use "
+    "it before a merge.",
 )
 @registry_options
 @output_option("text", "json")
@@ -421,13 +476,11 @@ def verify(
     allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Check that each artifact exists, with its size and sha256.
+    """Check that each artifact exists and has the right digest.
 
-    The fleet at PATH names the artifacts.
-
-    Each is read once, and again when its server says that it is another; what firmware fetches itself must have a
-    content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code
-    is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
+    PATH is the fleet, which names the artifacts with size and sha256. gitboot downloads each artifact once, and again
+    if its server reports a change. For files that firmware fetches, gitboot also checks that firmware accepts the
+    content type and the size. If you stop the command and start it again, it continues.
     """
     decisions, found = load_artifacts(path, rev, sites)
     found = group_by_source(found) if sources else found
@@ -492,4 +545,4 @@ def _format_text(artifacts: Collection[NeededArtifact], sightings: Mapping[BootF
         counts = Counter(str(sighting.presence).lower() for sighting in here)
         numbers = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
         lines.append(f"{site or 'the fleet'}: {format_count(len(here), 'artifact')}: {numbers}")
-    return "\n".join(lines if artifacts else ["the fleet names no artifacts"])
+    return "\n".join(lines if artifacts else ["the fleet has no artifacts"])

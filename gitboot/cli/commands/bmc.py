@@ -19,6 +19,7 @@ from gitboot.bmc.scan import Comparison, FoundServer, Probe, choose_name, compar
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_limits
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import (
     confirm_or_abort,
     find_machines,
@@ -75,11 +76,11 @@ from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.text import format_count, format_names, printable, quote_words
 
-_STATE_ORDER: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
+_STATE_ORDER: Final = ("needs a person", "not read", "differs from the plan", "as planned")
 _MAX_NAMES: Final = 5
 
 
-@click.group(context_settings=VARIABLES)
+@click.group(context_settings=VARIABLES, cls=Group, example="gitboot bmc get --state /var/lib/gitboot")
 def command() -> None:
     """Find, read and set BMCs; switch machines on or off.
 
@@ -88,7 +89,15 @@ def command() -> None:
     """
 
 
-@command.command("get", context_settings=VARIABLES)
+@command.command(
+    "get",
+    context_settings=VARIABLES,
+    example=("gitboot bmc get web01 --state /var/lib/gitboot \\\n    --credentials /etc/gitboot/bmc"),
+    exit_codes={
+        Exit.FINE: "all BMCs responded",
+        Exit.PARTIAL: "a BMC did not respond",
+    },
+)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -102,14 +111,11 @@ def get(
     credentials: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Read the BMCs of SERVERS, or of all, and show their state.
+    """Read BMCs and show the state of their overrides.
 
-    The table has what is wanted, seen, recorded and proven.
-
-    Those that need a person come first, then those that are not as they are wanted. Of SERVERS that are named, the boot
-    order is shown, and whether Secure Boot is on. Nothing is set.
-
-    Exit codes: 0 where all have answered, else 8.
+    gitboot reads the BMCs of SERVERS, or of all servers. The table shows the override that the plan wants, the override
+    at the BMC, the newest record, the evidence and the next step. Servers that need a person are first. If you name
+    SERVERS, gitboot also shows the boot order and Secure Boot. gitboot changes nothing.
     """
     found = _inspect(servers, selector, state, credentials)
     text = partial(_format_text, found, state, in_full=bool(servers))
@@ -118,7 +124,16 @@ def get(
         sys.exit(Exit.PARTIAL)
 
 
-@command.command("diff", context_settings=VARIABLES)
+@command.command(
+    "diff",
+    context_settings=VARIABLES,
+    example="gitboot bmc diff --state /var/lib/gitboot --credentials /etc/gitboot/bmc",
+    exit_codes={
+        Exit.FINE: "all BMCs responded",
+        Exit.CHANGES: "with --detailed-exitcode: a BMC differs from its plan",
+        Exit.PARTIAL: "a BMC did not respond",
+    },
+)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -126,9 +141,10 @@ def get(
 @click.option(
     "--assets",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="A directory that is served under the fleet's baseURL/assets/: programs without a signature are found there.",
+    help="The directory that is served at baseURL/assets/. gitboot checks the signatures of programs there. "
+    "Default: none.",
 )
-@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where a BMC is not as it is wanted.")
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if a BMC differs from its plan.")
 @output_option("text", "json")
 @evaluator_command
 def diff(
@@ -140,16 +156,14 @@ def diff(
     detailed_exitcode: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Show what would be sent now to the BMCs of SERVERS, or all.
+    """Show what gitboot would send to BMCs now.
 
-    gitboot sends nothing. The output has each PATCH or POST, and why.
+    gitboot reads the BMCs of SERVERS, or of all servers, and sends nothing else. It prints each PATCH and POST request
+    that it would send, and why. It also prints the resets that a policy or a maintenance with `power` wants, and what
+    they wait for.
 
-    So it is with the resets to come where a policy or a maintenance has `power`: which, why, and what they wait for.
-
-    With --assets it warns where Secure Boot is on, and what the plan boots has no signature. Whose signature firmware
-    trusts is not known here, nor what lies in an ISO.
-
-    Exit codes: 0 where all have answered, with --detailed-exitcode 2 where one of them is not as it is wanted; else 8.
+    With --assets, gitboot warns if Secure Boot is on and the program in the plan has no signature. gitboot does not
+    know which signatures the firmware trusts, and does not look into ISO files.
     """
     found = [
         one for one in _inspect(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings
@@ -161,21 +175,29 @@ def diff(
         sys.exit(Exit.CHANGES)
 
 
-@command.command("apply", context_settings=VARIABLES)
+@command.command(
+    "apply",
+    context_settings=VARIABLES,
+    example="gitboot bmc apply web01 --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "the instance started the work",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+        Exit.USAGE: "no instance runs with this state directory, or a server does not exist",
+    },
+)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
 @evaluator_command
 def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
-    """Set the BMCs of SERVERS, or of all, now.
+    """Let the instance set BMCs now, not when they are due.
 
-    The running instance does that, instead of when they are due.
-
-    It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
+    The running instance connects to the BMCs of SERVERS, or of all servers, at once. It does not wait after an earlier
+    failure, or after too many consecutive failures. It sets only what the plans want.
     """
     if find_running_process(state) is None:
         raise UsageError(
-            f"no gitboot runs with the state directory {state}: begin with `gitboot run`, or run it --once"
+            f"no gitboot runs with the state directory {state}: start `gitboot run`, or use `gitboot run --once`"
         )
     with open_offline(state, current_time()) as instance:
         with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
@@ -187,17 +209,23 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     _warn_without_hostname(is_named)
 
 
-@command.command("access-files", context_settings=VARIABLES)
+@command.command(
+    "access-files",
+    context_settings=VARIABLES,
+    example="gitboot bmc access-files --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "gitboot printed the files",
+    },
+)
 @state_option
 @credentials_option
 @evaluator_command
 def access_files(state: Path, credentials: Path | None) -> None:
     """Print the files that let credentials be sent to BMCs.
 
-    There is an access.toml for each name of credentials. It permits the BMCs of the accepted commit.
-
-    DIR/NAME/access.toml says where gitboot may send the credentials in DIR/NAME: without one only to BMCs that it
-    knows already. What the repository says is what you are about to trust: read it before you put it there.
+    gitboot prints an access.toml for each name of BMC credentials, with the BMCs of the accepted commit. Without
+    DIR/NAME/access.toml, gitboot sends the credentials in DIR/NAME only to BMCs that it knows already. Read the
+    addresses before you copy the file, because they come from the repository.
     """
     with open_offline(state, current_time()) as instance:
         machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
@@ -214,26 +242,61 @@ def access_files(state: Path, credentials: Path | None) -> None:
         click.echo(render_access_file(each.bmc for each in its if each.bmc is not None))
 
 
-@command.command("resolve", context_settings=VARIABLES)
+@command.command(
+    "resolve",
+    context_settings=VARIABLES,
+    example=("gitboot bmc resolve web01 --consumed --reason 'saw the installer' \\\n    --state /var/lib/gitboot"),
+    exit_codes={
+        Exit.FINE: "gitboot recorded the answer",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+        Exit.USAGE: "gitboot has not read the BMC yet, or an option is wrong",
+    },
+)
 @click.argument("server")
 @state_option
-@click.option("--consumed", "word", flag_value="consumed", help="The override was set, and the machine booted it.")
-@click.option("--not-set", "word", flag_value="not-set", help="The override was never set.")
-@click.option("--same", "word", flag_value="same", help="What the BMC shows now is SERVER all the same.")
-@click.option("--replace", "word", flag_value="replace", help="What somebody else has set there may be replaced.")
-@click.option("--back", "word", flag_value="back", help="SERVER, which gitboot has switched, is in service again.")
-@click.option("--certificate", metavar="SHA256", help="The certificate with this fingerprint is the BMC's new one.")
+@click.option(
+    "--consumed",
+    "word",
+    flag_value="consumed",
+    help="The machine booted from the override. gitboot does not set it again (condition NeedsOperator).",
+)
+@click.option(
+    "--not-set",
+    "word",
+    flag_value="not-set",
+    help="The override was never set. gitboot sets it if the plan still wants it (condition NeedsOperator).",
+)
+@click.option(
+    "--same",
+    "word",
+    flag_value="same",
+    help="The machine at the BMC is SERVER, although it shows another identity (condition AnotherMachine).",
+)
+@click.option(
+    "--replace",
+    "word",
+    flag_value="replace",
+    help="gitboot may replace an override that someone else set (condition ForeignOverride).",
+)
+@click.option(
+    "--back",
+    "word",
+    flag_value="back",
+    help="SERVER is in service again, although the BMC does not show it after gitboot reset or switched the "
+    "machine (condition PowerWaves).",
+)
+@click.option(
+    "--certificate",
+    metavar="SHA256",
+    help="The new certificate of the BMC has this fingerprint. Compare it with the certificate at the BMC first.",
+)
 @reason_option
 @evaluator_command
 def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
-    """Tell gitboot what only a person can see at SERVER's BMC.
+    """Record what only a person can see at a BMC.
 
-    --consumed: the override was set and consumed; it is not set again. --not-set: it was never set; where the plan
-    still wants it, it is set now (condition NeedsOperator). Look at the machine's console or boot log first: the wrong
-    word installs it twice, or never. --same: the machine that the BMC shows is SERVER (condition AnotherMachine).
-    --replace: somebody else's override gives way to what the plan wants (condition ForeignOverride). --certificate:
-    what it shows instead of the one that was pinned; look there that it is the BMC which shows it. --back: the machine,
-    which gitboot has switched and whose BMC does not show it, is in service again (condition PowerWaves).
+    Look at the console or the boot log of SERVER first. A wrong answer installs the machine twice, or not at all.
+    `gitboot status` names the option to use for each condition.
     """
     if word is None and certificate is None:
         raise click.UsageError(
@@ -258,7 +321,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
             asked = [each for each in meant if each is not None]
         is_named = instance.commit.ledger is not None
     if not asked:
-        raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {quote_words(server)}")
+        raise UsageError(f"gitboot has not read the BMC of {server} yet: run gitboot bmc apply {quote_words(server)}")
     for kind, details in asked:
         click.echo(request_change(state, kind, details | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
@@ -267,7 +330,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
 
 def _warn_without_hostname(is_named: bool) -> None:
     if not is_named:
-        click.echo("nothing new is set there before the Fleet names a ledger: gitboot status", err=True)
+        click.echo("gitboot sets no BMC until the Fleet names a ledger: run gitboot status", err=True)
 
 
 def _build_resolution(
@@ -320,7 +383,7 @@ def _inspect(
         found = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
         asked = [subject for subject in found if names is None or subject.server in names]
         if without := sorted(frozenset(servers) - {subject.server for subject in asked}):
-            raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
+            raise UsageError(f"{', '.join(without)}: has no BMC; add spec.bmc to the Server document")
         with show_progress("BMCs", len(asked)) as advance:
             return inspect_bmcs(asked, kept, at, on_read=advance, has_signature=sign_url)
 
@@ -394,24 +457,37 @@ def _format_diff(inspections: list[Inspection], state: Path) -> str:
         lines += [style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
         if one.hint is not None:
             lines.append(f"  {fill_state(one.hint, str(state))}")
-    return "\n".join(lines or ["every BMC is as it is wanted"])
+    return "\n".join(lines or ["all BMCs match their plans"])
 
 
-_dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
-_force_option = click.option("--force", is_flag=True, help="At once, without asking the operating system.")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Print what gitboot would send. Send nothing.")
+_force_option = click.option("--force", is_flag=True, help="Act at once, without a shutdown of the operating system.")
 
 
-@command.group("power", context_settings=VARIABLES)
+@command.group(
+    "power",
+    context_settings=VARIABLES,
+    cls=Group,
+    example=("gitboot bmc power reset web01 --reason 'kernel hang' \\\n    --state /var/lib/gitboot"),
+)
 def power() -> None:
     """Show which machines are on; switch or reset them.
 
-    What a machine boots then is what its plan says: the table shows it before anything is sent. Nothing is switched
-    during POST, where the BMC shows that, nor where it shows another machine than the document's. A suspended instance
-    does not keep a person from it.
+    A machine then boots what its plan names. A command that changes power shows the plans first. gitboot does not
+    change the power of a machine during POST, or if the BMC shows another machine than the document. These commands
+    also work while the instance is suspended.
     """
 
 
-@power.command("get", context_settings=VARIABLES)
+@power.command(
+    "get",
+    context_settings=VARIABLES,
+    example=("gitboot bmc power get --state /var/lib/gitboot \\\n    --credentials /etc/gitboot/bmc"),
+    exit_codes={
+        Exit.FINE: "all BMCs responded",
+        Exit.PARTIAL: "a BMC did not respond",
+    },
+)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -425,9 +501,9 @@ def power_get(
     credentials: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Show whether SERVERS, or all, are on, and how far they booted.
+    """Show which machines are on, and how far they booted.
 
-    Exit codes: 0 where all have answered, else 8.
+    gitboot reads the BMCs of SERVERS, or of all servers.
     """
     at = current_time()
     subjects = _select_subjects(servers, selector, state)
@@ -452,7 +528,16 @@ def power_get(
         sys.exit(Exit.PARTIAL)
 
 
-@power.command("on", context_settings=VARIABLES)
+@power.command(
+    "on",
+    context_settings=VARIABLES,
+    example="gitboot bmc power on web01 --reason 'repair done' --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "each machine is on, or its BMC accepted the request",
+        Exit.PARTIAL: "gitboot did not send a request, or a BMC rejected it; the output shows why",
+        Exit.INTERRUPTED: "you did not confirm",
+    },
+)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -463,14 +548,23 @@ def power_get(
 @output_option("text", "json")
 @evaluator_command
 def power_on(servers: tuple[str, ...], **options: Any) -> None:
-    """Switch SERVERS on. One that is on stays as it is.
+    """Switch machines on.
 
-    Exit codes: 0 where each is on or was told so, else 8.
+    gitboot switches SERVERS on. It sends nothing to a machine that is on.
     """
     _change_power("on", servers, force=False, **options)
 
 
-@power.command("off", context_settings=VARIABLES)
+@power.command(
+    "off",
+    context_settings=VARIABLES,
+    example="gitboot bmc power off web01 --reason 'repair' --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "each machine is off, or its BMC accepted the request",
+        Exit.PARTIAL: "gitboot did not send a request, or a BMC rejected it; the output shows why",
+        Exit.INTERRUPTED: "you did not confirm",
+    },
+)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -482,14 +576,23 @@ def power_on(servers: tuple[str, ...], **options: Any) -> None:
 @output_option("text", "json")
 @evaluator_command
 def power_off(servers: tuple[str, ...], **options: Any) -> None:
-    """Shut SERVERS down; with --force, switch them off at once.
+    """Shut machines down, or switch them off with --force.
 
-    Exit codes: 0 where each is off or was told so, else 8.
+    gitboot shuts SERVERS down through their operating systems.
     """
     _change_power("off", servers, **options)
 
 
-@power.command("reset", context_settings=VARIABLES)
+@power.command(
+    "reset",
+    context_settings=VARIABLES,
+    example=("gitboot bmc power reset web01 --reason 'kernel hang' \\\n    --state /var/lib/gitboot"),
+    exit_codes={
+        Exit.FINE: "each BMC accepted the request",
+        Exit.PARTIAL: "gitboot did not send a request, or a BMC rejected it; the output shows why",
+        Exit.INTERRUPTED: "you did not confirm",
+    },
+)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -501,9 +604,9 @@ def power_off(servers: tuple[str, ...], **options: Any) -> None:
 @output_option("text", "json")
 @evaluator_command
 def power_reset(servers: tuple[str, ...], **options: Any) -> None:
-    """Restart SERVERS; with --force, reset them at once.
+    """Restart machines, or reset them at once with --force.
 
-    Exit codes: 0 where each was told so, else 8.
+    gitboot restarts SERVERS through their operating systems.
     """
     _change_power("reset", servers, **options)
 
@@ -579,7 +682,8 @@ def _format_power(results: list[Inspection]) -> str:
             rows.append((one.subject.server, seen.power or "not shown", at))
         counts[seen.power or "not shown" if seen is not None else "not read"] += 1
     numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
-    return f"{format_table(('SERVER', 'POWER', 'STATE'), rows, shrinkable=(2,))}\n\n{format_count(len(results), 'BMC')}: {numbers}"
+    table = format_table(("SERVER", "POWER", "STATE"), rows, shrinkable=(2,))
+    return f"{table}\n\n{format_count(len(results), 'BMC')}: {numbers}"
 
 
 def _format_subjects(subjects: list[PowerResult]) -> str:
@@ -598,28 +702,57 @@ def _format_subjects(subjects: list[PowerResult]) -> str:
     return format_table(("SERVER", "POWER", "BOOTS", "WHAT IS SENT"), rows, shrinkable=(3,))
 
 
-@command.command("scan", context_settings=VARIABLES)
+@command.command(
+    "scan",
+    context_settings=VARIABLES,
+    example=("gitboot bmc scan 10.20.0.0/24 --credentials /etc/gitboot/bmc --as site1 \\\n    --path fleet"),
+    exit_codes={
+        Exit.FINE: "gitboot compared all services that responded",
+        Exit.CHANGES: (
+            "with --detailed-exitcode: a machine is swapped, moved, missing or unknown, or has other network "
+            "cards than its document"
+        ),
+        Exit.INVALID: "the fleet has errors",
+        Exit.PARTIAL: "a service responded, and gitboot could not read it",
+    },
+)
 @click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
 @credentials_option
-@click.option(
-    "--as", "name", required=True, metavar="NAME", help="The credentials to ask with, as documents name them."
-)
+@click.option("--as", "name", required=True, metavar="NAME", help="The name of the credentials, as documents use it.")
 @click.option(
     "--path",
     type=click.Path(path_type=Path),
-    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Default: none, and every "
-    "machine is unknown.",
+    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Default: none, and "
+    "every machine is unknown.",
 )
 @rev_option
-@click.option("--port", "ports", multiple=True, default=[443], type=click.IntRange(1, 65535), help="Default: 443.")
 @click.option(
-    "--no-verify", is_flag=True, help="Trust any certificate, and say so in documents; access.toml must allow it."
+    "--port",
+    "ports",
+    metavar="PORT",
+    multiple=True,
+    default=[443],
+    type=click.IntRange(1, 65535),
+    help="A port to connect to. Repeat the option for several ports. Default: 443.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Write documents to OUT/servers. Default: none."
+    "--no-verify",
+    is_flag=True,
+    help="Accept any certificate, and write this into new documents. An access.toml must allow it.",
 )
-@click.option("--parallel", default=64, type=click.IntRange(1, 256), help="Addresses at a time. Default: 64.")
-@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where anything is not as documents say.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write new documents to OUT/servers. Default: write none.",
+)
+@click.option(
+    "--parallel",
+    metavar="NUMBER",
+    default=64,
+    type=click.IntRange(1, 256),
+    help="Addresses to connect to at the same time. Default: 64.",
+)
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if a machine differs from its document.")
 @output_option("text", "json")
 @evaluator_command
 def scan_network(
@@ -635,14 +768,14 @@ def scan_network(
     detailed_exitcode: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Find Redfish services, and compare them with the fleet.
+    """Find Redfish services and compare them with the fleet.
 
-    A FILE has a network, an address or a URL on each line. Who answers as Redfish is asked with the credentials in
-    DIR/NAME, where access.toml there lets them go, and is only read. With --out each machine that no document describes
-    gets one, for a pull request: it is Parked, so nothing boots or is set by it.
+    gitboot connects to each address of NETWORK, ADDRESS or FILE. A FILE has a network, an address or a URL on each
+    line. If a Redfish service responds, gitboot reads it with the credentials in DIR/NAME, unless access.toml there
+    does not allow the address. gitboot only reads.
 
-    Exit codes: 0; 8 where something answered and could not be read; with --detailed-exitcode 2 where a machine is
-    swapped, moved, missing, unknown, or has other network cards than its document says.
+    With --out, gitboot writes a document for each machine that no document describes, for a pull request. These servers
+    are Parked, so gitboot does not boot them or set their BMCs until you change the documents.
     """
     machines: list[Machine] = []
     if path is not None:

@@ -17,6 +17,7 @@ import click
 from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import FiniteRange, OutputOption, current_second, fleet_argument, output_option, write_outputs
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
@@ -47,23 +48,38 @@ _CHUNK_BYTES: Final = 1 << 20
 _MAX_REDIRECTS: Final = 3  # from script to script
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot compare-old-system fleet --old http://10.0.0.5:8080 --as matchbox",
+    exit_codes={
+        Exit.FINE: "both systems boot the same",
+        Exit.CHANGES: "a server differs, or is missing in one system",
+        Exit.INVALID: "the fleet has errors",
+        Exit.SOURCE: "the old system did not respond",
+    },
+)
 @fleet_argument
-@click.option("--old", required=True, metavar="URL", help="Where the old system answers machines.")
+@click.option("--old", required=True, metavar="URL", help="The URL at which the old system serves machines.")
 @click.option(
     "--as",
     "shape",
     required=True,
     type=click.Choice(list(SCRIPT_PATHS)),
-    help="What it is: by which paths it is asked.",
+    help="The type of the old system.",
 )
-@click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
+@click.option(
+    "--server",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Compare only this server. Repeat the option for several servers.",
+)
 @click.option(
     "--parallel",
     type=click.IntRange(1, 256),
     default=32,
     metavar="NUMBER",
-    help="How many servers are asked for at a time. Default: 32.",
+    help="Servers to compare at the same time. Default: 32.",
 )
 @click.option(
     "--timeout",
@@ -71,17 +87,18 @@ _MAX_REDIRECTS: Final = 3  # from script to script
     type=FiniteRange(min=0, min_open=True, max=300),
     default=10.0,
     metavar="SECONDS",
-    help="How long one answer may take to come. Default: 10.",
+    help="Seconds to wait for each response. Default: 10.",
 )
 @click.option(
     "--contents",
     is_flag=True,
-    help="Fetch what lies at another path there, and compare what is in it: Ironic gives each node its own copies.",
+    help="Fetch files that have different paths, and compare their content. Ironic, for example, has copies "
+    "for each node.",
 )
 @click.option(
     "--ca-bundle",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="A PEM file with the authority of the old system's certificate. Default: those of the machine.",
+    help="A PEM file with the certificate authority of the old system. Default: the authorities of this machine.",
 )
 @output_option("text", "markdown", "json")
 @evaluator_command
@@ -97,13 +114,14 @@ def command(
     ca_bundle: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Ask the old system for each server of the fleet at PATH, and show where gitboot would answer otherwise.
+    """Compare what another system boots with the fleet.
 
-    Compared are kernel, initrds, arguments and user data of what the server's policy boots, also where it is Parked. A
-    file that lies at the same path below both systems is the same; where user data is may differ, what it says may
-    not. What looks like a secret is not shown. The old system is only read, and nothing but --old is asked; some
-    (Ironic, Tinkerbell) may note that a machine has asked. The exit code is 2 where anything differs or is missing,
-    6 where the old system did not answer.
+    gitboot fetches the boot of each server from the old system, as the machine would. It compares kernel, initrds,
+    arguments and user data with what the policy of the server boots. It also compares Parked servers.
+
+    Two files are equal if they have the same path below both systems. The location of user data may differ, but not its
+    content. gitboot does not print values that look like secrets. It only reads from --old, and sends requests to no
+    other host. Some systems (Ironic, Tinkerbell) may log the requests as requests of the machine.
     """
     from gitboot.cli.evaluated_fleet import plan_fleet
 
@@ -179,7 +197,9 @@ def _compare_server(
     try:
         answer = _fetch_old_boot(client, old, shape, asker, timeout_s)
         if answer is None:
-            return BootComparison(server=asker.name, verdict=Verdict.MISSING, message="the old system answers 404")
+            return BootComparison(
+                server=asker.name, verdict=Verdict.MISSING, message="the old system responds with 404"
+            )
         if boot is None:
             if answer.kernel is None:
                 return BootComparison(server=asker.name, verdict=Verdict.EQUAL, message="both boot its disk")

@@ -16,6 +16,7 @@ import click
 from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     TRUST_PARAMETERS,
@@ -58,22 +59,33 @@ if TYPE_CHECKING:
 _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot diff origin/main...HEAD -o markdown=review.md",
+    exit_codes={
+        Exit.FINE: "the fleet is valid, and the guards let the change through",
+        Exit.CHANGES: "with --detailed-exitcode: the same, and a boot changes",
+        Exit.INVALID: "HEAD has errors",
+        Exit.HELD: "a guard holds the change, and no Gitboot-Ack line acknowledges it",
+        Exit.SOURCE: "gitboot could not read the repository or the instance",
+    },
+)
 @click.argument("range", metavar="BASE..HEAD", default="")
 @path_argument
-@click.option("--merge", is_flag=True, help="Compare BASE with HEAD merged into it, as the branch will be.")
+@click.option("--merge", is_flag=True, help="Merge HEAD into BASE, and compare the result with BASE.")
 @click.option(
     "--each-merge",
     is_flag=True,
-    help="Judge each commit of HEAD's first-parent line by itself, as an instance does that has accepted BASE.",
+    help="Check each commit on the first-parent path to HEAD separately, as an instance does that has accepted BASE.",
 )
 @click.option(
     "--accepted",
     metavar="URL|DIR",
-    help="Compare with what an instance has accepted, and judge each commit since by itself: the URL of its endpoint, "
-    "or the directory that it publishes. HEAD is merged into BASE where --merge says so; else BASE may be left out.",
+    help="Compare with the commit that an instance has accepted, and check each later commit separately. URL "
+    "is an endpoint of the instance, DIR is its output tree. You may leave out BASE, unless you use "
+    "--merge.",
 )
-@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if the change is fine and not empty.")
 @at_option
 @trust_options
 @limit_options
@@ -90,14 +102,14 @@ def command(
     outputs: tuple[OutputOption, ...],
     **given: Any,
 ) -> None:
-    """Show what BASE..HEAD changes in the fleet at PATH, and whether guards would hold it.
+    """Show what commits change, and the guards' verdict.
 
-    BASE..HEAD compares two commits. BASE...HEAD compares HEAD with where it branched off; BASE alone, or
-    BASE..WORKTREE, with what lies in the work tree. Nothing but these is looked at: no network and no instance, except
-    what --accepted names. --at is the instant at which overlaps of maintenances and certificates of HEAD are judged.
+    BASE..HEAD compares two commits. BASE...HEAD compares HEAD with the commit from which its branch started. BASE
+    alone, or BASE..WORKTREE, compares BASE with the files in the work tree. PATH is the fleet. Use the limits of your
+    instance if they are not the defaults.
 
-    The exit code is 3 where HEAD is invalid, 4 where a guard holds it that no `Gitboot-Ack:` line of the commits
-    acknowledges. Give the limits that the instance has, if they are not the defaults.
+    gitboot reads only the repository, and the instance that --accepted names. Overlaps of maintenances and certificates
+    depend on --at.
     """
     from gitboot.cli.evaluated_fleet import compare_range
     from gitboot.cli.instance_client import fetch_accepted_commit
@@ -185,28 +197,35 @@ def _parse_folder(_: click.Context, __: click.Parameter, text: str | None) -> st
     return parse_subpath(text) if text else ""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot comment review.md --commit 4f2c…",
+    exit_codes={
+        Exit.FINE: "the comment is up to date, or the job is not for the newest commit",
+        Exit.SOURCE: "the forge did not respond, or rejected the request",
+        Exit.USAGE: "FILE is not the review of COMMIT, or the job is not for a pull request",
+    },
+)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--commit", required=True, metavar="COMMIT", help="The commit that the CI job is for: 40 hex digits.")
+@click.option("--commit", required=True, metavar="COMMIT", help="The commit that FILE reviews: 40 hexadecimal digits.")
 @click.option(
     "--subpath",
     envvar="GITBOOT_SUBPATH",
     metavar="FOLDER",
     callback=_parse_folder,
-    help="The fleet's folder in the repository, as of `gitboot diff`. Default: the top.",
+    help="The folder of the fleet in the repository, as in `gitboot diff`. Default: the top folder.",
 )
 @token_over_http_option
 def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http: bool) -> None:
-    """Post FILE, Markdown of `gitboot diff`, as one comment of the pull request or merge request that CI runs for.
+    """Post a review as a comment on its pull request.
 
-    gitboot makes the comment once, and replaces its text after that. It finds the comment by the first line of FILE,
-    and edits only a comment of its own account. FILE has to be a regular file whose first two lines name the fleet's
-    folder and COMMIT. If FILE is missing or another file, the comment says that the review failed, and the exit code is
-    64. If the pull request has a newer commit than COMMIT, gitboot posts nothing: the job of that commit does.
+    FILE is the output of `gitboot diff -o markdown=FILE`. gitboot posts one comment, and edits this comment after later
+    changes. It never edits comments of other accounts. If FILE is missing or is not the review of COMMIT, the comment
+    states that the review failed. If the pull request has a newer commit than COMMIT, gitboot posts nothing.
 
-    The variables of GitHub Actions or of GitLab CI name the pull request. GitHub needs GITHUB_TOKEN with the permission
-    pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access token with the scope api: a job's own token may
-    not write notes. Run it in a job that runs no code of the branch.
+    gitboot finds the pull request, or merge request, by the variables of GitHub Actions or GitLab CI. GitHub needs
+    GITHUB_TOKEN with the permission pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access token with the
+    scope api, because the token of a CI job cannot write notes. Use a job that runs no code from the branch.
     """
     from gitboot.http_client import HttpClient
 
@@ -380,9 +399,9 @@ def _escape_field(value: Any, *names: str) -> Any:
     return value
 
 
-_MAX_GROUPS: Final = 50  # that are shown
-_MAX_DIFF_LINES: Final = 400  # lines of one rendered diff that are shown
-_MAX_LIMITS: Final = 20  # that are shown; more are of ever more sites
+_MAX_GROUPS: Final = 50  # shown groups
+_MAX_DIFF_LINES: Final = 400  # shown lines of a rendered diff
+_MAX_LIMITS: Final = 20  # shown limits
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
     ReviewOutcome.INVALID: "red",
@@ -393,7 +412,7 @@ _SIGN_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def format_review_text(review: Review, prefix: str) -> str:
-    """The whole review, in the order of its weight; ``prefix`` leads from here to the fleet's files."""
+    """Return the review as text, the most important parts first. ``prefix`` is the path of the fleet's folder."""
     sections = (
         _format_verdict(review),
         _format_blast_radius(review),
@@ -427,7 +446,7 @@ def _format_verdict(review: Review) -> Iterator[str]:
         yield phrases.format_counts(review.changes)
         yield from (_wrap_lines(f"{commit[:12]} is signed by {signer}", "") for commit, signer in review.signers)
         if review.base.decisions is None:
-            yield "The base is no valid fleet, so everything is new here."
+            yield "The base is not a valid fleet, so this review shows everything as new."
 
 
 def _format_blast_radius(review: Review) -> Iterator[str]:
@@ -455,7 +474,7 @@ def _format_guards(review: Review) -> Iterator[str]:
     if note_on_identities is not None:
         yield _wrap_lines(note_on_identities)
     for each in review.ignored_lines:
-        yield _wrap_lines(f"not heeded: {each.line!r} in {each.commit[:12]}: {each.why}")
+        yield _wrap_lines(f"ignored: {each.line!r} in {each.commit[:12]}: {each.why}")
 
 
 def _format_dangers(review: Review) -> Iterator[str]:
@@ -483,7 +502,7 @@ def _format_groups(review: Review) -> Iterator[str]:
     for block in blocks[:_MAX_GROUPS]:
         yield from block
     if left := format_rest(len(blocks) - _MAX_GROUPS, "group"):
-        yield f"{left}: -o json has them all"
+        yield f"{left}: use -o json to see all"
 
 
 def _format_group(group: Group) -> list[str]:
@@ -496,10 +515,10 @@ def _format_group(group: Group) -> list[str]:
     lines += (_wrap_lines(f"{what}: {why}") for what, why in phrases.list_reasons(group))
     lines += (_wrap_lines(phrases.format_change(field)) for field in group.fields)
     if (outlier := group.outlier) is not None:
-        lines.append(_wrap_lines(f"rendered otherwise than {outlier.than}, which changes by the same causes:"))
+        lines.append(_wrap_lines(f"the diff differs from that of {outlier.than}, which has the same causes:"))
         lines += (f"    {printable(line.expandtabs(4))}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:
-        lines.append("  not rendered: there are too many lines")
+        lines.append("  no diff: too many lines")
     elif group.rendered:
         lines.append(_wrap_lines(f"{phrases.describe_rendered(group)}:"))
         lines += _format_rendered_diffs(group.rendered)
@@ -514,11 +533,11 @@ def _format_cause(cause: ChangeCause) -> str:
 def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
     for each in diffs:
         yield f"    {each.boot}, {each.file}"
-        lines = each.lines[2:]  # the names of the files stand above
+        lines = each.lines[2:]  # without the file names
         for line in lines[:_MAX_DIFF_LINES]:
             yield style(f"    {printable(line.expandtabs(4))}", fg=_SIGN_COLOURS.get(line[:1]))
         if left := format_rest(len(lines) - _MAX_DIFF_LINES, "line"):
-            yield f"    {left}: -o json has them all"
+            yield f"    {left}: use -o json to see all"
 
 
 def _format_times(review: Review) -> Iterator[str]:
@@ -531,7 +550,7 @@ def _format_times(review: Review) -> Iterator[str]:
 def _format_documents(review: Review) -> Iterator[str]:
     found = review.documents_only
     if found:
-        yield _format_heading(f"Presentation only: {format_count(len(found), 'document')}, no decision follows")
+        yield _format_heading(f"Presentation only: {format_count(len(found), 'document')}, no decision changes")
         for each in found[:20]:
             fields = format_names([field.dotted_path for field in each.fields], 3)
             yield _wrap_lines(f"{each.id} {each.fate}{f': {fields}' if fields else ''}")
@@ -539,9 +558,9 @@ def _format_documents(review: Review) -> Iterator[str]:
             yield f"  {left}"
     if review.changes is not None and not review.changes.first:
         if bmcs := review.changes.moved_bmcs:
-            yield _wrap_lines(f"BMC: overrides go to another BMC, or trust it otherwise: {format_names(bmcs)}", "")
+            yield _wrap_lines(f"BMC: the address or the trust of the BMC changes: {format_names(bmcs)}", "")
         if moved := phrases.list_credentials(review.changes.bmcs):
-            yield "Credentials go where they did not go before; an instance sends them only where it is told:"
+            yield "Credentials go to new places. An instance sends them only to BMCs that its operator allows:"
             yield from (_wrap_lines(line) for line in moved[:_MAX_LIMITS])
             if left := format_rest(len(moved) - _MAX_LIMITS, "BMC"):
                 yield f"  {left}"
@@ -555,13 +574,13 @@ def _format_problems(review: Review, prefix: str) -> Iterator[str]:
 
 def _format_next_steps(review: Review) -> Iterator[str]:
     yield _format_heading("Next steps")
-    yield f"  see it again: {review.command}"
+    yield f"  to see this review again, run: {review.command}"
     acknowledging = list(review.list_ack_lines())
     if acknowledging:
-        yield "  to accept it anyway, put into the last commit's message:"
+        yield "  to accept the commit after you have checked it, add to the message of the last commit:"
         yield from (f"    {line}" for _, line in acknowledging)
         if review.steps:
-            yield "  or each commit by itself, in any commit's message behind it:"
+            yield "  or acknowledge each commit in the message of a later commit:"
             yield from (f"    {line}  # {step.commit[:12]}" for step in review.steps for line in step.lines)
-        yield "  or, where the instance runs:"
+        yield "  or run on the host of the instance:"
         yield f"    {review.approval}"

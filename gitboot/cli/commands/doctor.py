@@ -12,6 +12,7 @@ import click
 from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     VARIABLES,
@@ -33,9 +34,21 @@ if TYPE_CHECKING:
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot doctor --config /etc/gitboot/gitboot.toml",
+    exit_codes={
+        Exit.FINE: "no check failed",
+        Exit.PARTIAL: "a check failed",
+    },
+)
 @build_config_option("run")
-@click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="The state directory. Default: none.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory of the instance. Default: none, and gitboot checks only the host.",
+)
 @click.option(
     "--out",
     "output",
@@ -43,7 +56,7 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
     allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
     metavar="OUTPUT",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The directory that is published. Default: none.",
+    help="The output tree of the instance. Default: none.",
 )
 @credentials_option
 @output_option("text", "json")
@@ -51,13 +64,14 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 def command(
     state: Path | None, output: Path | None, credentials: Path | None, outputs: tuple[OutputOption, ...]
 ) -> None:
-    """Look at what an instance needs around it, running or not, and say what to do where it is not as it should be.
+    """Check this host: clock, disks, credentials, loaders.
 
-    It looks at the Git library, the clock, STATE and its ledger, OUTPUT, room on their disks, credentials for BMCs and
-    where they may be sent, and under each base URL whether machines find what DHCP names. It changes nothing, and asks
-    no BMC: that is `gitboot bmc get`. It reads the file of `gitboot run --config`, too.
+    gitboot checks the Git library, the clock, STATE and its ledger, OUTPUT, free disk space, the credentials for BMCs
+    and where gitboot may send them, and the boot loaders that machines fetch at each base URL. For each failed check,
+    it prints what to do. The instance may be running or not. gitboot changes nothing, and connects to no BMC: use
+    `gitboot bmc get` for that.
 
-    Exit codes: 0 where nothing is wrong, else 8.
+    --config reads the configuration file of `gitboot run`.
     """
     from gitboot.status.conditions import fill_placeholders
 

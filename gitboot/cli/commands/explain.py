@@ -13,6 +13,8 @@ from msgspec import structs
 
 from gitboot.cli.evaluated_fleet import plan_fleet, records_option
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, at_option, current_second, fleet_options, output_option, write_outputs
 from gitboot.cli.terminal import format_table, wrap_text
 from gitboot.errors import UsageError
@@ -30,7 +32,15 @@ _WIDTH: Final = 40
 _COMMENT_COLOUR: Final = "bright_black"
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot explain web01 kernelArguments",
+    exit_codes={
+        Exit.FINE: "gitboot printed the explanation",
+        Exit.INVALID: "the fleet has errors",
+        Exit.USAGE: "the server, kind, field or code does not exist",
+    },
+)
 @click.argument("subject", metavar="SERVER|KIND|CODE", required=False)
 @click.argument("field", required=False)
 @click.option(
@@ -54,15 +64,16 @@ def command(
     records: str | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Explain why SERVER boots what it boots: each field, its rule, its source line and the commit.
+    """Explain a server's boot, a kind or a problem code.
 
-    With a KIND (Server, BootImage, ...): list the fields of the kind, with their types and descriptions. -o json prints
-    its JSON Schema. The schema of Any accepts documents of every kind. An editor with yaml-language-server checks a
-    document that begins with `# yaml-language-server: $schema=FILE`.
+    SERVER: show each field of the boot, the rule that set it, its source location and the commit. FIELD limits the
+    output to one field, such as image, kernelArguments or vars.console.
 
-    With a problem's CODE, such as GB2011: explain what the code means, why gitboot rejects it, and how to fix it.
+    KIND (Server, BootImage, Any and so on): list the fields of the kind with their types and descriptions. -o json
+    prints the JSON Schema. The schema of Any accepts documents of every kind. An editor with yaml-language-server
+    checks a document that begins with `# yaml-language-server: $schema=FILE`.
 
-    FIELD shows one field only, such as image, kernelArguments or vars.console of a server, or interfaces of a kind.
+    CODE, such as GB2011: explain what the problem means, and how to fix it.
     """
     if schemas is not None or subject in _KINDS:
         from gitboot.review.formats.json import build_schemas as texts_of_schemas
@@ -78,7 +89,7 @@ def command(
     if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
         code = next((each for each in Code if each.value == subject.upper()), None)
         if code is None:
-            raise UsageError(f"there is no problem code {subject.upper()}; they begin with GB1001")
+            raise UsageError(f"there is no problem code {subject.upper()}; the first code is GB1001")
         text = f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n"
         listed = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
         write_outputs(outputs, json=listed, text=partial(str, text))
@@ -168,7 +179,7 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
             by = "not committed yet" if revision == WORKTREE else by
         place = wrap_text(f"{each.path}:{each.line}:{each.column}  {by}", "    ") if each.path else ""
         written.append(style(place, fg=_COMMENT_COLOUR) if place else "")
-    text = format_table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)
+    text = format_table(("FIELD", "VALUE", "RULE", "REASON AND SOURCE LOCATION"), rows, below=written)
     rules = {each.rule for each in explanation.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in explanation.lost if lost.rule in rules]
     return f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'WHY'), lost)}" if lost else text

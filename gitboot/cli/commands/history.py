@@ -12,6 +12,8 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache, limit_evaluation
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, output_option, path_option, write_outputs
 from gitboot.errors import UsageError
 from gitboot.evaluator.decision_history import ChangingCommit, DecisionHistory, InvalidCommit
@@ -23,18 +25,32 @@ from gitboot.standard_streams import style
 _DERIVED_FIELDS: Final = ("version", "files")  # by the image: shown as JSON only
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot history web01 --number 10",
+    exit_codes={
+        Exit.FINE: "gitboot printed the commits",
+        Exit.SOURCE: "gitboot could not read the repository",
+        Exit.USAGE: "no commit has the server, or an option is wrong",
+    },
+)
 @click.argument("server")
 @path_option
-@click.option("--rev", metavar="REVISION", help="The Git revision to look back from. Default: HEAD.")
-@click.option("-n", "--number", type=click.IntRange(min=1), help="How many commits at most. Default: all.")
+@click.option("--rev", metavar="REVISION", help="The Git revision from which to look back. Default: HEAD.")
+@click.option(
+    "-n",
+    "--number",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    help="Show at most this number of commits. Default: all.",
+)
 @output_option("text", "json")
 @evaluator_command
 def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[OutputOption, ...]) -> None:
-    """Show the commits that changed what SERVER boots, or may boot: its decision, not its file.
+    """Show the commits that changed a server's boot.
 
-    First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. The
-    results are cached in $XDG_CACHE_HOME/gitboot/cache.sqlite, which you can delete.
+    gitboot lists the commits that changed the decision for SERVER, the newest first. It follows first parents from
+    --rev. If a commit renamed the server, gitboot follows the UUID.
     """
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
 
@@ -48,11 +64,11 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
             if sum(isinstance(each, ChangingCommit) for each in entries) == number:
                 break
     if not entries:
-        raise UsageError(f"no commit that led to {rev or 'HEAD'} decided anything for a server {server!r}")
+        raise UsageError(f"no commit on the path to {rev or 'HEAD'} has a server {server!r}")
     listed = partial(format_document, server=server, items=list(map(_build_item, entries)))
     write_outputs(outputs, json=listed, text=partial(_format_text, entries))
     if history.shallow:
-        click.echo("a shallow clone: what came before is not known; git fetch --unshallow brings it", err=True)
+        click.echo("this is a shallow clone without older commits; run git fetch --unshallow to fetch them", err=True)
 
 
 def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
@@ -85,7 +101,7 @@ def _format_skipped(entries: Sequence[InvalidCommit]) -> str:
     commits = f"{newest.commit.revision[:9]} is"
     if len(entries) > 1:
         commits = f"{len(entries)} commits, {entries[-1].commit.revision[:9]} to {newest.commit.revision[:9]}, are"
-    return style(f"({commits} invalid and decided nothing: {newest.problem})", fg="bright_black")
+    return style(f"({commits} invalid and changed no decision: {newest.problem})", fg="bright_black")
 
 
 def _format_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:

@@ -15,6 +15,8 @@ from gitboot.cli.evaluated_fleet import (
     records_option,
 )
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
     at_option,
@@ -36,7 +38,14 @@ _MAX_NAMES: Final = 3  # of servers in a cell
 _MAX_REASON_LENGTH: Final = 34  # characters
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot images fleet --records /srv/gitboot/ops/records",
+    exit_codes={
+        Exit.FINE: "gitboot printed the images",
+        Exit.INVALID: "the fleet has errors",
+    },
+)
 @fleet_argument
 @at_option
 @records_option
@@ -45,10 +54,11 @@ _MAX_REASON_LENGTH: Final = 34  # characters
 def command(
     path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[OutputOption, ...]
 ) -> None:
-    """Show each image and stream of the fleet at PATH: how many servers boot it, and were provisioned with it.
+    """Show each image and the servers that boot it.
 
-    Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout
-    reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
+    PATH is the fleet. For each image and stream, gitboot counts the servers that boot it, and the servers that were
+    installed with it. It then lists pins and holds with their reasons and deadlines, servers below the minimum version
+    of their stream, and the servers that the next steps of a rollout reach. Deadlines and windows depend on --at.
     """
     from gitboot.review.rollout_progress import report_images
 

@@ -12,6 +12,8 @@ import click
 from msgspec import Struct
 
 from gitboot.cli.commands.init import CI, SCHEMAS, build_seed_file
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors, read_output_file, remove_output_file, write_output_file
 from gitboot.importers.inventory import ImportedInventory, Supplement, Texts, parse_digest_list, parse_uuid_list
@@ -33,45 +35,52 @@ REPORT: Final = "import-report.md"
 _DIGESTS_FILE: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
 _MAX_BYTES: Final = 16 << 20  # bytes of one file that is read: what is larger is no description of a machine
 _MAX_FILES: Final = 50_000  # files
-_HELP: Final = """Write what SYSTEM knows of machines, found in SOURCE, as a fleet repository into a directory.
+_HELP: Final = """Write a fleet from the data of another system.
 
-Every server is Parked and has no provision, so nothing installs. Names are kept; what had to be guessed stands in
-comments, and import-report.md says of each machine what was kept, guessed, lost and is missing. What lacks something
-that only people know lies below pending/, which the fleet ignores. No secret is written: BMC credentials become names.
-Importing again writes what has changed in the source, and leaves alone what people have changed.
+SOURCE is a file or a directory with the data of SYSTEM. gitboot keeps the names of the machines. Every server is Parked
+and has no provision, so gitboot installs nothing. A comment marks each value that gitboot guessed. import-report.md
+lists what gitboot kept, guessed, left out and could not find for each machine. Documents that need a fact from you are
+in pending/, which the fleet ignores. gitboot writes no secrets: a document contains only the name of BMC credentials.
 
-SYSTEM and what SOURCE, a file or a directory, is:"""
+You can import again. gitboot then updates the files that changed in SOURCE, and does not touch the files that you
+changed.
+
+The systems, and the data to pass as SOURCE:"""
 
 
 class OldSystem(Struct, frozen=True):
-    """A system, and what of it is read."""
+    """A system, with the function that reads its data and a description of that data."""
 
     read: Callable[[Texts], ImportedInventory]
     description: str
 
 
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
-    "matchbox": OldSystem(matchbox.read, "its data directory: groups/, profiles/, ignition/"),
+    "matchbox": OldSystem(matchbox.read, "the data directory: groups/, profiles/, ignition/"),
     "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
-    "openchami": OldSystem(
-        openchami.read, "what BSS answers at /boot/v1/bootparameters, and SMD's Components and EthernetInterfaces"
-    ),
+    "openchami": OldSystem(openchami.read, "bootparameters of BSS; Components and EthernetInterfaces of SMD"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
-    "boot-operator": OldSystem(
-        kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig and HTTPBootConfig objects as YAML"
-    ),
-    "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
-    "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
-    "xcat": OldSystem(xcat.read_xcat, "`lsdef -t node -z`"),
+    "boot-operator": OldSystem(kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig, HTTPBootConfig as YAML"),
+    "ironic": OldSystem(ironic.read, "openstack baremetal node list --long -f json, and port list"),
+    "netbox": OldSystem(netbox.read, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
+    "xcat": OldSystem(xcat.read_xcat, "the output of lsdef -t node -z"),
     "warewulf": OldSystem(warewulf.read_warewulf, "nodes.conf of Warewulf 4"),
-    "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines: MAC, name, address only"),
-    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf: MAC, name, address only"),
-    "kea": OldSystem(dhcp_servers.read_kea, "reservations: MAC, name, address only"),
+    "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines (only MAC, name and address)"),
+    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf (only MAC, name and address)"),
+    "kea": OldSystem(dhcp_servers.read_kea, "reservations (only MAC, name and address)"),
 }
 
 
-@click.command(help="\n\n".join([_HELP, *(f"{name}: {system.description}." for name, system in SYSTEMS.items())]))
+@click.command(
+    help="\n".join([_HELP, "", "\b", *(f"{name:13}  {system.description}" for name, system in SYSTEMS.items())]),
+    cls=Command,
+    example="gitboot import matchbox /var/lib/matchbox --out fleet",
+    exit_codes={
+        Exit.FINE: "gitboot wrote the fleet",
+        Exit.USAGE: "SOURCE describes no machines, or an option is wrong",
+    },
+)
 @click.argument("system", metavar="SYSTEM", type=click.Choice(list(SYSTEMS)))
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path, exists=True))
 @click.option(
@@ -79,25 +88,27 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     required=True,
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where to; new, empty, or imported into before.",
+    help="The directory for the fleet. It must be new, empty, or the result of an earlier import.",
 )
 @click.option(
     "--uuids",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Lines MAC UUID or NAME UUID, for machines whose UUID the source does not know. Default: they are pending.",
+    help="A file with a line MAC UUID or NAME UUID for each machine whose UUID is not in SOURCE. Default: "
+    "gitboot writes these machines to pending/.",
 )
 @click.option(
     "--sums",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="What sha256sum prints of the files that machines boot. Default: what boots them is pending.",
+    help="The output of sha256sum for the files that machines boot. Default: gitboot writes the documents that "
+    "boot them to pending/.",
 )
 @click.option(
     "--base-url",
     default="http://boot.example.net",
     metavar="URL",
-    help="The Fleet's baseURL. Default: http://boot.example.net, to be changed.",
+    help="The baseURL of the Fleet. Default: http://boot.example.net, which you must change.",
 )
 def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
     from gitboot.importers.fleet_files import IGNORE, render_fleet, render_report, summarize
@@ -114,7 +125,9 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
     )
     fleet = render_fleet(estate, supplement)
     if not fleet.items:
-        raise UsageError(f"{source} describes no machine as {system} does; `gitboot import --help` says what is read")
+        raise UsageError(
+            f"{source} has no machines in the format of {system}; `gitboot import --help` lists the formats"
+        )
     with convert_os_errors(out):
         target = _ImportTarget(out)
         target.begin(
@@ -123,8 +136,8 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
         target.write(fleet.files)
         below = {f"{SCHEMAS}/{name}": text for name, text in build_schemas().items()}
         target.end({**below, REPORT: render_report(system, fleet, target.left)})
-    left = f", {format_count(len(target.left), 'file')} left as changed by people" if target.left else ""
-    click.echo(f"{out}: {summarize(fleet)}{left}; {out / REPORT} says the rest", err=True)
+    left = f", {format_count(len(target.left), 'file')} not written, because you changed them" if target.left else ""
+    click.echo(f"{out}: {summarize(fleet)}{left}; see {out / REPORT}", err=True)
 
 
 def _read_texts(source: Path) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,8 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from gitboot import __version__
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors, create_output_file
 from gitboot.git.branch_writer import find_pushed_url
@@ -33,27 +35,37 @@ PACKAGES: Final = ".gitboot/requirements.txt"  # of the CI jobs that hold a toke
 _REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")  # by gitboot, with hashes: `scripts/lock` writes it
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot init fleet",
+    exit_codes={
+        Exit.FINE: "gitboot wrote the fleet",
+        Exit.USAGE: "the directory is not empty, or an option is wrong",
+    },
+)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
     "--gitboot",
     "wanted",
     metavar="REQUIREMENT",
-    help="What pip installs in CI: gitboot==1.2.3, or 'gitboot @ URL'. Default: what this gitboot was installed from.",
+    help="The requirement that pip installs in CI: gitboot==1.2.3, or 'gitboot @ URL'. Default: the source "
+    "from which this gitboot was installed.",
 )
 @click.option(
     "--subpath",
     metavar="FOLDER",
-    help="Write the fleet into this folder of DIR, which may have other things: a monorepo, or several fleets. CI for "
-    "it lies in files of its own, at the top. Default: the top.",
+    help="Write the fleet into this folder of DIR, for a repository that has other files or several fleets. "
+    "gitboot writes the CI files to the top folder of DIR. Default: the top folder.",
 )
 def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
-    """Write a small fleet repository into DIR, ready to be changed into yours.
+    """Write a small fleet to start from.
 
-    One server, what it boots, a maintenance; for GitHub and for GitLab a CI job that validates every change and shows
-    what it would do, and one that takes rollouts on; a hook for pre-commit; the schemas that editors check documents
-    by. DIR is new or empty; it may be a Git repository without a file. With --subpath the folder is; a file of CI that
-    is there already is left as it is.
+    gitboot writes a fleet with one server, its images, a policy and a maintenance into DIR. The fleet has CI jobs for
+    GitHub and GitLab that check each change, comment on it, and advance rollouts. It also has a hook for pre-commit,
+    and JSON Schemas for editors.
+
+    DIR must be empty or new. It may be an empty Git repository. With --subpath, only that folder must be empty or new.
+    gitboot does not overwrite files.
     """
     known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
     fleet = directory / folder
@@ -152,10 +164,10 @@ _NO_HASH_OF_GIT: Final = """\
 # with `pip wheel --no-deps`, put it on a web server, and write here: gitboot @ URL --hash=sha256:DIGEST
 """
 _NEXT: Final = """\
-{directory} is a fleet of one server now. Next:
+Wrote a fleet with one server to {directory}. Next steps:
 
   cd {quoted}
-  gitboot validate                 # every problem, with its place and its hint
+  gitboot validate                 # print each problem with a hint
   gitboot plan --records fresh     # what web01 boots
   $EDITOR fleet.yaml servers/*     # your URL, your machines
 
@@ -164,14 +176,14 @@ Then commit, and see README.md. GITBOOT in .github/ and .gitlab-ci.yml is what p
 _HASH_MISSING: Final = f"""
 The CI jobs that write comments refuse to run yet: run the command in {PACKAGES}, which adds gitboot's hash.\
 """
-_LEFT: Final = "{name} is there already, and left as it is{hint}"
+_LEFT: Final = "{name} exists already, and was not changed{hint}"
 _HINTS: Final = {
-    _GITLAB: ": let it have `include: [{{local: .gitlab/gitboot{slug}.yml}}]`",
-    ".pre-commit-config.yaml": ": let it have a hook that runs `gitboot validate {subpath}`",
+    _GITLAB: ": add `include: [{{local: .gitlab/gitboot{slug}.yml}}]` to it",
+    ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to it",
 }
 _UNKNOWN: Final = f"""
-Warning: nothing says from where pip can install this gitboot on another machine: CI is to install {THIS_VERSION}.
-Where your index does not have it, say what it is to install: GITBOOT in these files, or `gitboot init --gitboot`.\
+Warning: gitboot does not know from where CI can install it. The CI files install {THIS_VERSION}. If your package index
+does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
 _FROM_INDEX: Final = ("pip", "uv")  # who installs from one where nothing else is noted
 

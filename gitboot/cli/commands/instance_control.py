@@ -16,6 +16,7 @@ import click
 from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Command
 from gitboot.cli.instance_client import (
     apply_to_folders,
     find_output,
@@ -57,28 +58,43 @@ _TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and the
 _POLL_S: Final = 0.1
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot reconcile --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "the instance accepted the newest commit and reconciled",
+        Exit.INVALID: (
+            "the instance rejected the commit: the commit has errors, no trusted key signed it, or its evaluation "
+            "exceeded a limit"
+        ),
+        Exit.HELD: "a guard holds the commit",
+        Exit.SOURCE: "the fetch failed",
+        Exit.SUSPENDED: "the instance is suspended",
+        Exit.PARTIAL: "the instance could not write the ledger, could not publish, or did not finish in time",
+        Exit.USAGE: "no instance runs with this state directory, or an option is wrong",
+    },
+)
 @state_option
 @click.option(
     "--timeout",
     "timeout_s",
+    metavar="SECONDS",
     envvar="GITBOOT_TIMEOUT",
     type=click.IntRange(min=0, max=MAX_SECONDS),
     default=_TIMEOUT_S,
     show_default=True,
-    help="Seconds to wait for the outcome. With 0, the command only triggers the fetch.",
+    help="Seconds to wait for the result. With 0, the command starts the fetch and does not wait.",
 )
 def reconcile_command(state: Path, timeout_s: int) -> None:
-    """Let the instance on STATE fetch and reconcile now, and report the outcome.
+    """Fetch and reconcile now.
 
-    The exit code is 6 if the fetch failed, and 3 if the newest commit is rejected: it is invalid, no trusted key signed
-    it (--verify), or its evaluation did not end. The exit code is 4 if the commit is held, 7 if the instance is
-    suspended, and 8 if the instance could not write the ledger, could not publish, or has not finished in time.
+    The running instance fetches the repository and reconciles. The command waits for the result and prints it.
     """
     state = resolve_active_state(state)
     process = find_running_process(state)
     if process is None:
-        raise UsageError(f"no gitboot runs with the state directory {state}: begin with `gitboot run`")
+        raise UsageError(f"no gitboot runs with the state directory {state}: start `gitboot run` first")
     with suppress(LedgerError):  # a database that is down keeps no commit away
         check_acts(state)
     triggered, until = datetime.now(UTC), time.monotonic() + timeout_s
@@ -146,7 +162,20 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {each["type"]: each for each in status.get("conditions", ())}
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example=(
+        "gitboot approve 7c1e4f0a92bd --guard maxReinstalls \\\n"
+        "    --reason 'planned reinstall' --state /var/lib/gitboot"
+    ),
+    exit_codes={
+        Exit.FINE: "gitboot recorded the approval",
+        Exit.STALE: "DIGEST is not the digest of the held commit",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+        Exit.USAGE: "no commit is held, or the guard does not hold it",
+    },
+)
 @click.argument("digest")
 @state_option
 @click.option(
@@ -156,16 +185,17 @@ def _list_conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     multiple=True,
     type=click.Choice([str(guard) for guard in Guard]),
     metavar="GUARD",
-    help="What is acknowledged: maxReinstalls, maxUpdatePercent, … as `gitboot status` names it; may be given "
-    "several times.",
+    help="A guard that holds the commit, such as maxReinstalls or maxUpdatePercent. `gitboot status` names it. "
+    "Repeat the option for several guards.",
 )
 @reason_option
 def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> None:
-    """Acknowledge what holds the newest commit; DIGEST is of all that it changes, as
-    `gitboot status` shows it.
+    """Let a commit through that a guard holds.
 
-    It counts for exactly these changes: one more commit, and they are to be looked at again. The line
-    `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
+    DIGEST identifies all changes of the newest commit. `gitboot status` shows the digest and the guards. If another
+    commit arrives, the digest changes, and you must review the commits again.
+
+    The line `Gitboot-Ack: DIGEST GUARD` in a commit message has the same effect, and reviewers see it.
     """
     read_status(state)  # raises an error if no instance has run here
     check_acts(state)
@@ -173,11 +203,22 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
     click.echo(request_change(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot allow-installs --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "the stop has ended",
+        Exit.PARTIAL: "the stop has not ended everywhere; the output shows where",
+    },
+)
 @state_option
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
-    """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
+    """End stop-installs.
+
+    gitboot serves install boots again, and prints the servers that boot from the network from now on.
+    """
     found = list_endpoint_folders(state := resolve_active_state(state))
     try:
         at = current_time()
@@ -200,24 +241,44 @@ def allow_installs_command(state: Path) -> None:
         raise SystemExit(Exit.PARTIAL)
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot resume --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "the instance is not suspended",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+    },
+)
 @state_option
 def resume_command(state: Path) -> None:
-    """Let the instance on STATE accept commits and set overrides again."""
+    """End a suspension.
+
+    The instance accepts commits and sets overrides again.
+    """
     click.echo(request_change(state, RESUME, {}))
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot stop-installs --reason 'wrong image' --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "no endpoint serves an install boot",
+        Exit.PARTIAL: "the stop is not effective everywhere; the output shows where",
+    },
+)
 @state_option
 @reason_option
-@click.option("--all-boots", "everything", is_flag=True, help="Stop all other boots from the network as well.")
+@click.option("--all-boots", "everything", is_flag=True, help="Also withhold all other boots from the network.")
 def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
-    """Withhold install boots at once, until `gitboot allow-installs`.
+    """Withhold all boots that write a disk, at once.
 
-    An install boot writes a disk. A machine boots what its policy always boots if that writes no disk, else its disk.
-    Windows still open and end, and gitboot clears overrides. Restarts do not end the stop. Endpoints obey at their next
-    request, also if no instance runs on STATE. Without a running instance, files on other web servers and overrides
-    stay as they are, and the exit code is 8.
+    Endpoints stop at the next request, also if no instance runs. A machine then boots what its policy always boots if
+    that writes no disk, otherwise its local disk. Maintenance windows still start and end. gitboot clears overrides. A
+    restart does not end the stop. `gitboot allow-installs` ends it.
+
+    If no instance runs, boot files on other web servers and overrides at BMCs stay as they are.
     """
     at, stoppage = current_time(), StopOrder(read_operator_name(), reason, everything)
     found = list_endpoint_folders(state := resolve_active_state(state))
@@ -244,14 +305,28 @@ _NOT_RUNNING: Final = (
 )
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example=(
+        "gitboot suspend --until 2026-12-24T08:00:00Z --reason 'network upgrade' \\\n    --state /var/lib/gitboot"
+    ),
+    exit_codes={
+        Exit.FINE: "the instance is suspended",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+        Exit.USAGE: "the time is in the past, or an option is wrong",
+    },
+)
 @state_option
 @reason_option
-@click.option("--until", required=True, type=InstantType(), metavar="INSTANT", help="When it ends by itself.")
+@click.option(
+    "--until", required=True, type=InstantType(), metavar="TIME", help="The time at which the suspension ends."
+)
 def suspend_command(state: Path, reason: str, until: datetime) -> None:
-    """Let the instance on STATE accept no new commit and set nothing, until an instant or `gitboot resume`.
+    """Accept no commits and set no BMCs for a while.
 
-    Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
+    The instance continues to reconcile: maintenance windows start and end, boot scripts change to the local disk after
+    an installation, and gitboot clears overrides. The suspension ends at --until, or with `gitboot resume`.
     """
     if until <= current_time():
         raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.help_pages import Group
+from gitboot.cli.main import Exit
 from gitboot.cli.options import VARIABLES, state_option
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_private, no_instance_error
 from gitboot.errors import UsageError
@@ -16,15 +18,23 @@ from gitboot.ledger.open_ledger import summarize_ledger
 from gitboot.text import format_count
 
 
-@click.group(context_settings=VARIABLES)
+@click.group(context_settings=VARIABLES, cls=Group, example="gitboot ledger show --state /var/lib/gitboot")
 def command() -> None:
     """Show, copy or reclaim the instance's ledger."""
 
 
-@command.command(context_settings=VARIABLES)
+@command.command(
+    context_settings=VARIABLES,
+    example="gitboot ledger show --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "gitboot printed the facts",
+        Exit.FAULT: "gitboot cannot read the ledger",
+        Exit.USAGE: "no instance has run with this state directory",
+    },
+)
 @state_option
 def show(state: Path) -> None:
-    """Show where the ledger is, its identity, and its size."""
+    """Show where the ledger is, its identity and its size."""
     if not has_ledger(state):
         raise no_instance_error(state)
     found = summarize_ledger(state / LEDGER)
@@ -40,29 +50,38 @@ def show(state: Path) -> None:
     click.echo(f"holds     {', '.join(rows) or 'nothing'}")
 
 
-@command.command(context_settings=VARIABLES)
+@command.command(
+    context_settings=VARIABLES,
+    example=("gitboot ledger copy --to postgresql://gitboot@db.example.net/gitboot \\\n    --state /var/lib/gitboot"),
+    exit_codes={
+        Exit.FINE: "STATE uses the new place",
+        Exit.FAULT: "gitboot cannot read or write a ledger",
+        Exit.USAGE: "the instance runs, the new place has data, or an option is wrong",
+    },
+)
 @state_option
 @click.option(
     "--to",
     required=True,
     metavar="URL|file",
-    help="The database of a PostgreSQL (postgresql://USER@HOST/DATABASE), or `file` for STATE/ledger.sqlite.",
+    help="The new place: postgresql://USER@HOST/DATABASE, or `file` for STATE/ledger.sqlite.",
 )
 @click.option(
     "--ledger-password",
     "password",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with the password of that PostgreSQL. Default: libpq's own ways, as a client certificate.",
+    help="The file with the password of the database. Default: libpq uses its own methods, for example a "
+    "client certificate.",
 )
 def copy(state: Path, to: str, password: Path | None) -> None:
     """Copy the ledger to another place, and use it there.
 
-    gitboot compares both.
+    Stop the instance first. The new place must be empty. gitboot copies the ledger and compares both copies. It renames
+    an old ledger file, and leaves an old database where it is. After that, gitboot does not use the old place: each
+    access to it fails with an error that names the new place.
 
-    The instance must not run meanwhile, and nothing may have been written at the other place yet. The file that was
-    the ledger is kept beside it, under another name; a database stays where it is. Neither is used again: whoever opens
-    it is told the new place. On another host with the same ledger the same line names the new place to its STATE, too,
-    and where a copy was killed before its end, it ends it.
+    If several hosts share the ledger, run the same command on each of them, to record the new place in their STATE. If
+    a copy was interrupted, the same command completes it.
     """
     if to == "file" and password is not None:
         raise UsageError("--ledger-password is for a PostgreSQL")
@@ -83,24 +102,38 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         click.echo(f"what was the ledger is kept as {done.old_file}; delete it when the new one is backed up")
 
 
-@command.command("reclaim", context_settings=VARIABLES)
+@command.command(
+    "reclaim",
+    context_settings=VARIABLES,
+    example=("gitboot ledger reclaim /var/lib/gitboot/ledger.sqlite.copied-1 \\\n    --state /var/lib/gitboot"),
+    exit_codes={
+        Exit.FINE: "STATE uses the old place",
+        Exit.FAULT: "gitboot cannot read or write a ledger",
+        Exit.USAGE: "the ledger is in use, or an option is wrong",
+        Exit.INTERRUPTED: "you did not confirm",
+    },
+)
 @click.argument("place", metavar="URL|FILE")
 @state_option
 @click.option(
     "--ledger-password",
     "password",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with the password of that PostgreSQL. Default: libpq's own ways, as a client certificate.",
+    help="The file with the password of the database. Default: libpq uses its own methods, for example a "
+    "client certificate.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@click.option(
+    "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command needs this option."
+)
 def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) -> None:
-    """Use a place again that the ledger was copied from.
+    """Use an old place of the ledger again.
 
-    Do this if the place that it was copied to is lost for good. The place to use again is a database, or the file that
-    was kept (STATE/ledger.sqlite.copied-1). It knows nothing of what was set and installed since: everything is unknown
-    until `gitboot records begin` says what is installed. The instances of all hosts must have ended. It asks, and
-    refuses where it sees that the ledger goes on elsewhere. On another host with the same database the same line names
-    that to its STATE.
+    Do this if you lost the new place of a copied ledger for good. URL is the old database, and FILE is the old file,
+    such as STATE/ledger.sqlite.copied-1. Stop the instances on all hosts first.
+
+    The old place has no record of later installations and overrides. Every server is therefore unknown until you run
+    `gitboot records begin`. The command asks for confirmation, and fails if it finds that the ledger is in use
+    elsewhere. If several hosts share the database, run the same command on each of them.
     """
     from gitboot.cli.instance_client import confirm_or_abort
 

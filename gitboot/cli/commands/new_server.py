@@ -8,6 +8,8 @@ import click
 from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Group
+from gitboot.cli.main import Exit
 from gitboot.cli.options import VARIABLES, credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
@@ -17,33 +19,52 @@ from gitboot.model.server import Architecture, Firmware
 from gitboot.text import quote_words
 
 
-@click.group(context_settings=VARIABLES)
+@click.group(context_settings=VARIABLES, cls=Group, example="gitboot new server web02 --mac 52:54:00:12:34:56")
 def new_command() -> None:
     """Write the document of a new server."""
 
 
-@new_command.command("server", context_settings=VARIABLES)
+@new_command.command(
+    "server",
+    context_settings=VARIABLES,
+    example="gitboot new server web02 --seen 52:54:00:12:34:56 --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "gitboot wrote the document",
+        Exit.INVALID: "the fleet has errors",
+        Exit.SOURCE: "the BMC did not respond",
+        Exit.USAGE: "an option is wrong, or the server has a document already",
+    },
+)
 @click.argument("name")
 @path_option
 @click.option(
     "--seen",
     metavar="MAC",
-    help="The unknown machine with this MAC address; `gitboot unknown-machines` lists them.",
+    help="Take the facts from the unknown machine with this MAC address. `gitboot unknown-machines` lists "
+    "these machines.",
 )
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory of the instance that has --seen it.",
+    help="The state directory of the instance that lists the unknown machine of --seen.",
 )
-@click.option("--bmc", "address", metavar="ADDRESS", help="The machine behind this BMC, which is asked by Redfish.")
-@click.option("--as", "asked_as", metavar="NAME", help="The credentials to ask --bmc with, as documents name them.")
+@click.option("--bmc", "address", metavar="ADDRESS", help="Read the facts from this BMC by Redfish.")
+@click.option("--as", "asked_as", metavar="NAME", help="The name of the credentials for --bmc, as documents use it.")
 @credentials_option
 @click.option(
-    "--no-verify", is_flag=True, help="Trust any certificate, and say so in the document; access.toml must allow it."
+    "--no-verify",
+    is_flag=True,
+    help="Accept any certificate of the BMC, and write this into the document. An access.toml must allow it.",
 )
-@click.option("--like", metavar="SERVER", help="Take labels, architecture, policy, variables … of this server.")
-@click.option("--mac", "macs", multiple=True, metavar="MAC", help="A MAC address of it; as often as it has some.")
-@click.option("--uuid", metavar="UUID", help="Its system UUID, where it is not known by --seen or --bmc.")
+@click.option("--like", metavar="SERVER", help="Copy labels, architecture, policy and variables from this server.")
+@click.option(
+    "--mac",
+    "macs",
+    multiple=True,
+    metavar="MAC",
+    help="A MAC address of the machine. Repeat the option for several addresses.",
+)
+@click.option("--uuid", metavar="UUID", help="The system UUID of the machine, if --seen and --bmc do not supply it.")
 @evaluator_command
 def server(
     name: str,
@@ -58,10 +79,13 @@ def server(
     macs: tuple[str, ...],
     uuid: str | None,
 ) -> None:
-    """Write servers/NAME.yaml of the fleet at PATH, for a pull request.
+    """Write the document of a new server.
 
-    What is known of the machine comes from --seen, --bmc, --mac and --uuid, of which some can be given together. It is
-    Parked: nothing is booted or set by it. Nothing is overwritten, and no machine is described twice.
+    gitboot writes servers/NAME.yaml in the fleet, for a pull request. It takes the facts about the machine from --seen,
+    --bmc, --mac and --uuid. You can combine some of these options.
+
+    The new server is Parked. gitboot does not boot it, and does not set its BMC, until you change the document. gitboot
+    does not overwrite a document, and does not write a second document for a machine.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 
@@ -70,11 +94,11 @@ def server(
     try:
         if seen is not None:
             if state is None:
-                raise UsageError("--seen needs --state: the directory of the instance that has seen it")
+                raise UsageError("--seen needs --state: the state directory of the instance that lists the machine")
             new, about = _read_unknown_machine(seen, state)
         if address is not None:
             if asked_as is None:
-                raise UsageError("--bmc needs --as NAME: the credentials to ask with, as documents name them")
+                raise UsageError("--bmc needs --as NAME: the name of the credentials, as documents use it")
             behind, about = _read_bmc(address, asked_as, credentials, verify=not no_verify)
             if seen is not None and new.macs.keys().isdisjoint(behind.macs):
                 raise UsageError(f"the machine behind {address} has other MAC addresses than the one that was seen")
@@ -85,7 +109,7 @@ def server(
     except Malformed as error:
         raise UsageError(f"{error.message}; {error.hint}") from None
     if not new.macs:
-        raise UsageError("no MAC address is known of it: give --seen, --bmc or --mac")
+        raise UsageError("there is no MAC address: add --seen, --bmc or --mac")
     own_uuids = {*byte_orders(new.uuid)} if new.uuid is not None else set()
     for other, each in fleet.servers.items():
         macs_of_both = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()

@@ -20,6 +20,8 @@ from gitboot.cli.evaluated_fleet import (
     records_option,
 )
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     InstantType,
     OutputOption,
@@ -46,22 +48,36 @@ from gitboot.resolve.plan_at_time import find_consumed_runs, find_next_transitio
 from gitboot.text import did_you_mean, format_names, printable_lines
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot plan fleet --records fresh --selector role=web",
+    exit_codes={
+        Exit.FINE: "gitboot printed the plans",
+        Exit.INVALID: "the fleet has errors",
+    },
+)
 @fleet_argument
 @at_option
 @records_option
-@click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
+@click.option(
+    "--server",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Show only this server. Repeat the option for several servers.",
+)
 @selector_option
 @click.option(
     "--timeline",
     metavar="SERVER",
-    help="Show instead when the plan of this server changes without another commit or observation, and to what.",
+    help="Show instead each time at which the plan of this server changes without a commit or a report, and "
+    "the plan from then on.",
 )
 @click.option(
     "--until",
     type=InstantType(),
-    metavar="INSTANT",
-    help="With --timeline: the end of the timeline. Default: a year after --at.",
+    metavar="TIME",
+    help="With --timeline: the end of the timeline. Default: one year after --at.",
 )
 @output_option("text", "json", "yaml")
 @evaluator_command
@@ -76,14 +92,14 @@ def command(
     until: datetime | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Show what each server of the fleet at PATH boots, and why.
+    """Show what each server boots, now or later.
 
-    Without --records nothing is known of provisioning, and unknown never installs.
+    PATH is the fleet. Without --records, gitboot does not know what is installed, and shows no installations.
     """
     if timeline is not None and (names or selector is not None):
-        raise UsageError("--timeline shows one server: leave out --server and --selector")
+        raise UsageError("--timeline shows one server: remove --server and --selector")
     if timeline is None and until is not None:
-        raise UsageError("--until is the end of a timeline: add --timeline SERVER, or leave out --until")
+        raise UsageError("--until is the end of a timeline: add --timeline SERVER, or remove --until")
     fleet = plan_fleet(path, rev, at or current_second(), records)
     if timeline is None:
         _write_plans(fleet, names, selector, outputs)
@@ -196,31 +212,39 @@ def _format_installations(items: list[dict[str, Any]]) -> list[str]:
     return [wrap_text(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot boot-script web01 --tree /srv/gitboot",
+    exit_codes={
+        Exit.FINE: "gitboot printed the scripts",
+        Exit.USAGE: "the server or the output tree does not exist",
+    },
+)
 @click.argument("name")
 @click.option(
     "--tree",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The published tree: what `gitboot run` or `gitboot render` wrote.",
+    help="The output tree, which `gitboot run` or `gitboot render` wrote.",
 )
 @at_option
 @output_option("text", "json")
 def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tuple[OutputOption, ...]) -> None:
-    """Print what each loader of the server NAME finds at its lookups, as it is published.
+    """Print a server's boot script; no boot is used up.
 
-    It reads the tree, so nothing is spent: a boot that is made once is still there for the machine. Whether an
-    endpoint has given it already, its own answer says, to whoever asks: a comment in the second line.
+    gitboot reads the output tree, and prints what each boot loader of the server NAME finds at its paths. A one-time
+    boot stays available to the machine. To see if an endpoint served it already, fetch the script from the endpoint
+    with curl, and read the comment in its second line.
     """
     state = read_state(tree, name)
     if state is None and not (tree / MANIFEST).is_file():
         raise UsageError(
-            f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
+            f"{tree} is not an output tree; pass the directory that `gitboot run` or `gitboot render` wrote with --out"
         )
     if state is None:
         servers = tree / "ops" / "servers"
         known = sorted(each.stem for each in servers.glob("*.json"))
-        hint = did_you_mean(name, known, f"{servers} has those that there are")
+        hint = did_you_mean(name, known, f"{servers} lists the servers")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _list_boot_scripts(state, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
@@ -245,22 +269,34 @@ def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list
     return found
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot render fleet --out /tmp/tree --records adopt",
+    exit_codes={
+        Exit.FINE: "gitboot wrote the files",
+        Exit.INVALID: "the fleet has errors",
+        Exit.PARTIAL: "gitboot could not write all files",
+        Exit.USAGE: "the directory has other files, or an option is wrong",
+    },
+)
 @fleet_argument
 @click.option(
     "--out",
     required=True,
     type=click.Path(path_type=Path),
-    help="Where to; made where it does not exist, else empty or rendered into before.",
+    help="The directory to write to. It must be new, empty, or the result of an earlier call.",
 )
 @at_option
 @records_option
 @evaluator_command
 def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
-    """Write every boot file of the fleet at PATH into a directory, as `gitboot run` would publish it.
+    """Write the boot files of a fleet into a directory.
 
-    OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators. Tokens in paths are those
-    that anybody computes: an instance publishes others, and hears no installer that reports by these.
+    PATH is the fleet. gitboot writes the files that `gitboot run` would publish. OUT/boot has the files for machines.
+    Any HTTP server or CDN can serve it. OUT/ops has the files for operators.
+
+    The tokens in the paths are not secret, because anyone can compute them. An instance uses other tokens, and ignores
+    reports with these.
     """
     from gitboot.publish.publisher import OutputDirectory
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import (
     confirm_or_abort,
     find_decision,
@@ -23,6 +24,7 @@ from gitboot.cli.instance_client import (
     select_servers,
     yes_option,
 )
+from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
@@ -56,7 +58,7 @@ _UNPROVEN_STATES: Final = _STATE_ORDER[:3]
 _MAX_NAMES: Final = 20  # in a line that is to be typed
 
 
-@click.group(context_settings=VARIABLES)
+@click.group(context_settings=VARIABLES, cls=Group, example="gitboot records show --state /var/lib/gitboot")
 def records_command() -> None:
     """Show and correct what is recorded as installed.
 
@@ -64,18 +66,24 @@ def records_command() -> None:
     """
 
 
-@records_command.command("show", context_settings=VARIABLES)
+@records_command.command(
+    "show",
+    context_settings=VARIABLES,
+    example="gitboot records show web01 --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "gitboot printed the records",
+    },
+)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
 @output_option("text", "json")
 @evaluator_command
 def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: tuple[OutputOption, ...]) -> None:
-    """Show the records of SERVERS, or of all, and their plans.
+    """Show the records of servers.
 
-    Unknown servers come first.
-
-    Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
+    gitboot shows the records of SERVERS, or of all servers, and what their plans want. Unknown servers are first. The
+    evidence `consumed` means that a BMC consumed a boot override, and that gitboot has no evidence of the result yet.
     """
     with open_offline(state, current_time()) as instance:
         names = select_names(servers, instance, selector)
@@ -86,21 +94,34 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
     write_outputs(outputs, json=partial(format_document, items=items, site=site), text=text)
 
 
-@records_command.command("begin", context_settings=VARIABLES)
+@records_command.command(
+    "begin",
+    context_settings=VARIABLES,
+    example="gitboot records begin adopt --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "gitboot recorded what is installed",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+        Exit.USAGE: "gitboot rejects the records, or an option is wrong",
+        Exit.INTERRUPTED: "you did not confirm",
+    },
+)
 @click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
 @state_option
-@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@click.option(
+    "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command needs this option."
+)
 @evaluator_command
 def begin(what: str, state: Path, yes: bool) -> None:
     """Record once what is installed, for a new ledger.
 
-    A restored, foreign or damaged ledger needs it too.
+    Also use this command if a ledger was restored, belongs to another output tree, or is damaged. It changes nothing if
+    gitboot trusts the ledger. Before it writes, it shows which servers gitboot would install, and asks for
+    confirmation.
 
-    fresh: no server that wants provision 1 or more is installed; only a new ledger takes it. adopt: every server is
-    installed as Git wants it now. as-recorded: what the ledger says is right, as after a move of OUTPUT. FILE: exported
-    records, as the folder ops/records of a published tree; servers that it does not have stay unknown, and what knows
-    less than the published tree is refused. It shows which servers are installed by it, and asks. A ledger in no doubt
-    is not changed.
+    fresh: servers with provision 1 or more are not installed yet. Only a new ledger accepts this. adopt: every server
+    is installed as Git wants it now. as-recorded: the records in the ledger are right, for example after OUTPUT moved.
+    FILE: exported records, such as ops/records of an output tree. Servers that FILE does not have stay unknown. gitboot
+    rejects a FILE that is older than the output tree.
     """
     with open_offline(state, current_time()) as instance:
         identity = instance.knowledge.facts.identity
@@ -111,7 +132,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
             )
         facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
         if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
-            hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
+            hint = "; pass fresh, adopt, as-recorded, or a file of exported records"
             facts["how"] = Beginning.RECORDS
             facts["items"] = [
                 {"uuid": uuid, **record_facts(record)}
@@ -131,7 +152,7 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
         f"{format_count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}"
     )
     if unknown:
-        click.echo(f"{format_count(unknown, 'server')} would stay unknown: nothing is installed there")
+        click.echo(f"{format_count(unknown, 'server')} would stay unknown: gitboot does not install them")
     machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
     if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
         click.echo(
@@ -142,19 +163,37 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
         confirm_or_abort(yes=yes)
 
 
-@records_command.command("confirm-clock", context_settings=VARIABLES)
+@records_command.command(
+    "confirm-clock",
+    context_settings=VARIABLES,
+    example=("gitboot records confirm-clock --reason 'checked with ntpdate -q' \\\n    --state /var/lib/gitboot"),
+    exit_codes={
+        Exit.FINE: "gitboot recorded the confirmation",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+    },
+)
 @state_option
 @reason_option
 def confirm_clock(state: Path, reason: str) -> None:
     """Confirm that the clock of this host is right.
 
-    Do this if the clock is behind the ledger, or if no time service keeps it. If a time service keeps the clock later
-    and then stops, confirm it again.
+    Do this if the clock is behind the ledger, or if no time service synchronizes it. If a time service synchronizes the
+    clock later and then stops, confirm the clock again.
     """
     click.echo(request_change(state, CLOCK, {"reason": reason}))
 
 
-@records_command.command("set", context_settings=VARIABLES)
+@records_command.command(
+    "set",
+    context_settings=VARIABLES,
+    example=("gitboot records set web01 web02 provisioned --reason 'checked by hand' \\\n    --state /var/lib/gitboot"),
+    exit_codes={
+        Exit.FINE: "gitboot changed the records",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+        Exit.USAGE: "a server does not exist, or a record changed meanwhile",
+        Exit.INTERRUPTED: "you did not confirm",
+    },
+)
 @click.argument("servers", nargs=-1)
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))
 @selector_option
@@ -163,12 +202,13 @@ def confirm_clock(state: Path, reason: str) -> None:
 @yes_option
 @evaluator_command
 def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
-    """Record that SERVERS are provisioned or pending.
+    """Record that servers are provisioned or pending.
 
-    provisioned: the servers are installed as their plans want it. pending: they are not.
+    provisioned: the SERVERS are installed as their plans want. pending: the SERVERS are not installed. gitboot installs
+    a pending server as soon as its plan wants an installation, even if it was installed before, and ignores earlier
+    evidence.
 
-    pending installs them as soon as their plans want it, even where they were installed before: what was set or fetched
-    until now counts no more. Of several it shows what is known of each, and asks; it is said of all of them or of
+    For several servers, the command shows their records and asks for confirmation. It changes all of these records or
     none.
     """
     at = current_time()
@@ -195,15 +235,24 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
 
-@records_command.command("import", context_settings=VARIABLES)
+@records_command.command(
+    "import",
+    context_settings=VARIABLES,
+    example=("gitboot records import records.json --reason 'restore' \\\n    --state /var/lib/gitboot"),
+    exit_codes={
+        Exit.FINE: "gitboot replaced the records",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+        Exit.USAGE: "FILE has no server of the accepted commit, or gitboot rejects the records",
+    },
+)
 @click.argument("file", type=click.Path(path_type=Path))
 @state_option
 @reason_option
 @evaluator_command
 def import_records(file: Path, state: Path, reason: str) -> None:
-    """Replace the records of all servers in FILE, or of none.
+    """Replace the records of servers with those in a file.
 
-    FILE has exported records.
+    FILE has exported records. gitboot replaces the records of all servers in FILE, or none.
     """
     records = _read_exported_records(file)
     with open_offline(state, current_time()) as instance:
@@ -219,18 +268,26 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     click.echo(request_change(state, RECORDS, {"items": items, "reason": reason}))
 
 
-@records_command.command("hand-over", context_settings=VARIABLES)
+@records_command.command(
+    "hand-over",
+    context_settings=VARIABLES,
+    example="gitboot records hand-over web01 --state /var/lib/gitboot > web01.json",
+    exit_codes={
+        Exit.FINE: "gitboot printed the record",
+        Exit.USAGE: "the instance has not released the server, or does not know its state",
+    },
+)
 @click.argument("server")
 @state_option
 @evaluator_command
 def hand_over(server: str, state: Path) -> None:
-    """Print the record of SERVER, which has left this site.
+    """Print the record of a server that left this site.
 
-    `records take-over` at its new site reads what this command prints.
+    Pass the output to `gitboot records take-over` at the new site. SERVER is the last name of the server at this site,
+    or its UUID.
 
-    The instance has to have let it go first: it has accepted the commit that moves the server, has withdrawn what it
-    had set at its BMC, and publishes nothing for it. SERVER is the name that it has had at this site, or its UUID.
-    Nothing is changed by printing it, once or again.
+    The instance must have released the server first: it has accepted the commit that moves the server, has cleared its
+    override at the BMC, and publishes no files for it. The command changes nothing. You can repeat it.
     """
     at = current_time()
     with open_offline(state, at) as instance:
@@ -238,7 +295,16 @@ def hand_over(server: str, state: Path) -> None:
     click.echo(format_document(**given))
 
 
-@records_command.command("take-over", context_settings=VARIABLES)
+@records_command.command(
+    "take-over",
+    context_settings=VARIABLES,
+    example=("gitboot records take-over web01.json --reason 'moved to lon1' \\\n    --state /var/lib/gitboot"),
+    exit_codes={
+        Exit.FINE: "gitboot recorded the state of the server",
+        Exit.PARTIAL: "the instance has not processed the request yet",
+        Exit.USAGE: "gitboot rejects FILE, or an option is wrong",
+    },
+)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @state_option
 @reason_option
@@ -246,10 +312,8 @@ def hand_over(server: str, state: Path) -> None:
 def take_over(file: Path, state: Path, reason: str) -> None:
     """Record what `records hand-over` printed elsewhere.
 
-    FILE has what it printed. The server has come to this site.
-
-    Both instances have to have accepted the same commit, and the server has to be unknown here: then nothing can have
-    been booted since it was let go.
+    FILE has the output of `gitboot records hand-over` at the old site. Both instances must have accepted the same
+    commit. The server must be unknown at this site, so that it cannot have booted between the two commands.
     """
     given = read_hand_over(file)
     with open_offline(state, current_time()) as instance:
@@ -307,7 +371,7 @@ def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | Non
     if unsaid and not doubt:
         named = quote_words(*unsaid[:_MAX_NAMES])
         below = [
-            "say what is on their disks, provisioned or pending:",
+            "State what is on their disks, provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
     counts = Counter(map(_describe_state, items))

@@ -12,6 +12,8 @@ from typing import Final
 
 import click
 
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.cli.options import VARIABLES, OutputOption, output_option, write_outputs
 from gitboot.cli.terminal import print_event, stop_on_signal
 from gitboot.errors import UsageError
@@ -26,31 +28,44 @@ _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot read-access-logs /var/log/nginx/boot.log --spool /srv/spool --follow",
+    exit_codes={
+        Exit.FINE: "gitboot read the logs",
+        Exit.USAGE: "a log does not exist, or an option is wrong",
+    },
+)
 @click.argument("logs", metavar="ACCESSLOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--spool",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write observations here, for `gitboot run --spool`; how far each log was read is remembered here, too.",
+    help="The directory for observations, which `gitboot run --spool` reads. gitboot also stores here how far "
+    "it has read each log.",
 )
-@click.option("--follow", is_flag=True, help="Go on until SIGTERM. Default: end where the logs end.")
+@click.option("--follow", is_flag=True, help="Continue until SIGTERM. Default: stop at the end of the logs.")
 @output_option("text", "json")
 def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[OutputOption, ...]) -> None:
-    """Read what machines fetched from a mirror in ACCESSLOG..., its access logs; - is standard input.
+    """Read what machines fetched from a mirror.
 
-    They are of nginx or Caddy, in the format of the published ops/serve/, or server access logs of S3, or standard
-    logs of CloudFront, which say nothing of entries. Whole answers to GETs of boot entries and of installers' reports
-    become observations; GETs of boot entries that are not there are noted for `gitboot unknown-machines`; all
-    other lines are counted and ignored. Each line is read once, however often this is called, and through rotations.
+    Each of ACCESSLOG... is an access log of the mirror, or - for standard input. gitboot reads logs of nginx and Caddy
+    in the format that the published ops/serve/ configures, server access logs of S3, and standard logs of CloudFront.
 
-    If a line does not show whether a machine fetched a boot, the line is counted as unclear. It proves no installation.
-    However, a one-time boot that writes a disk is used up by it, so that no server is installed a second time.
+    A complete GET response with a boot script, or for an installer's report, becomes an observation. In logs of S3 and
+    CloudFront, only paths with a token count. A GET for a boot script that does not exist is for `gitboot
+    unknown-machines`. gitboot counts all other lines and ignores them. It reads each line once, also after a rotation
+    and in later calls.
+
+    If a line does not show whether a machine or another client fetched a boot, gitboot counts the line as unclear. Such
+    a line does not prove an installation. It does consume a one-time install boot, so that gitboot never installs a
+    server twice.
     """
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")
     if not follow and (missing := [str(log) for log in logs if log != _STDIN and not log.is_file()]):
-        raise UsageError(f"there is no file {', '.join(missing)}")
+        raise UsageError(f"no such file: {', '.join(missing)}")
     spool.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
     with ExitStack() as stack:

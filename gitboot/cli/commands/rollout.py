@@ -11,6 +11,7 @@ import click
 from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
+from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import open_instance, read_proof
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
@@ -66,16 +67,31 @@ class ShareType(click.ParamType[int]):
         return int(text)
 
 
-@click.group(context_settings=VARIABLES)
+@click.group(
+    context_settings=VARIABLES,
+    cls=Group,
+    example=("gitboot rollout advance flatcar --steps 1,10,50,100 \\\n    --records https://boot.example.net"),
+)
 def command() -> None:
-    """Raise the percentage of a rollout after each step succeeded."""
+    """Raise a rollout's percentage after its step succeeded."""
 
 
-@command.command("advance", context_settings=VARIABLES)
+@command.command(
+    "advance",
+    context_settings=VARIABLES,
+    example=("gitboot rollout advance flatcar --steps 1,10,50,100 \\\n    --records https://boot.example.net"),
+    exit_codes={
+        Exit.FINE: "gitboot committed the next step, or the rollout is complete",
+        Exit.INVALID: "the fleet has errors",
+        Exit.HELD: "the rollout stops because an installation failed",
+        Exit.SOURCE: "the instance did not respond",
+        Exit.WAITS: "the step is not complete yet; try again later",
+    },
+)
 @click.argument("stream")
 @path_option
 @click.option(
-    "--steps", type=StepsType(), required=True, metavar="PERCENT,…", help="The percentages to go through: 1,10,50,100."
+    "--steps", type=StepsType(), required=True, metavar="PERCENT,…", help="The percentages of the steps: 1,10,50,100."
 )
 @click.option(
     "--after",
@@ -83,33 +99,36 @@ def command() -> None:
     default="100%",
     show_default=True,
     metavar="PERCENT",
-    help="How many of the servers that the present step reaches have to be provisioned with the image.",
+    help="The percentage of the servers of the current step that must be installed with the new image.",
 )
 @click.option(
     "--records",
     required=True,
     metavar="URL|OUTPUT|FILE",
-    help="Who knows: the URL of the instance's API, the directory that it publishes, or the ops/records in that.",
+    help="The source of the records: the URL of the instance's API, its output tree, or ops/records in the "
+    "output tree.",
 )
 @click.option(
-    "--api-token", type=click.Path(path_type=Path, dir_okay=False), help="The file with a token that the API wants."
+    "--api-token",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with a token for the API. Default: none.",
 )
 @click.option(
     "--ca-bundle",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Authorities to trust for the API, besides the machine's own.",
+    help="A PEM file with certificate authorities for the API, in addition to those of this machine. Default: none.",
 )
 @token_over_http_option
 @click.option(
     "--accept-fetched",
     is_flag=True,
-    help="Count a server that has fetched its boot, although no installer reported its completion. "
-    "Required if the Fleet has evidence Fetched.",
+    help="Count a server as installed after it fetched its boot, although no installer reported completion. "
+    "You need this option if the Fleet has evidence Fetched.",
 )
-@click.option("--branch", metavar="NAME", help="The branch to make. Default: gitboot/rollout-STREAM-PERCENT.")
-@click.option("--rev", metavar="REVISION", help="The commit that the step is made upon. Default: HEAD.")
-@click.option("--no-commit", is_flag=True, help="Change the file in the work tree, and make neither branch nor commit.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
+@click.option("--branch", metavar="NAME", help="The name of the new branch. Default: gitboot/rollout-STREAM-PERCENT.")
+@click.option("--rev", metavar="REVISION", help="The parent of the new commit. Default: HEAD.")
+@click.option("--no-commit", is_flag=True, help="Change the file in the work tree. Do not make a branch or a commit.")
+@click.option("--dry-run", is_flag=True, help="Print what gitboot would do. Write nothing.")
 @output_option("text", "json")
 @evaluator_command
 def advance_stream(
@@ -128,15 +147,17 @@ def advance_stream(
     dry_run: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Commit the next percentage of STREAM if its step succeeded.
+    """Commit the next percentage after a step succeeded.
 
-    The commit is for a pull request. A step has succeeded when the instance has applied the step that Git has now, and
-    so many of the servers that the step reaches are provisioned with the image. A server whose installation failed
-    stops it (exit 4). With evidence Fetched, gitboot refuses the step, because a fetch does not prove that an image is
-    on a disk. Use --accept-fetched to go on without proof. While too few are, one is unknown, or what the instance
-    says is old, it waits, and says for whom (exit 9). Where the percentage is raised, or the last step is proven, the
-    exit code is 0. The commit is made upon HEAD or --rev, on a branch of its own, and what is checked out is not
-    touched. Where that branch is there already, nothing is written.
+    A step of STREAM has succeeded if the instance applied it, and --after percent of the servers that it reaches are
+    installed with the new image. gitboot then commits the next percentage on a new branch, for a pull request. It does
+    not change the work tree. If the branch exists already, gitboot writes nothing.
+
+    gitboot waits if too few servers are installed, if a server is unknown, or if the status of the instance is old. It
+    stops if an installation failed.
+
+    A fetch does not prove that an image is on a disk. If the Fleet has evidence Fetched, gitboot therefore does not
+    advance without --accept-fetched.
     """
     from gitboot.cli.evaluated_fleet import FleetEvaluator
 
@@ -160,7 +181,7 @@ def advance_stream(
 
         here = _find_rollout(stream, decided.repository, accept_fetched=accept_fetched)
         if here is None:
-            found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
+            found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
         else:
             proof = read_proof(informant, find_applied_commit)
             found = advance(
@@ -193,7 +214,7 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
     Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
     """
     if stream not in repository.streams:
-        hint = did_you_mean(stream, repository.streams, "gitboot images lists those that there are")
+        hint = did_you_mean(stream, repository.streams, "`gitboot images` lists the streams")
         raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
     found, fleet = repository.streams[stream].spec.rollout, repository.fleet
     if found is not None and fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:

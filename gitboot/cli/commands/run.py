@@ -30,6 +30,7 @@ from gitboot.cli.endpoint_options import (
     open_operators_socket,
     take_access_settings,
 )
+from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     LIMIT_HELP,
@@ -77,18 +78,44 @@ if TYPE_CHECKING:
 _MAX_SHUTDOWN_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
 _MAX_NOTIFY_S: Final = 15.0  # of a forge, after reconciling once
 _FINAL_NOTIFY_S: Final = 1.0  # of a forge, at the end
+_SECTIONS: Final = {  # of the help page; the most frequent options are in its first section
+    "Git repository": (
+        *("subpath", "poll_s", "git_credentials", "git_ssh", "ca_bundle", "push_secret"),
+        *("allow_empty", "allow_rewind", "allow_takeover"),
+    ),
+    "Signatures": ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need"),
+    "Publishing and serving": ("output_group", "targets", "check_assets", "workers", "spool"),
+    "API and metrics": ("operators", "operators_listen", "operators_tokens", "operators_tls"),
+    "Ledger and standby": ("ledger", "ledger_password", "site", "accepted_filesystems"),
+    "Reports": ("forge", "allow_token_over_http", "notify", "log_format"),
+}
 _COUNT = click.IntRange(min=1)
 _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(
+    context_settings={"auto_envvar_prefix": "GITBOOT"},
+    cls=Command,
+    example=("gitboot run /srv/fleet.git --out /srv/gitboot --state /var/lib/gitboot \\\n    --listen 0.0.0.0:8080"),
+    exit_codes={
+        Exit.FINE: "a signal stopped the instance; with --once: no problem",
+        Exit.INVALID: "with --once: the commit has errors",
+        Exit.HELD: "with --once: a guard holds the commit",
+        Exit.SOURCE: "with --once: the fetch failed",
+        Exit.SUSPENDED: "with --once: the instance is suspended",
+        Exit.PARTIAL: "with --once: another condition is false",
+        Exit.USAGE: "an option or a setting is wrong, or another process uses STATE",
+    },
+    sections=_SECTIONS,
+)
 @config_option
 @log_format_option
 @click.argument("repository", envvar="GITBOOT_REPOSITORY")
 @click.option(
     "--subpath",
     metavar="FOLDER",
-    help="The fleet's folder in REPOSITORY, as infra/boot. Default: the top; of a folder of a work tree, that folder.",
+    help="The folder of the fleet in REPOSITORY, for example infra/boot. Default: the top folder; if "
+    "REPOSITORY is a folder of a work tree, that folder.",
 )
 @click.option(
     "--rev",
@@ -96,9 +123,9 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     envvar="GITBOOT_REV",
     allow_from_autoenv=False,  # GITBOOT_REFERENCE, after the parameter's name
     metavar="REVISION",
-    help="Branch, tag, commit or range of versions to follow. "
-    "Default: the branch that the ledger has; at the first start the remote's default branch. HEAD follows what is "
-    "checked out.",
+    help="The branch, tag, commit or version range to follow. HEAD follows the commit that is checked out. "
+    "Default: the branch that the ledger names; at the first start, the default branch of the remote "
+    "repository.",
 )
 @click.option(
     "--out",
@@ -108,30 +135,32 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The directory that is published: OUTPUT/boot for machines, OUTPUT/ops for operators.",
+    help="The output tree: OUTPUT/boot is for machines, OUTPUT/ops is for operators.",
 )
 @click.option(
     "--output-group",
     metavar="GROUP",
-    help="The group that may read OUTPUT, such as the group of a web server which serves it. Default: gitboot's own "
-    "group; with a ledger that an earlier version made, everybody.",
+    help="The group that may read OUTPUT, for example the group of a web server. Default: gitboot's own group. "
+    "With a ledger that an earlier version made, everyone may read OUTPUT.",
 )
 @click.option(
     "--state",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the ledger and gitboot's own clone live. Back up STATE/ledger.sqlite: it cannot be rebuilt.",
+    help="The state directory, for the ledger and a clone of REPOSITORY. Back up STATE/ledger.sqlite, because "
+    "gitboot cannot rebuild it.",
 )
 @click.option(
     "--ledger",
     metavar="URL",
-    help="A PostgreSQL that has the ledger, as postgresql://USER@HOST/DATABASE. Default: STATE/ledger.sqlite, or where "
-    "an earlier start or `gitboot ledger copy` has put it.",
+    help="The PostgreSQL database for the ledger: postgresql://USER@HOST/DATABASE. Default: the place that an "
+    "earlier start or `gitboot ledger copy` recorded, otherwise STATE/ledger.sqlite.",
 )
 @click.option(
     "--ledger-password",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with its password. Default: libpq's own ways, as a client certificate.",
+    help="The file with the password of the database. Default: libpq uses its own methods, for example a "
+    "client certificate.",
 )
 @click.option(
     "--lease-seconds",
@@ -141,29 +170,40 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=FiniteRange(min=2, max=MAX_SECONDS),
     default=15,
     show_default=True,
-    help="Seconds for which the lease of a ledger in PostgreSQL is valid. If the instance does not renew the lease in "
-    "this time, a standby on another host takes over.",
+    help="Seconds for which the lease of a PostgreSQL ledger is valid. If the instance does not renew the "
+    "lease in this time, a standby on another host takes over.",
 )
 @click.option(
     "--site",
     metavar="NAME",
-    help="Act for the servers of this site alone, if the Fleet names its ledger there. Default: for all.",
+    help="Act only for the servers of this site. The Fleet must name the ledger of the site. Default: act for "
+    "all servers.",
 )
-@click.option("--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve.")
-@click.option("--workers", type=_COUNT, default=1, show_default=True, help="Processes that serve, each on a core.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Serve the boot files and the API at this address. Default: do not serve."
+)
+@click.option(
+    "--workers",
+    metavar="NUMBER",
+    type=_COUNT,
+    default=1,
+    show_default=True,
+    help="Processes that serve. Each uses one CPU.",
+)
 @credentials_option
 @click.option(
     "--assets",
     type=click.Path(path_type=Path, file_okay=False),
-    help="A directory that is served under /assets/, for kernels and images. Default: none.",
+    help="A directory with kernels and images, which gitboot serves at /assets/. Default: none.",
 )
 @click.option(
     "--check-assets",
     type=click.Choice(["off", "head", "read"]),
     default="head",
     show_default=True,
-    help="Look at the artifacts that machines fetch, and offer no boot of which one is missing: off; head, by the word "
-    "of their servers, and by their sha256 below --assets; or read, each once.",
+    help="How to check that artifacts are available. gitboot offers no boot whose artifact is missing. off: do "
+    "not check. head: send HEAD requests, and compare the sha256 of files in --assets. read: download "
+    "each artifact once.",
 )
 @click.option(
     "--check-assets-every",
@@ -173,12 +213,13 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_SECONDS,
     default=300,
     show_default=True,
-    help="Seconds between two checks of an artifact that is available. gitboot checks a missing artifact sooner.",
+    help="Seconds between two checks of an available artifact. gitboot checks a missing artifact sooner.",
 )
 @click.option(
     "--spool",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where `gitboot serve --spool` records fetches. Default: STATE/spool, where this instance serves itself.",
+    help="The directory to which `gitboot serve --spool` writes fetches. Default: STATE/spool, if this "
+    "instance serves.",
 )
 @secret_keys_option
 @click.option(
@@ -196,7 +237,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 @click.option(
     "--ca-bundle",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Authorities to trust for an https repository, besides the machine's own.",
+    help="A PEM file with certificate authorities for an https repository, in addition to those of this "
+    "machine. Default: none.",
 )
 @click.option(
     "--git-timeout",
@@ -206,28 +248,29 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_SECONDS,
     default=60,
     show_default=True,
-    help="Seconds that the Git server has for an answer. During a clone, a fetch or a push, gitboot expects 1 KiB for "
-    "each second of such a period.",
+    help="Seconds to wait for a response of the Git server. During a clone, a fetch or a push, the server must "
+    "send at least 1 KiB for each second of this time.",
 )
 @click.option(
     "--fetch-memory",
     cls=Setting,
     type=click.IntRange(min=1, max=MAX_MEMORY_MIB),
     metavar="MIB",
-    help="MiB of memory for the process that fetches. A file that the Git server sends as a delta needs twice its "
-    "size. Default: 512 MiB, which is enough for a history of 3 million objects.",
+    help="MiB of memory for the process that fetches. A file that the Git server sends as a delta needs twice "
+    "its size. The default is enough for a history of 3 million objects. Default: 512.",
 )
 @click.option(
     "--fetch-disk",
     cls=Setting,
     type=click.IntRange(min=1, max=MAX_MEMORY_MIB),
     metavar="MIB",
-    help="MiB on disk for the clone in STATE, and for the clone of each Git target. A fetch that needs more fails. "
-    "Default: 4096 MiB.",
+    help="MiB on disk for the clone in STATE, and for the clone of each Git target. A fetch that needs more "
+    "fails. Default: 4096.",
 )
 @click.option(
     "--poll",
     "poll_s",
+    metavar="SECONDS",
     envvar="GITBOOT_POLL",
     type=_SECONDS,
     default=60,
@@ -240,7 +283,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_COUNT,
     default=256,
     show_default=True,
-    help="BMCs that gitboot talks to at the same time, at most.",
+    help="BMCs to connect to at the same time.",
 )
 @click.option(
     "--bmc-per-site",
@@ -248,7 +291,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_COUNT,
     default=128,
     show_default=True,
-    help="BMCs of one site that gitboot talks to at the same time, at most. gitboot measures how many a site can bear.",
+    help="BMCs of one site to connect to at the same time. gitboot measures how many a site can handle.",
 )
 @click.option(
     "--bmc-failures",
@@ -256,51 +299,51 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     type=_COUNT,
     default=20,
     show_default=True,
-    help="Consecutive failures, over all BMCs, after which gitboot sets no more overrides until a BMC answers.",
+    help="Consecutive failures, over all BMCs, after which gitboot sets no more overrides until a BMC responds.",
 )
 @click.option(
     "--forge",
     metavar="KIND=URL TOKEN",
     type=(str, click.Path(path_type=Path, dir_okay=False)),
-    help="Report the result of each commit to the forge as a commit status. KIND is github, gitlab or gitea, URL is "
-    "the project's page, and TOKEN is a file with a token that may write commit statuses. gitboot sends the token to "
-    "the host of URL only. Default: no status.",
+    help="Report the result of each commit to a forge as a commit status. KIND is github, gitlab or gitea. URL "
+    "is the page of the project. TOKEN is a file with a token that may write commit statuses. gitboot "
+    "sends the token only to the host of URL. Default: no status.",
 )
 @click.option(
     "--forge-name",
     cls=Setting,
-    help="The name of the commit status. Each instance of a fleet needs a name of its own. Default: gitboot, or "
+    help="The name of the commit status. Each instance of a fleet needs its own name. Default: gitboot, or "
     "gitboot/FOLDER with --subpath FOLDER.",
 )
 @click.option(
     "--forge-link",
     cls=Setting,
     metavar="URL",
-    help="The page that the commit status links to, such as a dashboard. Default: the commit's page.",
+    help="The page to which the commit status links, for example a dashboard. Default: the page of the commit.",
 )
 @click.option(
     "--forge-api",
     cls=Setting,
     metavar="URL",
-    help="The URL of the forge's API if it is not at the root of its host, such as https://HOST/PATH/api/v4. Default: "
-    "the usual one for the KIND of --forge.",
+    help="The URL of the forge's API, if the API is not at the root of its host. Example: "
+    "https://HOST/PATH/api/v4. Default: the usual URL for the KIND of --forge.",
 )
 @click.option(
     "--allow-token-over-http",
     is_flag=True,
-    help="Send the token of --forge to an http:// URL of another machine too, where anyone on the way can read it. "
-    "Default: only to an https:// URL and to this machine.",
+    help="Send the token of --forge to an http:// URL of another machine too. Anyone on the network path can "
+    "read it. Default: only to an https:// URL and to this machine.",
 )
 @click.option(
     "--push-secret",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with the secret of a forge's webhook: POST /hooks/push, where operators ask, then lets the instance "
-    "fetch at once. Default: no webhook is heard.",
+    help="The file with the secret of a forge's webhook. The webhook sends POST /hooks/push to the address of "
+    "the API, and gitboot then fetches at once. Default: gitboot accepts no webhooks.",
 )
 @click.option(
     "--notify",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file (TOML, mode 0600) that names who is sent notices: docs/monitoring.md. Default: nobody.",
+    help="A TOML file (mode 0600) with the receivers of notifications: docs/monitoring.md. Default: no notifications.",
 )
 @click.option(
     "--step-minutes",
@@ -316,16 +359,16 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     envvar="GITBOOT_TARGET",
     multiple=True,
     metavar="URL",
-    help="Besides OUTPUT, write what machines fetch to a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
-    "git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX, with settings in the query of the URL: "
-    "docs/mirrors.md. Repeat it for several targets. Default: none.",
+    help="Copy the boot files to this place too: a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
+    "git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX. The query of the URL has settings: "
+    "docs/mirrors.md. Repeat the option for several targets. Default: none.",
 )
 @click.option(
     "--list-keys",
     cls=Setting,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The folder of the keys that sign the list of published files, made by `gitboot secret keygen --signed-list`. "
-    "Default: the list is unsigned.",
+    help="The folder with the keys that sign the list of published files, from `gitboot secret keygen "
+    "--signed-list`. Default: the list is unsigned.",
 )
 @trust_options
 @access_options
@@ -338,28 +381,28 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
     default=0,
     show_default=True,
     metavar="N",
-    help="Guard. BMCs that may get credentials because of one commit although the access.toml beside the credentials "
-    "does not allow it.",
+    help="The number of BMCs that one commit may send credentials to although the access.toml of these "
+    "credentials does not allow it.",
 )
 @allowance_settings
-@click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
-@click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
-@click.option("--allow-takeover", is_flag=True, help="Accept a commit by which an instance ceases to act.")
-@click.option(
-    "--once", is_flag=True, help="Reconcile once, then exit: 3 where the commit is invalid, 8 where it is partial."
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Say what one reconcile would write and override, in full, and do none of it."
-)
+@click.option("--allow-empty", is_flag=True, help="Accept a commit without servers.")
+@click.option("--allow-rewind", is_flag=True, help="Accept a commit that is not a descendant of the accepted commit.")
+@click.option("--allow-takeover", is_flag=True, help="Accept a commit after which an instance is no longer active.")
+@click.option("--once", is_flag=True, help="Reconcile once, and then exit.")
+@click.option("--dry-run", is_flag=True, help="Print what one reconcile would write and set, and do nothing.")
 def command(**given: Any) -> None:
-    """Watch REPOSITORY and do what its newest valid commit says, until interrupted.
+    """Follow a repository; publish, serve and set BMCs.
 
-    REPOSITORY is a path or URL of a Git repository. Each pass resolves what every server boots, publishes it
-    as files, serves them, and sets boot overrides at BMCs. A commit that is invalid changes nothing: the last
-    accepted one goes on. One that changes more than the guards allow is held until it is acknowledged, by a
-    line of a commit's message or by `gitboot approve`; `gitboot status` has both. Each option has a GITBOOT_ variable
-    (GITBOOT_OUT, GITBOOT_POLL …) and a key in the file of --config. That file also has the settings that operators
-    rarely change, such as the limits of guards: docs/reference/configuration.md lists them.
+    REPOSITORY is the path or the URL of a Git repository. gitboot follows its newest valid commit until you stop it. It
+    decides what each server boots, writes the boot files to OUTPUT, serves them at --listen, and sets boot overrides at
+    BMCs.
+
+    If a commit has errors, the last accepted commit stays in effect. If a commit changes more than the guards allow,
+    gitboot holds it until someone acknowledges it, in a commit message or with `gitboot approve`.
+
+    Each option has an environment variable (GITBOOT_OUT, GITBOOT_POLL and so on) and a key in the file of --config.
+    That file also has settings without an option, such as the limits of guards: docs/reference/configuration.md lists
+    them.
     """
     log_to_events()
     reject_old_variables()
@@ -475,7 +518,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
                     raise
                 standby.fail(error)
         else:
-            print_event(Event(at=_clock(), type="Stopped", message="it stood by, and acted for nobody"))
+            print_event(Event(at=_clock(), type="Stopped", message="the standby stopped; it was never active"))
     return Exit.FINE
 
 
@@ -500,10 +543,10 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
         if bell.is_stopped:
             lease = instance.store.database.lease
             why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
-            message = f"{why}: nothing is set, offered or written any more"
+            message = f"{why}: this instance sets, offers and writes nothing any more"
             print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
-            print_event(Event(at=_clock(), type="Stopped", message="what was published stays"))
+            print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files stay"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more
     return bell.is_stopped
 

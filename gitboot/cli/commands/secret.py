@@ -10,6 +10,7 @@ from typing import BinaryIO
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Group
 from gitboot.cli.instance_client import open_offline, request_change, select_names, select_servers
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
@@ -33,20 +34,32 @@ from gitboot.model.scalars import AGE_SUFFIX
 from gitboot.text import format_count
 
 
-@click.group(context_settings=VARIABLES)
+@click.group(
+    context_settings=VARIABLES,
+    cls=Group,
+    example=("gitboot secret encrypt password.txt --to-keys keys.txt \\\n    --file secrets/password.age"),
+)
 def command() -> None:
     """Create age keys, encrypt secrets, and check the keys.
 
-    The files are age's: the program `age` reads and writes them too.
+    You can also read and write these files with the program `age`.
     """
 
 
-@command.command("keygen", context_settings=VARIABLES)
+@command.command(
+    "keygen",
+    context_settings=VARIABLES,
+    example="gitboot secret keygen /etc/gitboot/age.keys",
+    exit_codes={
+        Exit.FINE: "gitboot wrote the key",
+        Exit.USAGE: "FILE exists already, or an option is wrong",
+    },
+)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--signed-list",
     is_flag=True,
-    help="Make or replace the keys that sign the list of published files. FILE is then a folder.",
+    help="Create or replace the keys that sign the list of published files. FILE is a folder.",
 )
 @click.option(
     "--root-key",
@@ -56,19 +69,21 @@ def command() -> None:
 @click.option(
     "--new-root-key",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="With --signed-list: replace the root key too, and write the new one here. Default: keep the root key.",
+    help="With --signed-list: also replace the root key, and write the new root key to this file. Default: "
+    "keep the root key.",
 )
 def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: Path | None) -> None:
-    """Write a new key to FILE, and print its recipient.
+    """Write a new age key to FILE, and print its recipient.
 
-    `gitboot run --secret-keys` reads FILE. Secrets are encrypted to the recipient.
+    Encrypt secrets to the recipient. `gitboot run --secret-keys` reads FILE to decrypt them. Only the owner can read
+    FILE. Keep a copy where you keep the backup of the ledger.
 
-    FILE is its owner's alone; keep a copy where you keep the ledger's. One that is there already is not touched: to
-    change a key, append the new one to the old, encrypt every secret anew, and then delete the old line.
+    gitboot does not overwrite FILE. To replace a key, add the new key to the file with the old key, encrypt every
+    secret again, and then delete the line of the old key.
 
-    With --signed-list, the first run makes a root key and a publication key in the folder FILE, and prints the public
-    root key, which mirrors need. Each later run replaces the publication key, and is signed by the root key.
-    `gitboot run` reads the folder by its setting list-keys: docs/mirrors.md.
+    With --signed-list, FILE is a folder. The first call creates a root key and a publication key, and prints the public
+    root key, which mirrors need. Each later call replaces the publication key and signs the new one with the root key.
+    `gitboot run` reads the folder through its setting list-keys (docs/mirrors.md).
     """
     if not signed_list:
         if root_key is not None or new_root_key is not None:
@@ -86,13 +101,27 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     click.echo(public_key.decode().strip())  # PEM
 
 
-@command.command("encrypt", context_settings=VARIABLES)
+@command.command(
+    "encrypt",
+    context_settings=VARIABLES,
+    example="gitboot secret encrypt password.txt --to age1… --file secrets/password.age",
+    exit_codes={
+        Exit.FINE: "gitboot wrote the secret",
+        Exit.USAGE: "an option or a key is wrong",
+    },
+)
 @click.argument("secret", type=click.File("rb"), default="-")
-@click.option("--to", "recipients", multiple=True, metavar="age1…", help="What to encrypt to; may be given often.")
+@click.option(
+    "--to",
+    "recipients",
+    multiple=True,
+    metavar="age1…",
+    help="A recipient of the secret. Repeat the option for several recipients.",
+)
 @click.option(
     "--to-keys",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Encrypt to every key of this file. Default: to those of --to alone.",
+    help="Encrypt to every key in this file. Default: only to the recipients of --to.",
 )
 @click.option(
     "--file",
@@ -101,38 +130,44 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     help="The file to write: NAME.age.",
 )
 def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, file: Path) -> None:
-    """Encrypt SECRET, a file or standard input, for a fleet.
+    """Encrypt a secret for a fleet.
 
-    All of its bytes count, a line end at its end too.
+    gitboot reads SECRET, which is a file or standard input. It encrypts every byte, including a newline at the end.
     """
     if to_keys is not None:
         keys = AgeKeys(to_keys)
         keys.check()
         recipients += keys.list_recipients()
     if not recipients:
-        raise UsageError("give --to or --to-keys: a secret is encrypted to somebody")
+        raise UsageError("add --to or --to-keys: a secret needs a recipient")
     content = encrypt(secret.read(), recipients)
     try:
         parse_encrypted(content)
     except NotEncrypted as error:
-        raise UsageError(f"encrypted so, no endpoint would give it: {error}") from None
+        raise UsageError(f"an endpoint could not decrypt this secret: {error}") from None
     write_output_file(file, [content], sync=True)
 
 
-@command.command("check", context_settings=VARIABLES)
+@command.command(
+    "check",
+    context_settings=VARIABLES,
+    example="gitboot secret check fleet --secret-keys /etc/gitboot/age.keys",
+    exit_codes={
+        Exit.FINE: "the keys decrypt all secrets",
+        Exit.INVALID: "the keys do not decrypt a secret, or the fleet has errors",
+    },
+)
 @fleet_argument
 @click.option(
-    "--secret-keys", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The keys to look with."
+    "--secret-keys", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The file with the age keys."
 )
 @output_option("text", "json")
 @evaluator_command
 def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputOption, ...]) -> None:
-    """Check that these keys decrypt each secret of the fleet at PATH.
+    """Check that the keys decrypt each secret of a fleet.
 
-    The exit code is 3 if the keys cannot decrypt a secret.
-
-    Nothing of what they hold is shown. Run it before a commit is merged, and after keys have changed, where the keys
-    are: neither a review nor an instance can tell without them.
+    Run this check on a host that has the keys: before you merge a commit, and after you replace a key. Reviews do not
+    have the keys, so they cannot check this. gitboot does not print the secrets. PATH is the fleet.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 
@@ -150,17 +185,27 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
         json=partial(format_document, items=[{"path": name, "closed": closed.get(name)} for name in files]),
         text=partial("".join, [f"{name}: {why}\n" for name, why in closed.items()]),
     )
-    click.echo(f"{format_count(len(files), 'secret')}, {len(closed)} closed to these keys", err=True)
+    click.echo(f"{format_count(len(files), 'secret')}, {len(closed)} not decrypted by these keys", err=True)
     if closed:
         sys.exit(Exit.INVALID)
 
 
-@command.command("fetches", context_settings=VARIABLES)
+@command.command(
+    "fetches",
+    context_settings=VARIABLES,
+    example="gitboot secret fetches web01 --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "gitboot printed the fetches, or recorded the confirmation",
+    },
+)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
 @click.option(
-    "--confirm", metavar="REASON", callback=check_reason, help="Confirm that the fetches of SERVERS are right, and why."
+    "--confirm",
+    metavar="REASON",
+    callback=check_reason,
+    help="Do not print fetches. Confirm that the fetches of SERVERS are right, and record why.",
 )
 @output_option("text", "json")
 @evaluator_command
@@ -171,13 +216,14 @@ def fetches(
     confirm: str | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Show who fetched the secrets of SERVERS, or of all.
+    """Show which clients fetched the secrets of servers.
 
-    The command shows the newest installation of each server, user data included. It names up to 16 addresses for each
-    secret, or /64 networks of IPv6, and counts the fetches of all others together.
+    gitboot shows the newest installation of each of the SERVERS, or of all servers. This includes user data. For each
+    secret, gitboot lists up to 16 addresses (or /64 networks of IPv6) and counts the fetches of all other addresses
+    together.
 
-    If a stranger fetched a secret, change the secret. --confirm shows nothing: the condition SecretsPrivate holds again
-    until another address fetches a secret, or until ten more fetches.
+    If an unexpected client fetched a secret, replace the secret. If the fetches are right, confirm them with --confirm.
+    The condition SecretsPrivate is then true, until another address fetches a secret or until ten more fetches.
     """
     from gitboot.cli.terminal import format_table
 

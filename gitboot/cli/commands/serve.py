@@ -40,6 +40,8 @@ from gitboot.cli.endpoint_options import (
     shared_ledger_options,
     take_access_settings,
 )
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     VARIABLES,
     accept_filesystem_option,
@@ -62,7 +64,16 @@ if TYPE_CHECKING:
     from gitboot.endpoint.tls import Certificate
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot serve --out /srv/gitboot --listen 0.0.0.0:8080 --spool /srv/spool",
+    exit_codes={
+        Exit.FINE: "a signal stopped gitboot",
+        Exit.USAGE: "the output tree does not exist, or an option is wrong",
+    },
+    sections={"API and metrics": ("operators", "operators_listen", "operators_tokens", "operators_tls")},
+)
 @config_option
 @log_format_option
 @click.option(
@@ -73,37 +84,50 @@ if TYPE_CHECKING:
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="The published tree: what `gitboot run` or `gitboot render` wrote, or a mirror with its ops/.",
+    help="The output tree, which `gitboot run` or `gitboot render` wrote, or a mirror with ops/.",
 )
-@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, help="Where to listen.")
+@click.option(
+    "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, help="The address to listen on."
+)
 @click.option(
     "--workers",
+    metavar="NUMBER",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Processes that answer, each on a core.",
+    help="Processes that serve. Each uses one CPU.",
 )
 @click.option(
     "--spool",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Record fetches here, for `gitboot run --spool`. Default: none is recorded, and what boots once not given.",
+    help="Record fetches in this directory, for `gitboot run --spool`. Default: gitboot records no fetches, "
+    "and serves no one-time boots.",
 )
 @click.option(
     "--assets",
     type=click.Path(path_type=Path, file_okay=False),
-    help="A directory that is served under /assets/. Default: none.",
+    help="A directory with kernels and images, which gitboot serves at /assets/. Default: none.",
 )
 @secret_keys_option
 @shared_ledger_options
 @access_options
 @accept_filesystem_option
 @inherited_settings_option
-@click.option("--operators-fd", type=int, hidden=True, help="The same for operators.")
-@click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
-@click.option("--life-fd", type=int, hidden=True, help="A pipe to write to while this process responds.")
-@click.option("--parent", type=int, hidden=True, help="That process.")
-@click.option("--status", type=click.Path(path_type=Path), hidden=True, help="Where the instance leaves its status.")
-@click.option("--push-secret", type=click.Path(path_type=Path), hidden=True, help="What webhooks are signed by.")
+@click.option("--operators-fd", type=int, hidden=True, help="The file descriptor of a listening socket for operators.")
+@click.option("--fd", type=int, hidden=True, help="The file descriptor of a listening socket of the parent process.")
+@click.option(
+    "--life-fd",
+    type=int,
+    hidden=True,
+    help="The file descriptor of a pipe. This process writes to the pipe while it responds.",
+)
+@click.option("--parent", type=int, hidden=True, help="The process ID of the parent process.")
+@click.option(
+    "--status", type=click.Path(path_type=Path), hidden=True, help="The file to which the instance writes its status."
+)
+@click.option(
+    "--push-secret", type=click.Path(path_type=Path), hidden=True, help="The file with the secret of the webhook."
+)
 @click.option("--ledger-id", hidden=True, help="The identity of the instance's ledger.")
 def command(
     output: Path,
@@ -124,10 +148,10 @@ def command(
     ledger_password: Path | None,
     **given: Any,
 ) -> None:
-    """Serve a published tree, and the API over it; as many processes as wanted.
+    """Serve the published boot files from this host.
 
-    It answers at once whatever the tree's size, sees what is published at the next request, and turns entries at the
-    instants that the tree names.
+    gitboot serves an output tree, and an API about it, with one or more processes. A new version of the tree is
+    effective at the next request. The endpoint changes boot scripts at the times that the tree contains.
     """
     with pause_garbage_collection():  # what modules make stays
         from gitboot.endpoint import app, recorder, server  # noqa: F401
@@ -137,7 +161,7 @@ def command(
         end_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
     if not output.is_dir():
-        raise UsageError(f"{output} is not a directory; give what was published with --out")
+        raise UsageError(f"{output} is not a directory; pass the output tree with --out")
     if spool is not None:
         create_spool(spool)
         if parent is None:  # else the instance has looked at it
@@ -175,17 +199,17 @@ def command(
     if not (output / MANIFEST).exists():
         _print_event(
             "NothingPublished",
-            f"{output} holds nothing that was published: nobody is answered until it does",
+            f"{output} has no published files: the endpoint serves nothing until it does",
             is_warning=True,
         )
     if spool is None:
         _print_event(
             "NotRecording",
-            "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count",
+            "without --spool, gitboot records no fetches: it withholds one-time boots, and ignores reports",
             is_warning=True,
         )
     if (why := check_shared_ledger(shared)) is not None:  # what changes later is told with NotReady
-        _print_event(why[0], f"{why[1]}: no boot that is made once is given", is_warning=True)
+        _print_event(why[0], f"{why[1]}: the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
         clients = build_clients(access, operators)
@@ -203,7 +227,7 @@ def command(
         with Workers(command, listening, workers, operators=operators):
             while not stop.wait(3600):
                 pass
-    _print_event("Stopped", "the tree stays as it is")
+    _print_event("Stopped", "the endpoint stopped")
 
 
 def _print_event(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
@@ -315,6 +339,6 @@ def _print_changed_files(files: CredentialFiles, certificate: Certificate | None
 
 _DRAIN_CHECKS: Final = 5  # so often, at most, a flood of unknown machines wakes an instance
 _TOO_MANY_IDLE: Final = (
-    "clients keep more connections open without asking than idle-connections in the file of --config allows: the "
-    "oldest are closed, and counted in gitboot_idle_connections_closed_total"
+    "clients keep more idle connections open than the setting idle-connections allows: gitboot closes the oldest, and "
+    "counts them in gitboot_idle_connections_closed_total"
 )

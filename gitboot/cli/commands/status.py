@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.cli.help_pages import Command
+from gitboot.cli.main import Exit
 from gitboot.cli.options import VARIABLES, OutputOption, output_option, state_option, write_outputs
 from gitboot.cli.terminal import format_table, wrap_text
 from gitboot.controller.instance.state_directory import (
@@ -40,13 +42,23 @@ _MAX_INSTALLATIONS: Final = 10
 _MAX_SERVERS: Final = 20
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot status --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "gitboot printed the status, whatever the conditions are",
+        Exit.USAGE: "no instance has run with this state directory",
+    },
+)
 @state_option
 @output_option("text", "json")
 def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
-    """Show what the instance on STATE has accepted and published, and what it is in want of.
+    """Show conditions, commits and counts.
 
-    Its conditions say what is the matter, with a reason, a message, and since when.
+    gitboot shows the commits that the instance has accepted and applied, the number of servers by state, installations
+    in progress, and the conditions of the instance. A condition has a type, a status, a reason, a message and the time
+    of its last change. A condition that is false also has a remedy.
     """
     from gitboot.cli.instance_client import find_output, list_endpoint_folders
     from gitboot.publish.tree_reader import StopReader, add_stop_condition
@@ -174,19 +186,32 @@ def _format_conditions(conditions: list[dict[str, Any]], state: Path) -> Iterato
     yield format_table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, below=below)
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot events --state /var/lib/gitboot --server web01 -o text",
+    exit_codes={
+        Exit.FINE: "gitboot printed the events",
+        Exit.FAULT: "gitboot cannot read the ledger",
+        Exit.USAGE: "the server is unknown, or no instance has run with this state directory",
+    },
+)
 @state_option
-@click.option("--server", metavar="NAME", help="Only what happened to this server.")
+@click.option("--server", metavar="NAME", help="Only events of this server.")
 @output_option("json", "text")
 def events_command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
-    """Print what the instance on STATE did, a line each: commits, publications, evidence, every override."""
+    """Print what the instance did.
+
+    Each event is one line: accepted commits, publications, evidence, overrides, requests of operators and so on. The
+    oldest event is first.
+    """
     if not has_ledger(state):
         raise no_instance_error(state)
     with open_ledger(state / LEDGER) as ledger:
         names = {machine.name for machine in server_tables.read_machines(ledger).values()} if server is not None else ()
         if server is not None and server not in names and not any(True for _ in _read_events(ledger, server)):
             hint = did_you_mean(server, names, "none is near")
-            raise UsageError(f"nothing was ever known of a server {server!r}; {hint}")
+            raise UsageError(f"there are no events of a server {server!r}; {hint}")
         for output in outputs:
             output.write_lines(_format_event(event, output.format) for event in _read_events(ledger, server))
 
@@ -201,16 +226,28 @@ def _format_event(event: Mapping[str, Any], format: str) -> str:
     return printable(f"{event['at']} {event['type']:<18} {one_line(str(event['message']))}")
 
 
-@click.command(context_settings=VARIABLES)
+@click.command(
+    context_settings=VARIABLES,
+    cls=Command,
+    example="gitboot unknown-machines --state /var/lib/gitboot",
+    exit_codes={
+        Exit.FINE: "gitboot printed the machines",
+        Exit.USAGE: "no instance has run with this state directory",
+    },
+)
 @state_option
-@click.option("--forget", is_flag=True, help="Begin the list anew, after a flood, say.")
+@click.option("--forget", is_flag=True, help="Clear the list first, for example after a flood of requests.")
 @output_option("text", "json")
 def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOption, ...]) -> None:
-    """Show which machines asked for a boot and are described by no document, the last that asked first.
+    """Show machines that no document describes.
 
-    All of it is their own word, and decides nothing; below a machine stands what an image has found in it and sent. An
-    entry goes once a document has the machine, or 30 days after it asked last. There is room for 1,000, and for 64 of
-    one network address; what is kept is never pushed out.
+    gitboot lists the machines that requested a boot although no document describes them, the newest request first. The
+    facts come from the machines themselves, and gitboot makes no decision from them. If a machine booted an inventory
+    image, the list also shows what the image found.
+
+    gitboot removes a machine from the list when a document describes it, or 30 days after its last request. The list
+    has room for 1,000 machines, and for 64 from one network address. New machines never replace machines in the list.
+    To write a document for a machine, use `gitboot new server --seen`.
     """
     from gitboot.controller.reconcile_inputs import forget_unknown, read_unknown
     from gitboot.endpoint.api import format_unknown_machines
@@ -226,7 +263,7 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
 
 def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     if not unknown_machines.machines and not unknown_machines.unkept:
-        return "every machine that asked for a boot is described by a document"
+        return "a document describes every machine that requested a boot"
     header = ["MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER"]
     rows: list[list[str]] = []
     for each in unknown_machines.machines:
@@ -240,6 +277,6 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     text = format_table(header, rows, shrinkable=(2,), below=found_in) if rows else ""
     if unknown_machines.unkept:
         requests = format_count(unknown_machines.unkept, "request")
-        notice = f"There was no room for the machines of {requests} more; gitboot unknown-machines --forget makes it."
+        notice = f"The list was full at {requests}. gitboot unknown-machines --forget clears it."
         text += "\n" + wrap_text(notice)
     return text.strip("\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
@@ -28,7 +29,14 @@ from gitboot.problems import Code, Problem, Severity
 from gitboot.text import format_count
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot validate fleet --format github",
+    exit_codes={
+        Exit.FINE: "the fleet has no errors, but may have warnings",
+        Exit.INVALID: "the fleet has errors",
+    },
+)
 @fleet_argument
 @at_option
 @registry_options
@@ -44,13 +52,14 @@ def command(
     allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Check the fleet repository at PATH: every problem at once, with its place and its hint.
+    """Check a fleet and print each problem with a hint.
 
-    PATH is a directory, a Git work tree or a bare repository. The exit code is 3 where there are errors;
-    warnings alone leave it 0. --at is the instant at which overlaps of maintenances, deadlines of pins and holds, and
-    certificates are judged.
-    `gitboot explain CODE` says more about a problem. No registry is asked, unless a document names an image by its tag:
-    then those of --registries are, for the digests to write.
+    PATH is a directory, a Git work tree or a bare repository. gitboot prints all problems at once, with file, line and
+    column. `gitboot explain CODE` explains a problem.
+
+    Overlaps of maintenances, deadlines of pins and holds, and certificates depend on the time. --at sets that time.
+    gitboot does not use the network, with one exception: if a document names an image by its tag, gitboot reads the
+    digest from a registry of --registries.
     """
     from gitboot.cli.evaluated_fleet import evaluate_fleet
     from gitboot.resolve.policy_selection import find_overdue_opt_outs

@@ -13,6 +13,7 @@ from typing import Final
 
 import click
 
+from gitboot.cli.help_pages import Command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, output_option, write_outputs
 from gitboot.cli.terminal import format_table, show_growing_progress
@@ -40,56 +41,80 @@ from gitboot.text import format_count
 _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    example="gitboot verify-mirror https://mirror.example.net --key /etc/gitboot/root.pub",
+    exit_codes={
+        Exit.FINE: "the mirror is right",
+        Exit.SOURCE: "gitboot could not read a file",
+        Exit.PARTIAL: "a file is wrong",
+        Exit.USAGE: "an option is wrong, or MIRROR cannot be repaired",
+    },
+)
 @click.argument("mirror", metavar="MIRROR")
 @click.option(
     "--key",
     "keys",
     multiple=True,
     metavar="KEY",
-    help="The public key of the list's root: a file (PEM or 64 hexadecimal digits), or the digits. Repeat it if "
-    "several keys sign the root: each of them has to. Default: signatures are not checked.",
+    help="The public root key of the list: a PEM file, a file with 64 hexadecimal digits, or the digits. "
+    "Repeat the option if several keys sign the root. Each of them must have signed it. Default: gitboot "
+    "does not check signatures.",
 )
 @click.option(
     "--tree",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Compare with this published tree, which `gitboot run` wrote. Default: with the list that the mirror carries.",
+    help="Compare with this output tree, which `gitboot run` wrote. Default: compare with the list in the mirror.",
 )
 @click.option(
     "--ca-bundle",
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="GITBOOT_CA_BUNDLE",
-    help="Certificates of authorities that are trusted besides the machine's own, as PEM. Default: none.",
+    help="A PEM file with certificate authorities to trust in addition to those of this machine. Default: none.",
 )
 @click.option(
     "--read-entries",
     is_flag=True,
-    help="Read the files that only machines fetch, too. These requests are marked: endpoints and `gitboot "
-    "read-access-logs` of this version do not count them. Default: such files are not read.",
+    help="Also read the files that only machines fetch. gitboot marks these requests, and endpoints and "
+    "`gitboot read-access-logs` of this version do not count them. Default: do not read these files.",
 )
 @click.option(
     "--target",
     "as_target",
     is_flag=True,
-    help="With --tree: the mirror is a bucket, a Git branch, or a cache of one, whose files have times of their own.",
+    help="With --tree: MIRROR is a bucket, a Git branch, or a cache of one. The times of its files differ from "
+    "those in the tree.",
 )
 @click.option(
     "--repair",
     "repaired",
     multiple=True,
     metavar="PATH|all",
-    help="With --tree, of a folder or a target: replace this file if it is not as the tree has it now, or all such "
-    "files. Repeat it for several paths.",
+    help="With --tree: replace this file of a folder or a target if it differs from the tree, or replace all "
+    "such files. Repeat the option for several files.",
 )
 @click.option(
     "--write-program",
     "program_folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Compare nothing: write the files by which a host without gitboot copies to the folder MIRROR, verifies, and "
-    "ends maintenance windows. Needs --from and --key.",
+    help="Do not compare. Write a program for a host without gitboot to this directory. The program copies the "
+    "boot files to the folder MIRROR, verifies them, and ends maintenance windows. Needs --from and "
+    "--key.",
 )
-@click.option("--from", "source", metavar="SOURCE", help="With --write-program: OUTPUT/boot as rsync reaches it there.")
-@click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Files at a time.")
+@click.option(
+    "--from",
+    "source",
+    metavar="SOURCE",
+    help="With --write-program: the rsync source of OUTPUT/boot, as that host reaches it.",
+)
+@click.option(
+    "--parallel",
+    metavar="NUMBER",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Files to read at the same time.",
+)
 @output_option("text", "json")
 @click.pass_context
 def command(
@@ -106,14 +131,16 @@ def command(
     parallel: int,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Compare a mirror with the signed list that it carries.
+    """Compare a mirror with its signed list or the tree.
 
-    MIRROR is the URL of a web server, or a folder with a copy of OUTPUT/boot; for --repair, a folder or a target
-    s3://…, ssh://… or rsync://…, with the settings of `gitboot run --target`. The report names missing, changed, stale
-    and additional files, caches that answer with what they stored, a list that has expired or that the --key has not
-    signed, and the age of the list. For a web server it also names headers that firmware, loaders or proxies do not
-    take. If the tree is published anew meanwhile, gitboot compares again. A web server does not list files of servers
-    that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
+    MIRROR is the URL of a web server, or a folder with a copy of OUTPUT/boot. With --repair, MIRROR is a folder, or a
+    target s3://…, ssh://… or rsync://… with the settings of `gitboot run --target`.
+
+    gitboot reports missing, changed, outdated and additional files, cached responses, an expired list, a list that no
+    --key signed, and the age of the list. For a web server, gitboot also reports headers that firmware, boot loaders or
+    proxies cannot handle. A web server does not list its files, so gitboot cannot find files of removed servers there.
+    To find these, pass the folder of the mirror. If an instance publishes during the comparison, gitboot compares
+    again.
     """
     if program_folder is not None:
         if source is None or not keys:
@@ -242,7 +269,7 @@ def _format_text(
 ) -> str:
     rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in comparison]
     counts = Counter(str(each.fault).lower() for each in comparison)
-    told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "all as published"
+    told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
     listed = [format_table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []
     omitted = (
         [f"{format_count(len(unread), 'file')} not read, which only machines fetch (--read-entries)"] if unread else []

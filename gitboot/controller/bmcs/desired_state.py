@@ -1,4 +1,4 @@
-"""Desired state of BMCs: the override and the power that a plan wants."""
+"""Desired state of BMCs: the override and the power state that a plan requires."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from gitboot.resolve.server_plan import (
     Phase,
 )
 
-SITE = "Site"  # maxUnavailablePer, where it names no label
+SITE = "Site"  # the value of maxUnavailablePer that is not a label
 
 
 class PowerPlan(Struct, frozen=True, kw_only=True):
-    """What is to become of one machine's power, and among whom it has its turn."""
+    """The reset that a plan requires of one machine, and the power wave that limits it."""
 
     switching: WantedPowerChange
-    is_due: bool  # whether the plan wants it now; else it is only seen to that whoever was switched comes back
-    maintenance: str | None = None  # None: a policy wants it, and nobody waits for anybody
-    group: str | None = None  # of those that the limit is for
+    is_due: bool  # whether the plan requires it now; if not, gitboot only waits for the machine to come back
+    maintenance: str | None = None  # None: a policy requires it, without a limit
+    group: str | None = None  # the servers that share the limit; None: all servers, or those without a group
     limit: str = ""
-    run_at: datetime | None = None  # when its run was seen to be made
+    run_at: datetime | None = None  # when its run was seen to boot
 
     def find_switching(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
-        """Return the switching that a task brings about or follows up; ``now``: the machine's turn has come."""
+        """Return the switching for a task. ``now``: the machine is in the power wave. None: there is no switching."""
         return structs.replace(self.switching, may_start_now=now) if self.is_due or self._is_open(switches) else None
 
     def is_new(self, switches: Iterable[PowerRecord]) -> bool:
-        """Return whether a machine is to be switched, as far as the ledger knows."""
+        """Return whether a machine still has to be switched, according to the ledger."""
         own = next((each for each in switches if each.reason == self.switching.reason), None)
         return self.is_due and (own is None or own.state is PowerRecordState.REFUSED)
 
     def as_wait_only(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
-        """Return a plan that only waits until the machine is back; None: it was not switched."""
+        """Return a plan that only waits until the machine is back. None: gitboot has not switched it."""
         if not self._is_open(switches):
             return None
         return structs.replace(self, is_due=False, switching=structs.replace(self.switching, may_reset=False))
@@ -68,7 +68,7 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
         if self.maintenance is None:
             return "at once"
         among = f" in {self.group}" if self.group is not None else ""
-        return f"in its turn: {self.limit} of maintenance {self.maintenance}{among} may be down at a time"
+        return f"in its power wave: at most {self.limit} of maintenance {self.maintenance}{among} may be down"
 
 
 def plan_power(
@@ -80,14 +80,14 @@ def plan_power(
     stop: StopScope,
     about: ServerDetails,
 ) -> PowerPlan | None:
-    """Return what a server's plan wants of its power; None: nothing.
+    """Return the power plan of a server. None: its plan requires no power change.
 
-    A plan wants nothing of the power while boots are stopped, or if nothing is known of the machine.
+    A plan requires no power change while boots are stopped, or if the machine has no usable record.
     """
     if plan is None or record is None or decision.stopped or stop is not StopScope.NONE:
         return None
     override = plan.override.reason if plan.override is not None else None
-    # A machine that resets boots what is planned if an override leads there, or the firmware's own order does.
+    # After a reset, the machine boots the planned image if an override or the firmware's own boot order leads there.
     is_reached = plan.override is not None or plan.boot is None
     if plan.maintenance is None:
         policy, is_first_boot = decision.policy, plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
@@ -102,7 +102,7 @@ def plan_power(
     maintenance = next(each for each in decision.maintenances if each.name == plan.maintenance)
     if maintenance.power is MaintenancePower.NONE:
         return None
-    # A maintenance of the local disk always asks for a boot, and needs no override.
+    # A maintenance without an image always requires a boot from the local disk, and needs no override.
     is_due = plan.cause is Cause.MAINTENANCE_DISK if maintenance.boot is None else plan.phase is Phase.MAINTENANCE
     ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
     made, per = record.runs.get(maintenance.name), maintenance.max_unavailable_per
@@ -123,7 +123,7 @@ def plan_power(
 
 
 def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str, PowerRecord]) -> str:
-    """Return the run of a maintenance; one in a window after that in which a machine was switched is another reason."""
+    """Return the switch reason of a maintenance's run. It differs if the machine was switched in an earlier window."""
     first = reason = f"power/{maintenance.name}/{maintenance.run}"
     while (before := switches.get(reason)) is not None and before.end is not None:
         if maintenance.start is None or maintenance.start < before.end:
@@ -136,7 +136,7 @@ def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str,
 
 
 def extend_switches(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
-    """Let what was done to power count for as long as the windows in which it was, wherever a commit moved those."""
+    """Extend the power switch records of servers to the new end of their windows, if a commit moved it."""
     for name in sorted(changed):
         if (decision := commit.decisions.servers.get(name)) is None:
             continue
@@ -150,7 +150,7 @@ def extend_switches(update: KnowledgeUpdate, commit: Commit, changed: Collection
 def resolve_switches(
     update: KnowledgeUpdate, uuid: SystemUuid, state: PowerRecordState, is_selected: Callable[[PowerRecord], bool]
 ) -> int:
-    """Take a person's word for what became of what was done to a machine's power; return of how many."""
+    """Set the state of the selected power switch records, as an operator requests. Return how many changed."""
     selected = [each for each in update.switches.list_records(uuid) if each.state is not state and is_selected(each)]
     for each in selected:
         update.switches.set_record(uuid, structs.replace(each, state=state))
@@ -158,12 +158,12 @@ def resolve_switches(
 
 
 def build_media_urls(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
-    """The URLs of the image that lies, or may still lie, in a virtual drive, and of the one with its user data."""
+    """Return the URLs of the media that are or may be in the virtual drives: the boot image, and its user data."""
     if plan is None:
         return None, None
     if (token := plan.data_medium) is None:
         return plan.medium, None
-    name = keys.build_name(token) if token == plan.data else token  # a digest is published as it is
+    name = keys.build_name(token) if token == plan.data else token  # a digest is its own published name
     return plan.medium, f"{plan.base_url}/{MEDIUM.build_path(plan.uuid, name).removeprefix(BOOT)}"
 
 
@@ -194,11 +194,11 @@ def build_wanted_override(plan: BootPlan | None, keys: TokenKeys) -> WantedOverr
 
 
 class DesiredState(NamedTuple):
-    """What is to become of one machine's own BMC."""
+    """The task and the power plan of one machine's BMC."""
 
-    task: BmcTask | None = None  # None: nothing is wanted there, and nothing stands there
+    task: BmcTask | None = None  # None: the BMC needs no task
     power: PowerPlan | None = None
-    is_new: bool = False  # whether something new is to be set there, were it allowed
+    is_new: bool = False  # whether the plan requires a new setting, even if it is not allowed
 
 
 def find_desired_state(
@@ -210,7 +210,7 @@ def find_desired_state(
     *,
     may_set: bool,
 ) -> DesiredState:
-    """Return what is to become of a machine's own BMC; without ``may_set``, nothing new is set there."""
+    """Return the desired state of a machine's BMC. Without ``may_set``, the task only clears and observes."""
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return DesiredState()
@@ -231,7 +231,7 @@ def find_desired_state(
     if wanted is not None:
         own = next((each for each in records if each.reason == wanted.reason), None)
         is_new = is_new or wanted.should_set(own)
-        # A person has said, of all servers at once, that none is installed, and nothing else is known of this one.
+        # The ledger began with `fresh`, and has no other evidence about this server.
         is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
         wanted = structs.replace(
             wanted,
@@ -245,7 +245,9 @@ def find_desired_state(
     if not may_set and power is not None:
         power = power.as_wait_only(switches)
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
-    runs = state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF  # it is to be seen off
+    runs = (
+        state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF
+    )  # gitboot waits until the machine is off
     stands = any(each.may_be_left_on_bmc for each in records)
     if wanted is None and power is None and not (stands or awaits or runs):
         return DesiredState(is_new=is_new)
@@ -265,9 +267,9 @@ def find_desired_state(
 
 
 def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime | None:
-    """Return from when on the plan wants another override, or none; None: not within the transitions that are planned.
+    """Return when the plan stops requiring this override. None: not within the planned transitions.
 
-    A maintenance without an end goes on for as long as an instance plans it.
+    A maintenance without an end continues for as long as an instance plans it.
     """
     for since, plan in state.later:
         if plan is None or plan.override is None or plan.override.reason != wanted.reason:
@@ -276,7 +278,7 @@ def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime |
 
 
 def _waits_for_off(state: ServerState) -> bool:
-    """Return whether gitboot sets a boot only while the machine is off, as a policy wants for a first attempt."""
+    """Return whether gitboot sets the override only while the machine is off, as a policy can require at first."""
     plan, policy, record = state.plan, state.decision.policy, state.record
     if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
         return False
@@ -284,7 +286,7 @@ def _waits_for_off(state: ServerState) -> bool:
 
 
 def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
-    """Return the task that withdraws what stands at a BMC that no document names any more for its machine."""
+    """Return the task that clears an override at a BMC which the machine's document does not name any more."""
     records = knowledge.list_overrides(uuid)
     standing = [each for each in records if each.may_be_left_on_bmc]
     if not standing:

@@ -15,6 +15,7 @@ from gitboot.bmc.credentials import NO_SAMPLE, ResponseSample, credential_use
 from gitboot.bmc.identity import SharedIdentityValues, find_pin_at
 from gitboot.bmc.override_session import BmcTask, describe_request, observe_bmc
 from gitboot.bmc.override_state import (
+    STEP_NAMES,
     AskOperator,
     BmcObservation,
     ClearOverride,
@@ -69,7 +70,7 @@ Value = TypeVar("Value")
 Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
 HasSignature = Callable[[str, str], bool | None]
 _NO_LEDGER_NAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
-_SET_BY_ANOTHER: Final = "was set by another instance, and is not set"
+_SET_BY_ANOTHER: Final = "was set by another instance, so this instance does not set it"
 _FAILURE_TEXTS: Final = {
     BmcUnreachable: "unreachable",
     BmcBusy: "busy",
@@ -88,17 +89,15 @@ _UNVERIFIED_CONDITIONS: Final = {
 
 
 class Subject(BmcTask, frozen=True, kw_only=True):
-    """One machine that has a BMC, or on whose BMC something of gitboot's may stand."""
+    """A machine with a BMC, or a former machine whose BMC may still have an override of gitboot."""
 
-    decision: Decision | None  # None: no document describes it any more
+    decision: Decision | None  # None: no document describes the machine any more
     plan: BootPlan | None
     record: Record | None
-    is_unobservable: bool = False  # its record is of no use: nothing could prove the boot that it asks for
-    power: PowerPlan | None = None  # what its plan wants of the machine's power
-    unverified_reason: str | None = None  # why nothing that is recorded counts, in a word
-    unnamed_ledger: str | None = (
-        None  # the ledger of this instance, where the Fleet names none: nothing is set before it does
-    )
+    is_unobservable: bool = False  # the record is not usable: no evidence could prove the next boot
+    power: PowerPlan | None = None
+    unverified_reason: str | None = None  # why the ledger is unverified
+    unnamed_ledger: str | None = None  # this instance's ledger, if the Fleet names no ledger
 
     @property
     def evidence(self) -> str:
@@ -116,7 +115,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the override for the boot that is still to be made is gone without a trace."""
+        """Return whether the override for the pending boot disappeared without evidence."""
         plan = self.plan
         if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
             return False
@@ -124,7 +123,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
 
     @property
     def unverified_condition(self) -> tuple[str, str] | None:
-        """Why only a person can tell what is on the machine's disks: the condition that says so, and its reason."""
+        """Return the condition and reason that require an operator to check the machine's disks. None: no check."""
         if self.plan is None or self.is_unobservable:
             return None
         if self.unverified_reason is not None:
@@ -133,22 +132,22 @@ class Subject(BmcTask, frozen=True, kw_only=True):
 
 
 class Inspection(Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """The state of one BMC, and the next step for it."""
 
     subject: Subject
-    observed: BmcObservation | None = None  # None: it could not be read
+    observed: BmcObservation | None = None  # None: the BMC could not be read
     step: Step | None = None
     failure: Failure | None = None
-    unsigned_urls: tuple[str, ...] = ()  # the URLs of what its firmware would start, and has no signature
-    switch: PowerChangeStep | None = None  # what would be done to its power, were it its turn; None: nothing is wanted
+    unsigned_urls: tuple[str, ...] = ()  # programs without a signature that the firmware would start
+    switch: PowerChangeStep | None = None  # the step for its power, if it were in the wave; None: no step is due
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What will go wrong with the boot that is planned, as far as it can be seen from here."""
+        """Return problems that the planned boot will meet."""
         if self.observed is None or not self.observed.secure_boot:
             return ()
         return tuple(
-            f"Secure Boot is on, and {url} has no signature: firmware will refuse it" for url in self.unsigned_urls
+            f"Secure Boot is on and {url} has no signature, so firmware will reject it" for url in self.unsigned_urls
         )
 
     @property
@@ -162,12 +161,12 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def pending_reset(self) -> str | None:
-        """The reset that will follow, when and why, or what it waits for; None: no reset will follow."""
+        """Return a text about the reset that will follow, or about its obstacle. None: no reset will follow."""
         power = self.subject.power
         match self.switch:
             case RequestReset(record=record) if power is not None:
                 uri = choose_firmware_uri(self.subject.wanted, self.observed) if self.observed is not None else None
-                before = f"; before it firmware is told to keep {uri} for its HTTP boots" if uri is not None else ""
+                before = f"; before that, gitboot sets the firmware's HTTP boot URI to {uri}" if uri is not None else ""
                 return f"{record.type} for {record.reason}, {power.turn_text}{before}"
             case Wait(why=why) if power is not None:
                 return f"{power.switching.operation} for {power.switching.reason} waits: {why}"
@@ -177,7 +176,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def request(self) -> tuple[str, ...]:
-        """What would be sent to the BMC: the method, and a path and a body; by IPMI the command alone."""
+        """Return the request to the BMC: for Redfish the method, path and body, for IPMI the command alone."""
         return describe_request(self.step, self.observed) if self.observed is not None else ()
 
     def facts(self) -> dict[str, Any]:
@@ -227,11 +226,11 @@ class Inspection(Struct, frozen=True, kw_only=True):
             case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
             case ClearOverride(record=record):
-                return f"it was set for {record.reason}, which is not wanted now"
+                return f"the override was set for {record.reason}, which the plan does not require now"
             case InsertMedium(record=record):
-                return f"its medium is wanted for {record.reason}"
+                return f"{record.reason} requires the medium"
             case EjectMedium(record=record):
-                return f"it was inserted for {record.reason}, which needs it no more"
+                return f"the medium was inserted for {record.reason}, which does not need it any more"
             case ConfirmRecord(record=record):
                 became = (
                     _SET_BY_ANOTHER if record.state is OverrideState.SET_BY_ANOTHER else f"is {record.state.lower()}"
@@ -241,14 +240,14 @@ class Inspection(Struct, frozen=True, kw_only=True):
                 wanted, seen = self.subject.wanted, self.observed
                 by = explain_dhcp_loader(wanted.override, seen) if wanted is not None and seen is not None else None
                 otherwise = f"; the BMC {by}, so DHCP names the loader" if by is not None else ""
-                return f"wanted for {record.reason}{otherwise}"
+                return f"required for {record.reason}{otherwise}"
             case NoChange() if self.pending_reset is not None:
                 return self.pending_reset
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
 
     @property
     def hint(self) -> str | None:
-        """The line that a person may copy, once they have looked at it; STATE: the state directory."""
+        """Return a command to copy after a look at the machine. STATE is a placeholder for the state directory."""
         name, doubt = self.subject.server, self.subject.unverified_condition
         match self.failure:
             case BmcUnreachable() | BmcBusy():
@@ -275,11 +274,11 @@ class Inspection(Struct, frozen=True, kw_only=True):
             return next(word for kind, word in _FAILURE_TEXTS.items() if isinstance(self.failure, kind))
         if isinstance(self.step, NoChange) and self.pending_reset is not None:
             return "Power"
-        return type(self.step).__name__
+        return STEP_NAMES[type(self.step)]
 
 
 def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
-    """Yield all machines with a BMC, by name; then those that have left an override behind."""
+    """Yield all machines with a BMC, by name, and then former machines whose BMC may still have an override."""
     commit = remove_withheld_boots(commit, knowledge.facts.withheld)
     shared = SharedIdentityValues().update(knowledge.pins, knowledge.machines).values
     stop = decide_halt(knowledge, commit, knowledge.facts.orders)
@@ -347,9 +346,9 @@ def inspect_bmcs(
 ) -> list[Inspection]:
     """Read each BMC once, many at a time.
 
-    Those that need a person come first, then those that could not be read, then those that are not as wanted.
-    ``read`` is called with how many more have been read; ``signed`` tells whether a file that is served below a base
-    URL has a signature.
+    The result starts with the BMCs that need an operator, then has those that could not be read, then those that
+    differ from their plans. ``on_read`` gets the number of further BMCs that were read. ``has_signature`` gets the URL
+    of a program and the base URL of its server.
     """
 
     def build_failed_inspection(subject: Subject, error: Failure) -> Inspection:
@@ -374,9 +373,9 @@ def _run_at_each_bmc(
     build_failure: Callable[[Subject, Failure], Value],
     on_done: Callable[[int], None],
 ) -> list[Value]:
-    """Do some work at each BMC, many at a time; ``done`` is called with how many more are done.
+    """Call ``work`` for each BMC, many at a time. ``on_done`` gets the number of further BMCs that are done.
 
-    ``failed`` makes a value of an error in place of ``work``.
+    ``build_failure`` turns an error into a value.
     """
 
     def do(subject: Subject) -> tuple[Value, ResponseSample]:
@@ -403,9 +402,9 @@ def _run_at_each_bmc(
 
 
 def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterator[str]:
-    """Yield the programs that its plan has firmware start, directly or by a loader, without a signature.
+    """Yield the URLs of unsigned programs that the firmware starts for the plan, directly or by a boot loader.
 
-    The content of an ISO is not checked.
+    gitboot does not check the content of an ISO.
     """
     boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
     if boot is None or decision is None:
@@ -417,7 +416,7 @@ def _find_unsigned_urls(subject: Subject, has_signature: HasSignature) -> Iterat
 
 
 def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: HasSignature) -> Inspection:
-    """Read a BMC, and decide what would be done at it: to its override now, to its power were it its turn."""
+    """Read a BMC and decide the next step for its override, and for its power as if it were in the wave."""
     observed = observe_bmc(bmc, subject.wanted, subject.records, lambda: at)
     if bmc.firmware is not None:
         observed = bmc.firmware.with_secure_boot(observed)
@@ -458,7 +457,7 @@ def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: 
 
 
 def format_override(override: Override | None) -> str:
-    """Return an override in two words; a disabled override has no target that matters."""
+    """Return an override in two words. The target of a disabled override does not matter."""
     if override is None:
         return "-"
     return (
@@ -481,12 +480,12 @@ def _facts(override: Override, **more: Any) -> dict[str, Any]:
 
 
 class PowerResult(Struct, frozen=True, kw_only=True):
-    """What is to be done to one machine's power, or was."""
+    """The reset of one machine: planned, sent or failed."""
 
     subject: Subject
-    observed: BmcObservation | None  # before; None: it could not be read
+    observed: BmcObservation | None  # before the reset; None: the BMC could not be read
     step: PowerStep
-    sent: bool | None = False  # None: its answer was lost, and it may have been taken
+    sent: bool | None = False  # None: the response was lost, so the BMC may have reset the machine
 
     @property
     def would_send(self) -> bool:
@@ -524,14 +523,14 @@ def switch_power(
     send: bool,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> list[PowerResult]:
-    """Read each BMC; with ``send``, request the reset that `next_power` decides on, once.
+    """Read each BMC, and with ``send`` request once the reset that `next_power` decides on.
 
-    The results are in the order of names. ``each`` is called with how many more are done.
+    The results are sorted by server name. ``on_done`` gets the number of further BMCs that are done.
     """
 
     def work(subject: Subject, bmc: Driver) -> PowerResult:
         if bmc.login is not None:
-            bmc.login.keeps_session = False  # it is asked twice at the most: no session is worth its while
+            bmc.login.keeps_session = False  # two requests at most do not justify a session
         seen = bmc.with_reset_types(bmc.observe())
         identified = subject.identify(seen, find_pin_at(subject.pinned, subject.bmc.normalized_address))
         step = choose_reset_type(action, seen, identified, force=force)
@@ -543,7 +542,7 @@ def switch_power(
         except (BmcBusy, BmcRejected) as error:
             return structs.replace(powered, step=PowerChangeRefused(why=str(error)))
         except BmcUnreachable as error:
-            why = f"{error}: whether it has taken {step} is not known; look before you ask again"
+            why = f"{error}. The BMC may have executed {step}. Check the machine before you try again"
             return structs.replace(powered, step=PowerChangeRefused(why=why), sent=None)
         return structs.replace(powered, sent=True)
 

@@ -17,7 +17,7 @@ from gitboot.controller.records.ledger_snapshot import Knowledge
 
 
 def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
-    """Return the schedule with the machines whose turn it is.
+    """Return the schedule with the machines that gitboot may switch now.
 
     A maintenance stops if one of its machines has not come back within ``patience``.
     """
@@ -69,10 +69,10 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
 def _is_ready(
     task: BmcTask, power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord | None, at: datetime
 ) -> bool:
-    """Return whether a machine could be switched now, by what its BMC has shown last.
+    """Return whether a machine is ready to be switched, according to the last BMC task.
 
-    Its override stands, and its power is what it has to be. One that was to be switched and was not is looked at again
-    first.
+    It is ready if its override is set and its power state is as expected. If the last task could have switched the
+    machine but did not, gitboot reads the BMC again first.
     """
     if (
         bmc_state is None
@@ -94,16 +94,16 @@ def _is_ready(
 
 
 def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: datetime, patience: timedelta) -> bool:
-    """Return whether a machine that was switched for another reason may be down because of that: an earlier run, say.
+    """Return whether a machine may still be down because of another reason, such as an earlier run.
 
-    If its BMC does not show the boot progress, gitboot cannot learn that the machine is back.
+    If the BMC does not report the boot progress, gitboot cannot see that the machine is back, so it waits ``patience``.
     """
     shows = bmc_state is None or bmc_state.outcome is None or bmc_state.shows_progress
     return record.state.is_open and (shows or at - record.since < patience)
 
 
 def _is_back(power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord) -> bool:
-    """Return whether the run of a machine was made, if its BMC does not show the boot progress."""
+    """Return whether a fetch shows that a machine is back, if its BMC does not report the boot progress."""
     if (
         bmc_state is None
         or bmc_state.outcome is None
@@ -115,28 +115,30 @@ def _is_back(power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord) 
 
 
 class Member(Struct, frozen=True, kw_only=True):
-    """A server of a maintenance that switches power, as far as it is known."""
+    """A server of a maintenance that switches power."""
 
     name: str
     maintenance: str
-    group: str | None  # of those that the limit is for: a site, a label's value; None: all, or those without
+    group: str | None  # a site or a label's value; None: the limit is for all servers, or the server has no such label
     limit: str  # how many of the group may be down: a number or a percentage
-    ready: bool  # whether it could be switched now, were it its turn
-    away_since: datetime | None = None  # since when it is to be back; None: it was not switched, or is back
-    down: bool = False  # whether it is, or may be, down without having been switched
+    ready: bool  # whether it could be switched now
+    away_since: datetime | None = None  # since when gitboot waits for it; None: not switched, or back again
+    down: bool = False  # whether it is or may be down for another reason
 
 
 class PowerWave(Struct, frozen=True, kw_only=True):
-    """Whose turn it is, by names."""
+    """The servers that gitboot may switch now, by name."""
 
     servers: frozenset[str] = frozenset()
-    stopped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by maintenance: who does not come back
+    stopped: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # by maintenance: servers that do not come back
 
 
 def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) -> PowerWave:
-    """Return the members that may be switched at ``at``: by name, as many of each group as may be down.
+    """Return the servers that gitboot may switch now: in each group the first by name, up to its limit.
 
-    If a server was switched and has not come back within ``patience``, its maintenance stops in all groups until then.
+    If a switched server has not come back within ``patience``, its maintenance stops in all groups until it is back.
     """
     groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
     stopped: defaultdict[str, list[str]] = defaultdict(list)
@@ -147,7 +149,7 @@ def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) ->
     go: set[str] = set()
     for (maintenance, _), group in groups.items():
         if maintenance not in stopped:
-            limit = group[0].limit  # of a percentage, rounded down, at least one: with none, nothing would go on
+            limit = group[0].limit  # a percentage is rounded down, but is at least one server
             most = max(int(limit[:-1]) * len(group) // 100, 1) if limit.endswith("%") else int(limit)
             spare = most - sum(each.down or each.away_since is not None for each in group)
             go.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])

@@ -1,4 +1,4 @@
-"""BMC schedule: which BMC is due when."""
+"""BMC schedule: the tasks of all BMCs, when each is due, and the results."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.status.conditions import Event
 
-ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override
-READ_EVERY: Final = timedelta(minutes=5)  # and one whose override stays
+ONCE_READ_EVERY: Final = timedelta(seconds=30)  # for a BMC with a one-time override
+READ_EVERY: Final = timedelta(minutes=5)  # for a BMC with a permanent override
 FIRST_RETRY: Final = timedelta(seconds=5)
 LONGEST_RETRY: Final = timedelta(minutes=10)
-WITHDRAW_EVERY: Final = timedelta(seconds=10)  # while a BMC answers that it cannot now
+WITHDRAW_EVERY: Final = timedelta(seconds=10)  # while a BMC responds that it cannot clear the override now
 OVERDUE: Final = timedelta(minutes=5)
 _PAUSE: Final = timedelta(minutes=1)  # after too many failures in a row
 _FINE: Final = (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
 
 class BmcState(Struct, frozen=True, kw_only=True):
-    """When a BMC is due again, and what its last task found."""
+    """The next due time of a BMC, and the result of its last task."""
 
     name: str  # of its server
     due: datetime
-    wanted: WantedOverride | None = None  # what it was asked for last
-    bmc: BmcAccess | None = None  # and where
+    wanted: WantedOverride | None = None  # the override of the last task
+    bmc: BmcAccess | None = None  # of the last task
     outcome: Outcome | None = None
     message: str = ""
-    operator_condition: OperatorCondition | None = None  # what a person has to decide
+    operator_condition: OperatorCondition | None = None  # the decision that an operator has to make
     answered: bool = True
-    credentials: str | None = None  # the fingerprint of those that it was asked with
+    credentials: str | None = None  # the fingerprint of the credentials of the last task
     failures: int = 0
-    late_since: datetime | None = None  # since when what is wanted could not be brought about
-    power: str | None = None  # as it was shown last
+    late_since: datetime | None = None  # since when gitboot has tried in vain to reach the desired state
+    power: str | None = None  # the last power state
     in_post: bool = False
-    shows_progress: bool = False  # whether its BMC shows how far a boot has come
-    dhcp_reason: str | None = None  # why DHCP names the loader, where the plan names a URI: `left_to_dhcp`
-    may_be_switching: bool = False  # whether a task is under way that may switch it
-    was_not_switched: bool = False  # whether the last that might has not
-    pending_ids: frozenset[int] = frozenset()  # the observations that were pending when it was asked last
-    open_intents: frozenset[str] = frozenset()  # the intents whose outcome was unknown then
+    shows_progress: bool = False  # whether the BMC reports the boot progress
+    dhcp_reason: str | None = None  # why DHCP names the loader although the plan has a URI: see `left_to_dhcp`
+    may_be_switching: bool = False  # whether a task that may switch the machine is running
+    was_not_switched: bool = False  # whether the last such task did not switch it
+    pending_ids: frozenset[int] = frozenset()  # the pending fetches when the last task began
+    open_intents: frozenset[str] = frozenset()  # the intents without an outcome when the last task began
 
     @property
     def is_fine(self) -> bool:
@@ -66,7 +66,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_locked_out(self) -> bool:
-        """Whether only a person can change that it was not let in, as by other credentials."""
+        """Return whether the BMC rejects gitboot, so that an operator has to act, by new credentials for example."""
         return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:
@@ -77,40 +77,38 @@ class BmcState(Struct, frozen=True, kw_only=True):
 class Schedule(Struct, frozen=True, kw_only=True):
     """The tasks of all BMCs, when each is due, and what the last tasks found."""
 
-    most_failures: int = 20  # in a row, until nothing more is set for a while
-    jitter: float = 0.2  # by how much less than planned is waited at most, so that not all are asked at once
-    may_set: bool | None = None  # as the tasks below were made; None: there are none yet
-    is_ledger_named: bool | None = None  # whether the Fleet names a ledger, as they were made
-    without_named_ledger: frozenset[SystemUuid] = frozenset()  # of whom nothing is wanted because it names none
-    tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)  # as plans want them, whenever they are due
-    leftovers: frozenset[SystemUuid] = frozenset()  # of whose tasks the BMC is none that their document names
-    power: Mapping[SystemUuid, PowerPlan] = field(default_factory=dict)  # of which machines' power plans want what
-    in_wave: frozenset[SystemUuid] = frozenset()  # of them, those whose turn it is
+    most_failures: int = 20  # in a row; then gitboot pauses new settings
+    jitter: float = 0.2  # retries are shorter by up to this share, so that they do not all come at once
+    may_set: bool | None = None  # when the tasks were planned; None: no tasks yet
+    is_ledger_named: bool | None = None  # whether the Fleet named a ledger then
+    without_named_ledger: frozenset[SystemUuid] = frozenset()  # machines that are not set for this reason
+    tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)  # by machine, due or not
+    leftovers: frozenset[SystemUuid] = frozenset()  # tasks at BMCs that no document names any more
+    power: Mapping[SystemUuid, PowerPlan] = field(default_factory=dict)  # power plans by machine
+    in_wave: frozenset[SystemUuid] = frozenset()  # machines that may be switched now
     stopped_maintenances: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # maintenances, and who does not come back
-    blocked: frozenset[SystemUuid] = frozenset()  # machines at whose BMC something has to be withdrawn first
+    )  # by maintenance: servers that do not come back
+    blocked: frozenset[SystemUuid] = frozenset()  # another override has to be cleared there first
     bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
-    still_running: frozenset[SystemUuid] = frozenset()  # whose last task still runs: asked again after it
+    still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits for the last one
     failing: frozenset[SystemUuid] = frozenset()
-    uri_not_taken: frozenset[SystemUuid] = frozenset()  # whose BMC does not take the URI that the plan names
-    outcomes: Mapping[str, int] = field(default_factory=dict)  # how many ended their last task how
+    uri_not_taken: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejects the URI of the plan
+    outcomes: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> BMCs
     failures: int = 0  # in a row, over all BMCs
     last_failure: str = ""
     paused_until: datetime | None = None
     has_results: bool = False  # whether any task has ended
-    sharing: SharedIdentityValues = field(
-        default_factory=SharedIdentityValues
-    )  # what the BMCs of several machines show
+    sharing: SharedIdentityValues = field(default_factory=SharedIdentityValues)  # identities that several BMCs share
 
     @property
     def next_due(self) -> datetime | None:
-        """When the next BMC is asked without anything else having happened."""
+        """The time of the next task, if no other event causes one."""
         return self.agenda.next_due
 
     def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
-        """Return the schedule with the states of these BMCs replaced, or dropped if there is none."""
+        """Return the schedule with the states of these BMCs replaced, or dropped if the state is None."""
         if not changed:
             return self
         bmcs, outcomes = dict(self.bmcs), Counter(self.outcomes)
@@ -135,7 +133,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
         )
 
 
-# What is wanted
+# Planning
 
 
 def plan_tasks(
@@ -149,14 +147,13 @@ def plan_tasks(
     keys: TokenKeys,
     outdated_base_urls: Collection[str | None] = frozenset(),
 ) -> tuple[Schedule, frozenset[SystemUuid]]:
-    """Return the schedule with the tasks that plans want, and the machines whose task may have changed.
+    """Return the schedule with the tasks that plans require, and the machines whose task may have changed.
 
-    ``changed`` are the machines of which anything is different.
+    ``changed``: the machines with any difference. ``outdated_base_urls``: base URLs whose files are not current yet.
 
-    Without ``may_set`` nothing new is set, nor for who finds its files under one of the base URLs ``late``, where they
-    are not yet what was planned, nor where the Fleet names no ledger, for another instance may set the same; what is no
-    longer wanted is withdrawn all the same. An override on a BMC that no document names any more for its machine is
-    withdrawn there, before anything else is set on that BMC.
+    The tasks make no new settings for machines under these base URLs or without ``may_set``. The same applies if the
+    Fleet names no ledger, because another instance may set the same BMCs. The tasks clear overrides in all cases. If a
+    BMC has an override for a machine whose document names another BMC now, gitboot clears it before it sets a new one.
     """
     uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
     if (may_set, is_named) != (schedule.may_set, schedule.is_ledger_named):
@@ -170,7 +167,7 @@ def plan_tasks(
     tasks |= left
     left_behind = (schedule.leftovers - uuids) | left.keys()
     taken = {tasks[uuid].bmc.normalized_address for uuid in left_behind}
-    if left:  # whoever is asked at a BMC that is to be cleared first
+    if left:  # machines with a task at a BMC that has to be cleared first
         uuids |= {
             uuid for uuid, task in tasks.items() if uuid not in left_behind and task.bmc.normalized_address in taken
         }
@@ -203,17 +200,17 @@ def plan_tasks(
     return schedule.with_bmcs({uuid: None for uuid in uuids if uuid not in tasks}), frozenset(uuids)
 
 
-# Who is asked now
+# Due tasks
 
 
 def select_due_tasks(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return the tasks that are due, because of the time or because plans want something else, and the schedule."""
+    """Return the tasks that are due, because of the time or because plans changed, and the schedule."""
     sharing = schedule.sharing.update(knowledge.pins, knowledge.machines)
     if sharing is not schedule.sharing:
         is_same, schedule = sharing.values == schedule.sharing.values, structs.replace(schedule, sharing=sharing)
-        if not is_same:  # whoever was held because of what several BMCs show is asked now
+        if not is_same:  # machines that waited because of a shared identity
             schedule = reschedule_now(schedule, schedule.failing, at)
     candidates = {*changed, *schedule.still_running, *schedule.in_wave, *schedule.agenda.due_keys(at)}
     due = []
@@ -234,7 +231,7 @@ def select_due_tasks(
     for task in due:
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
         has_new_intent = not _open_intents(uuid, knowledge) <= before.open_intents
-        unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))  # fetches that this BMC judges
+        unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))  # fetches that this task settles
         tasks.append(
             structs.replace(
                 task,
@@ -251,14 +248,14 @@ def select_due_tasks(
 
 
 def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
-    """Return whether a fetch or a served boot came since a BMC's last task, or its machine's turn has come."""
+    """Return whether a BMC task is due at once: after a new fetch or intent, or if the machine joined the wave."""
     is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
     has_turn = uuid in schedule.in_wave and not before.may_be_switching
     return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.open_intents
 
 
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return all tasks; after too many failures in a row only those that set nothing anew, and one to find out."""
+    """Return all tasks. After too many failures in a row, only those without new settings, and one as a probe."""
     if schedule.failures < schedule.most_failures:
         return tuple(tasks), schedule
     until = schedule.paused_until
@@ -284,13 +281,15 @@ def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tupl
 def record_submission(
     schedule: Schedule, tasks: Iterable[BmcTask], accepted: Collection[SystemUuid], knowledge: Knowledge, at: datetime
 ) -> Schedule:
-    """Return the schedule after tasks were submitted. The pool took the tasks of the machines in ``taken``."""
+    """Return the schedule after tasks were submitted. ``accepted``: the machines whose tasks the pool accepted."""
     changed, refused = {}, set()
     for task in tasks:
         before = schedule.bmcs[task.uuid]
         if task.uuid not in accepted:
             refused.add(task.uuid)
-            changed[task.uuid] = structs.replace(before, due=at + FIRST_RETRY)  # its end wakes the loop before that
+            changed[task.uuid] = structs.replace(
+                before, due=at + FIRST_RETRY
+            )  # the end of the running task wakes the loop earlier
             continue
         changed[task.uuid] = structs.replace(
             before,
@@ -307,17 +306,19 @@ def record_submission(
 
 
 def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
-    """The intents to serve a machine whose outcome is unknown: what may have come of a new one, its BMC is read for."""
+    """Return the intents to serve a machine without an outcome. After a new one, gitboot reads the BMC."""
     record = knowledge.stored_record(uuid)
     serves = record.unknown_serves if record is not None else ()
     return frozenset(each.intent for each in serves if not each.is_withheld)
 
 
 def find_machines_without_task(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Return the machines whose fetch waits for a BMC that has no task; none before the first `plan_tasks`."""
+    """Return the machines with a pending fetch but no BMC task. Before the first `plan_tasks`, the set is empty."""
     if schedule.may_set is None:
         return frozenset()
-    return frozenset(uuid for uuid in knowledge.pending if uuid not in schedule.tasks)  # - would look at all tasks
+    return frozenset(
+        uuid for uuid in knowledge.pending if uuid not in schedule.tasks
+    )  # set difference would iterate over all tasks
 
 
 def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> Schedule:
@@ -328,7 +329,7 @@ def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: dateti
     return structs.replace(schedule.with_bmcs(found), paused_until=None)
 
 
-# What came of it
+# Results
 
 
 def record_results(
@@ -338,7 +339,7 @@ def record_results(
     knowledge: Knowledge,
     at: datetime,
 ) -> Schedule:
-    """Return the schedule after tasks have ended. Machines in ``judged`` were only read, to judge a fetch."""
+    """Return the schedule after tasks ended. ``judged``: the tasks of these machines only read, to settle a fetch."""
     changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
         schedule = _count_failures(schedule, result, at)
@@ -347,7 +348,7 @@ def record_results(
         now = _reschedule(before, result, knowledge, at, schedule.jitter)
         changed[result.uuid] = structs.replace(now, due=at) if result.uuid in judged else now
     if schedule.failures < schedule.most_failures and schedule.paused_until is not None:
-        # Put off until one answers, as one has.
+        # A BMC responded, so the postponed tasks are due now.
         rested = schedule.paused_until
         freed = {uuid: structs.replace(each, due=at) for uuid, each in schedule.bmcs.items() if each.due == rested}
         changed = {**freed, **changed}
@@ -356,7 +357,7 @@ def record_results(
 
 
 def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
-    """Count failures in a row over all BMCs: they mean that the network or a password is wrong."""
+    """Count failures in a row over all BMCs. Many failures mean a problem of the network or of a password."""
     if not result.was_attempted:
         return schedule
     if result.is_reachable:
@@ -393,7 +394,7 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
         each.state.is_open and (wanted is None or each.reason != wanted.reason)
         for each in knowledge.list_overrides(result.uuid)
     )
-    if result.outcome is Outcome.STALLED:  # asked often, a BMC that refuses a password locks its account
+    if result.outcome is Outcome.STALLED:  # after many rejected logins, a BMC locks the account
         now = structs.replace(now, due=at + LONGEST_RETRY)
     elif result.is_reachable and is_withdrawing:
         now = structs.replace(now, due=at + WITHDRAW_EVERY)
@@ -407,7 +408,7 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
 
 
 def build_override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
-    """What a task has written down, each record as it was left; and at first contact, what could not be compared."""
+    """Yield the events of a task: the last state of each override record, and at ``first`` an unproven identity."""
     if first and isinstance(result.identity_result, UnprovenIdentity):
         message = f"{result.server}: {result.identity_result.message}"
         yield Event(at=at, type="MachineUnverified", message=message, facts={"server": result.server}, warning=True)
@@ -431,21 +432,21 @@ def build_override_events(result: TaskResult, commit: str, at: datetime, *, firs
 
 
 _OVERRIDE_STATE_TEXTS: Final = {
-    OverrideState.RECORDED: "is about to be set, or was",
+    OverrideState.RECORDED: "is about to be set, or was just set",
     OverrideState.CONFIRMED: "is set",
-    OverrideState.CLEARING: "is about to be withdrawn",
+    OverrideState.CLEARING: "is about to be cleared, or was just cleared",
     OverrideState.INSERTED: "has its medium inserted",
-    OverrideState.CLEARED: "is withdrawn",
-    OverrideState.CONSUMED: "is consumed",
-    OverrideState.LOST: "is gone, and nothing proves that a boot has consumed it",
-    OverrideState.SET_BY_ANOTHER: "was set by another instance, and is not set",
-    OverrideState.OPENED: "may be set in place of whatever stands there",
-    OverrideState.UNSENT: "was not set: the BMC had changed since it was read",
+    OverrideState.CLEARED: "was cleared",
+    OverrideState.CONSUMED: "was consumed",
+    OverrideState.LOST: "is gone, without evidence that a boot consumed it",
+    OverrideState.SET_BY_ANOTHER: "was set by another instance, so this instance does not set it",
+    OverrideState.OPENED: "may replace the current override",
+    OverrideState.UNSENT: "was not set, because the BMC changed after it was read",
 }
 
 
 def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
-    """Yield what a task has done to a machine's power, each record as it was left."""
+    """Yield the events of a task about power: the last state of each switch record."""
     for record in {record.reason: record for record in result.power_records}.values():
         facts = {
             "server": result.server,
@@ -457,30 +458,30 @@ def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterato
         message = f"{result.server}: {what} {_SWITCH_STATE_TEXTS[record.state]}"
         yield Event(at=at, type=f"Power{record.state}", message=message, facts=facts)
     if result.firmware_uri is not None:
-        message = f"{result.server}: its firmware was told to boot {result.firmware_uri} by HTTP, from this reset on"
+        message = f"{result.server}: set the firmware's HTTP boot URI to {result.firmware_uri}, from this reset on"
         facts = {"server": result.server, "uri": result.firmware_uri, "commit": commit}
         yield Event(at=at, type="FirmwareUriKept", message=message, facts=facts)
 
 
 _SWITCH_STATE_TEXTS: Final = {
-    PowerRecordState.RECORDED: "is about to be asked for, or was",
-    PowerRecordState.REQUESTED: "was asked for",
+    PowerRecordState.RECORDED: "is about to be requested, or was just requested",
+    PowerRecordState.REQUESTED: "was requested",
     PowerRecordState.DONE: "is done",
     PowerRecordState.BACK: "is done, and the machine's system runs again",
-    PowerRecordState.REFUSED: "was not done",
+    PowerRecordState.REFUSED: "was not executed",
 }
 
 
 def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
-    """Return whether something may happen at any moment: a one-time override is consumed, or an end is awaited."""
+    """Return whether the state may change at any moment: a one-time override, or a machine that has to come back."""
     wanted = task.wanted
     if power is not None:
         before = next((each for each in task.power_records if each.reason == power.switching.reason), None)
         if before is None or before.state is PowerRecordState.REFUSED:
             if power.is_due:
-                return True  # whoever is down holds up the others
+                return True  # a machine that is down delays the others
         elif before.state.is_open:
-            return True  # it is to come back
+            return True  # it has to come back
         if wanted is None and not any(each.may_be_left_on_bmc for each in task.records):
             return False
     return (

@@ -52,25 +52,26 @@ Networks = Iterable[IPv4Network | IPv6Network]
 
 
 class BmcEvidence(Struct, frozen=True, kw_only=True):
-    """What a BMC has shown, and which observations it was asked for."""
+    """The observation of one BMC task, and the fetches that it may confirm or rule out."""
 
     uuid: SystemUuid
-    state: ServerState | None  # None: its machine has left the fleet; what it fetched before that still counts
+    state: ServerState | None  # None: the machine has left the fleet. Its earlier fetches still count
     observed: BmcObservation
-    pending_ids: frozenset[int]
-    open_intents: frozenset[str] = frozenset()  # whose outcome was unknown when it was asked for
-    decision_number: int = 0  # of the newest decision when it was asked for
-    is_own_machine: bool = True  # whether it shows no other machine
+    pending_ids: frozenset[int]  # the pending fetches when the task began
+    open_intents: frozenset[str] = frozenset()  # the intents without an outcome when the task began
+    decision_number: int = 0  # the newest decision when the task began
+    is_own_machine: bool = True  # whether the BMC belongs to this machine
 
 
 # Fetches
 
 
 def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit: Commit) -> None:
-    """Take in what was fetched since the last time, but for what monitors asked for.
+    """Record the new fetches, except requests by monitors.
 
-    A mirror, which knows no server's name, has sent what it has to whoever asked: it was given. An intent without an
-    outcome is no evidence, and uses its boot up. The log of a mirror has such an intent if it does not show who asked.
+    A mirror sends its files to every client and its log has no server names, so a fetch from a mirror counts as served.
+    An intent without an outcome is no evidence, but it consumes the boot. The log of a mirror yields such an intent if
+    it does not show which client sent the request.
     """
     spec = commit.fleet.provisioning
     monitors, clients = (list(map(ip_network, networks)) for networks in (spec.monitors, spec.clients))
@@ -78,13 +79,13 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
         _accept_named_client(each, clients) for each in new_fetches if not _is_from_monitor(each.observation, monitors)
     ]
     intended = [fetch for fetch in here if fetch.observation.is_open_intent]
-    for fetch in intended:  # the fetch of a secret counts by this line: the secret may be out
+    for fetch in intended:  # the intent alone counts as a fetch of the secret, because the secret may have been sent
         count_fetch(update, fetch.offer, fetch.observation)
     ids = {fetch.observation.intent for fetch in intended}
     for fetch in drop_settled_intents(here, lambda each: each.observation):
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
-        # A boot that is served at each request and writes disks leaves them unknown, perhaps served or surely.
+        # If a boot is not one-time and writes disks, the content of the disks is unknown even if only perhaps served.
         may_overwrite = fetch.offer.phase is Phase.MAINTENANCE and fetch.offer.writes_disk and not fetch.offer.once
         if is_known or (observation.is_open_intent and may_overwrite):
             _record_fetch(update, fetch, commit, spec.evidence)
@@ -96,13 +97,13 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
 
 
 def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:
-    """Return whether a monitor asked, and not a machine. What a mirror sent to a loader there counts all the same."""
+    """Return whether a monitor sent the request. A boot that a mirror sent to a boot loader counts in any case."""
     is_boot_by_mirror = not observation.server and not observation.is_open_intent
     return not is_boot_by_mirror and _is_in_networks(observation.client, monitors)
 
 
 def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:
-    """Return a fetch from a mirror as evidence if the Fleet names its client as a machine, whatever it sends."""
+    """Turn a fetch from a mirror into evidence if the client's address is in `provisioning.clients` of the Fleet."""
     observation = fetch.observation
     if observation.server or not observation.is_open_intent or not _is_in_networks(observation.client, clients):
         return fetch
@@ -110,7 +111,7 @@ def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:
 
 
 def _consumes_boot(fetch: Fetch) -> bool:
-    """Return whether an intent uses a boot up. Intents of an endpoint for user data and secrets name no offer."""
+    """Return whether an intent consumes a boot. An endpoint's intents for user data and secrets have no offer."""
     if fetch.observation.server:
         return fetch.observation.offer is not None
     return fetch.offer.once and fetch.offer.writes_disk
@@ -132,11 +133,11 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
                 record_provisioned(update, offer, observation.at, "Reported")
         is_overtaken = update.record(offer.uuid) is before and not fetch.was_recorded
         if is_overtaken and count_fetch(update, offer, observation):
-            said = f"has failed: {observation.log}" if observation.is_failure else "is done"
-            by = f"an installer of {offer.key} ({offer.image})"
+            result = f"failed: {observation.log}" if observation.is_failure else "completed"
+            installer = f"an installer of {offer.key} ({offer.image})"
             update.add_event(
                 "ReportOutdated",
-                f"{offer.server}: {by} says that it {said}; nothing follows",
+                f"{offer.server}: gitboot ignored an outdated report by {installer}: {result}",
                 warning=observation.is_failure,
                 server=offer.server,
                 key=offer.key,
@@ -158,11 +159,11 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
     elif not fetch.was_recorded and not any(_is_duplicate(each, fetch) for each in update.list_pending(offer.uuid)):
         update.keep_pending(
             Pending(update.last_observation_id + 1, observation, offer)
-        )  # it is kept until the machine's BMC was read
+        )  # until the next task at the machine's BMC ends
 
 
 def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:
-    """Take a fetch for what it proves of a machine that speaks for itself; return that in a word."""
+    """Record what a fetch alone proves, without a look at the BMC, and return the verdict."""
     if offer.phase is Phase.MAINTENANCE:
         seen = StepEvidence(observation.at, observation.path, observation.client)
         record_maintenance_boot(update, offer, seen, "Fetched", starts=observation.is_start)
@@ -174,9 +175,9 @@ def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observatio
 
 
 def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
-    """Whether the same was fetched before by the same client: the next reading judges both, or neither was the machine.
+    """Return whether a pending fetch is of the same path by the same client. One BMC task judges both.
 
-    A client that fetches a boot all the time would else fill the ledger until its BMC answers.
+    Otherwise, a client that keeps fetching a boot would fill the ledger until the BMC responds.
     """
     if pending.marks is not None:
         return pending.observation == fetch.observation
@@ -185,14 +186,14 @@ def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
 
 
 def accept_fetches_without_task(update: KnowledgeUpdate, uuids: Iterable[SystemUuid], commit: Commit) -> None:
-    """Take the word of machines whose BMCs nobody asks any more: nothing of gitboot's stands there."""
+    """Accept the pending fetches of machines whose BMC has no task any more, because gitboot has set no override."""
     kind = commit.fleet.provisioning.evidence
     for uuid in sorted(uuids):
         for pending in update.list_pending(uuid):
             update.settle_pending(pending, _record_proof(update, pending.offer, pending.observation, kind))
 
 
-# Readings of a BMC
+# BMC task results
 
 
 def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Evidence) -> bool:
@@ -204,7 +205,7 @@ def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Eviden
 
 
 def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
-    """Note what a reading proves; return whether a fetch was judged by it."""
+    """Record what a BMC task proves. Return whether the task settled a pending fetch."""
     is_judged = False
     _drop_impossible_intents(update, bmc_evidence)
     for pending in update.list_pending(bmc_evidence.uuid):
@@ -227,10 +228,12 @@ def _judge_fetch(update: KnowledgeUpdate, pending: Pending, bmc_evidence: BmcEvi
         record_foreign_fetch(update, offer, observation)
         update.settle_pending(pending, "Ignored")
     elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
-        if offer.phase is not Phase.MAINTENANCE:  # an earlier fetch may have been taken back, and it with that
+        if (
+            offer.phase is not Phase.MAINTENANCE
+        ):  # again, because ruling out an earlier fetch may have removed this step
             record_step(update, offer, observation)
         update.settle_pending(pending, _record_proof(update, offer, observation, kind))
-    elif pending.marks is None:  # it is being installed: set now, it would be once more
+    elif pending.marks is None:  # the machine is being installed: a new override would install it again
         update.keep_pending(pending._replace(marks=observed.marks))
         record_override_consumed(update, bmc_evidence.uuid, offer.server, offer.key, update.at)
     else:
@@ -239,7 +242,7 @@ def _judge_fetch(update: KnowledgeUpdate, pending: Pending, bmc_evidence: BmcEvi
 
 
 def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence) -> None:
-    """Drop the intents without an outcome by clients that cannot be the machine, and offer its boot anew."""
+    """Drop the intents without an outcome of clients that cannot be the machine, and offer the boot again."""
     record, state = update.record(bmc_evidence.uuid), bmc_evidence.state
     if record is None or state is None:
         return
@@ -260,12 +263,12 @@ def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence)
 
 
 def _report_ignored_fetch(update: KnowledgeUpdate, server: str, path: str, client: str) -> None:
-    message = f"{server}: {client} fetched {path}, but the override still stands: another client"
+    message = f"{server}: ignored the fetch of {path} by {client}: the override is still set, so it was another client"
     update.add_event("FetchIgnored", message, server=server, client=client)
 
 
 def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcObservation) -> None:
-    """The machine is off: what waits for that is offered from now on."""
+    """If the machine is off, offer the boot that waits for power off."""
     plan, policy, record = state.plan, state.decision.policy, update.record(state.decision.uuid)
     if (
         plan is None
@@ -279,14 +282,15 @@ def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcOb
     if released != record.released:
         name = state.decision.server
         update.write_record(state.decision.uuid, name, replace(record, released=released))
-        update.add_event("PoweredOff", f"{name} is off: it is provisioned at its next boot", server=name)
+        update.add_event("PoweredOff", f"{name} is off and will be provisioned at its next boot", server=name)
 
 
 def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number: int) -> None:
-    """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look.
+    """Record an override that was consumed without a fetch.
 
-    Where DHCP names the loader, that would have asked for the machine's entry. What another instance has set is that
-    one's to give: nothing is given here until a person has looked.
+    This proves the boot of an image without fetches. For any other image, an operator has to look at the machine.
+    If DHCP names the loader, the loader would have fetched the boot script. If another instance set the override, this
+    instance serves no boot until an operator has looked at the machine.
     """
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := build_offer(state.decision, plan, state.record)) is None:
@@ -307,7 +311,7 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
 
 
 def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:
-    """The machine runs its system, and has come up since the boot was set or fetched."""
+    """Record a server as provisioned if its system runs, and started after the boot was set or fetched."""
     plan, uuid, observed = state.plan, state.decision.uuid, bmc_evidence.observed
     if plan is None or plan.key is None or not observed.runs_os:
         return
@@ -326,19 +330,20 @@ def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_eviden
 
 
 def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime) -> bool:
-    """Whether a reset has consumed an override; of one that is lost, its BMC may prove it later.
+    """Return whether a reset has consumed an override. A BMC may prove this later for an override that was lost.
 
-    Not if gitboot may have cleared it without a record of that: the reset booted something else then.
+    This is no proof if gitboot may have cleared the override without a record. Then the reset booted another image.
     """
     lost = record.state is OverrideState.LOST and not record.may_be_cleared_unrecorded(at)
     return record.state is OverrideState.CONSUMED or (lost and observed.marks.reset_since(record.marks) is Reset.SEEN)
 
 
 def _rules_out_fetch(record: OverrideRecord, fetched_at: datetime, observed: BmcObservation) -> bool:
-    """Whether the machine cannot have fetched something: its override was set before, stands, and it did not reset.
+    """Return whether the machine cannot have sent a request.
 
-    A machine that was coming up when it was set, or of which no reset is known, may have booted from the network by its
-    own boot order, past the override.
+    This is so if the override was set before the request, is still set, and the machine was not reset in between. A
+    machine that was starting when the override was set, or whose resets are unknown, may have booted from the network
+    by its own boot order.
     """
     was_before = _is_open_one_time_override(record) and record.at <= fetched_at
     has_not_reset = add_known_clock(observed, record).reset_since(record.marks) is Reset.RULED_OUT
@@ -352,17 +357,17 @@ def _is_open_one_time_override(record: OverrideRecord) -> bool:
 def _is_in_networks(client: str, networks: Networks) -> bool:
     try:
         address = ip_address(client)
-    except ValueError:  # a client whose address nobody knows
+    except ValueError:  # the log does not have the client's address
         return False
     return any(address in network for network in networks)
 
 
 def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> bool:
-    """Count a fetch of a secret, or a report that changes nothing, in its installation; return whether it is new there.
+    """Count a fetch of a secret, or an outdated report. Return whether the address is new.
 
-    A fetch is new if its address is. All addresses beyond `MOST_ADDRESSES` are new once together. A secret that a new
-    address fetched is an event. What was offered for an earlier installation counts in the newest one: its paths may
-    lead to the same secrets.
+    All addresses beyond `MOST_ADDRESSES` count as one new address. Each new address that fetches a secret causes an
+    event. Fetches for an earlier installation count in the newest installation, because their paths may lead to the
+    same secrets.
     """
     if offer.phase is Phase.MAINTENANCE or (secret := find_secret(observation.path)) is None:
         return False
@@ -396,14 +401,14 @@ def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation)
 
 
 def forget_earlier_fetches(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Forget the fetches of earlier installations where the boot of a newer one was served."""
+    """Delete the counts of earlier installations if the boot of a newer installation was served."""
     before = update.find_secret_fetches(offer.uuid)
     if before is not None and offer.phase is not Phase.MAINTENANCE and _is_newer_installation(offer, before):
         update.set_secret_fetches(offer.uuid, None)
 
 
 def confirm_fetches(update: KnowledgeUpdate, items: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Take a person's word that the fetches that they saw were right; return the names of the servers.
+    """Record that an operator confirmed the listed fetches of secrets. Return the names of the servers.
 
     Raises `UsageError` for a server without fetches.
     """
@@ -428,7 +433,7 @@ def _provision_key(offer: Offer) -> str:
 
 
 def _is_newer_installation(offer: Offer, before: InstallationFetches) -> bool:
-    """Return whether an offer is of a newer installation. Attempt 0 is whichever was made last."""
+    """Return whether an offer belongs to a newer installation. Attempt 0 means the last attempt."""
     if _provision_key(offer) == before.key:
         return offer.attempt > before.attempt
     return offer.number > before.number

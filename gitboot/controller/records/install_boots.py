@@ -51,12 +51,12 @@ from gitboot.review.reinstalls import find_withheld_boots
 
 
 def boot_identifies_machine(boot: Boot) -> bool:
-    """Whether a machine that boots this asks for something by which it can be told from others."""
+    """Return whether a machine that boots this image fetches a file that identifies the machine."""
     return not boot.direct or boot.config_from is ConfigFrom.SYSTEM_UUID
 
 
 def list_offers(state: ServerState) -> Iterator[Offer]:
-    """What is offered by a server's plans of now and next, by their data, and by the report of its installer."""
+    """Yield the offers of a server's current and later plans, of their user data, and of its installer's report."""
     for plan in (state.plan, *(plan for _, plan in state.later)):
         if plan is not None and (offer := build_offer(state.decision, plan, state.record)) is not None:
             yield offer
@@ -71,11 +71,11 @@ def list_offers(state: ServerState) -> Iterator[Offer]:
         yield structs.replace(report, plan=common, attempt=0)
 
 
-DISK_BOOT: Final = "disk"  # the key of an offer that stands for a boot of the disk after a served installation
+DISK_BOOT: Final = "disk"  # the key of the offer of a disk boot after an installation was served
 
 
 def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
-    """Yield what a boot of the disk would meet, if an installation was served and its completion is not reported."""
+    """Yield the offers of a disk boot if an installation was served and its completion was not reported."""
     instants = (state.at, *(since for since, _ in state.later))
     decision, record = state.decision, state.record
     tokens = {disk_boot_token(decision.uuid, install_progress(record, instant)) for instant in instants}
@@ -99,7 +99,7 @@ def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
 
 
 def _contains_token(decision: Decision, common: Digest) -> bool:
-    """Whether an installer reports by a token that can be told from that of another attempt: it is not encoded."""
+    """Return whether the boot has the token as plain text, so that a report shows its attempt."""
     boot = decision.policy.boot if decision.policy is not None else None
     if boot is None:
         return False
@@ -108,7 +108,7 @@ def _contains_token(decision: Decision, common: Digest) -> bool:
 
 
 def find_report_offer(decision: Decision, record: Record | None) -> Offer | None:
-    """What the data and the installer's report of the last attempt would meet, whatever is booted when they come."""
+    """Return the offer of the user data and the report of the last attempt. It does not depend on the current plan."""
     policy, token = decision.policy, attempt_token(decision, record)
     if token is None or record is None or policy is None or policy.boot is None:
         return None
@@ -136,9 +136,10 @@ def find_report_offer(decision: Decision, record: Record | None) -> Offer | None
 
 
 def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Offer | None:
-    """What the boot of a plan, made of a record, would meet by being made; None where that is nothing.
+    """Return the offer of a plan's boot. None: the boot is no evidence.
 
-    A plan that waits for what becomes of a boot boots the disk, and can still be reported: its boot is the policy's.
+    A plan that waits for the end of an installation boots the disk. Its offer is that of the policy's boot, which an
+    installer can still report.
     """
     policy = decision.policy
     boot = policy.boot if policy is not None and plan.cause in WAITING_CAUSES else plan.boot
@@ -176,20 +177,20 @@ def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Of
 
 
 def is_maintenance_key(key: str) -> bool:
-    """Whether the key of a boot is of a maintenance's run, and not of an installation."""
+    """Return whether a boot's key belongs to a run of a maintenance instead of an installation."""
     return key.startswith("maintenance/")
 
 
 def is_outdated(offer: Offer, record: Record) -> bool:
-    """Whether an offer is older, in the ledger's sequence, than the newest that was met, or than a person's word.
+    """Return whether the ledger has a newer decision about the server, from evidence or from an operator.
 
-    No clock has a say in it.
+    This compares numbers of the ledger's sequence. It does not depend on a clock.
     """
     return offer.number < max(record.offered, record.answered)
 
 
 def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """The record once a maintenance's boot was made, and that in words; the same record if that is no news."""
+    """Return the record after a run's boot, and a text about it. An up-to-date record is returned as it is."""
     if offer.maintenance is None or offer.run is None:
         return record, ""
     if offer.once and is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start):
@@ -199,23 +200,23 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
         is_outdated(offer, record) or (offer.number == record.answered and seen.at < record.provisioned_at)
     )
     now = record_run(record, offer.maintenance, run, once=offer.once, overwrites=offer.writes_disk and not before)
-    return (now if now != record else record), f"run {offer.run} of Maintenance/{offer.maintenance} was booted"
+    return (now if now != record else record), f"booted run {offer.run} of Maintenance/{offer.maintenance}"
 
 
 def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
-    """The record once the system of a maintenance's one boot has asked for its data, and that in words.
+    """Return the record after the system of a run has fetched its user data, and a text about it.
 
-    The same record where that is no news. What is fetched is of the run that was made last.
+    An up-to-date record is returned as it is. The fetch belongs to the last run of the maintenance.
     """
     made = record.runs.get(offer.maintenance or "")
     if made is None or made.run != offer.run or made.started is not None:
         return record, ""
     runs = {**record.runs, offer.maintenance or "": made._replace(started=seen)}
-    return replace(record, runs=runs), f"run {offer.run} of Maintenance/{offer.maintenance} has started: {seen}"
+    return replace(record, runs=runs), f"started run {offer.run} of Maintenance/{offer.maintenance}: {seen}"
 
 
 def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
-    """The record once a provision key is provisioned, and that in words; the same record if that is no news."""
+    """Return the record of a provisioned server, and a text about it. An up-to-date record is returned as it is."""
     if is_outdated(offer, record):
         return record, ""
     reached = record.provision is not None and record.provision >= offer.provision
@@ -239,19 +240,20 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
         overwritten_by=None,
         unknown_serves=tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)),
     )
-    unseen = " as far as its fetches show" if evidence == "Fetched" else ""
-    return now, f"provision {offer.provision} is installed with BootImage/{offer.image}{unseen}"
+    limits = ", according to its fetches" if evidence == "Fetched" else ""
+    return now, f"installed provision {offer.provision} with BootImage/{offer.image}{limits}"
 
 
-_MOST_OPEN: Final = 32  # intents of one server whose outcome is unknown: a client can ask all the time
-_OTHER_INTENTS: Final = "more"  # in place of the ids of all others: no line gives these back
-_MOST_EARLY: Final = 32  # withheld intents of one server that have not come yet, and mostly never come
+_MOST_OPEN: Final = 32  # intents of one server without an outcome: a client can send requests all the time
+_OTHER_INTENTS: Final = "more"  # replaces the ids of all further intents, whose outcomes are ignored
+_MOST_EARLY: Final = 32  # withheld intents of one server that the log has not shown yet. Most never appear
 
 
 def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """The record once an endpoint is about to serve an offer's boot; the same record if that is no news.
+    """Return the record after an endpoint wrote an intent to serve a boot. An up-to-date record is returned as it is.
 
-    It is no news of a boot that was made: if that proves to be another client's, its BMC rules this intent out as well.
+    The record stays the same if the boot was made already. If that boot turns out to be another client's, the BMC rules
+    out this intent as well.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and known.is_withheld:
@@ -266,9 +268,9 @@ def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvide
 
 
 def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence, *, is_early: bool) -> Record:
-    """The record once an endpoint has sent nothing of an offer's boot; what it served for other intents stays.
+    """Return the record after an endpoint withheld a boot. Other intents stay.
 
-    ``is_early``: the log has not shown the intent yet, as far as it was read.
+    ``is_early``: the intent itself was not read from the log yet.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and not known.is_withheld:
@@ -283,7 +285,7 @@ def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence
 
 
 def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """The record without an intent that was withheld; it keeps the newest request of such an intent, without its id."""
+    """Return the record without a withheld intent. It keeps the newest withheld request, without the intent's id."""
     others = tuple(each for each in record.unknown_serves if each.intent != intent)
     newest = next((each for each in others if not each.intent), None)
     if newest is None or newest.seen.at < seen.at:
@@ -293,7 +295,7 @@ def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: Step
 
 
 def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Record:
-    """The record once the boot of an offer was given; the same where that is no news."""
+    """Return the record after a boot was served. An up-to-date record is returned as it is."""
     last = find_last_attempt(offer, record)
     if _is_over(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot)):
         return record
@@ -305,11 +307,11 @@ def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Recor
 
 
 def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
-    """The record once the system that was booted has asked for its data; that its boot was given goes with it.
+    """Return the record after the booted system fetched its user data. This also shows that its boot was served.
 
-    From then on the boot is given to nobody more, where it was for a moment.
+    It ends the grace period in which the boot is served again.
     """
-    if offer.attempt == 0:  # data is asked for by the name of its attempt; the common one is of another by now
+    if offer.attempt == 0:  # the path of user data names its attempt; the common path belongs to another attempt by now
         return record
     if record.grace_until is not None and record.attempts and not is_outdated(offer, record):
         return replace(_replace_attempt(offer, record, _add_start(record.attempts[-1], seen)), grace_until=None)
@@ -321,22 +323,22 @@ def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
 
 
 def _add_start(attempt: InstallAttempt, seen: StepEvidence) -> InstallAttempt:
-    """With the start of the boot that was given last: of which one it is, the order tells in which they are seen."""
+    """Return the attempt with the start of its last boot. The order of the fetches shows which boot started."""
     return structs.replace(attempt, started=seen, started_boot=len(attempt.boots))
 
 
 def apply_failure(offer: Offer, record: Record, failure: Failure) -> Record:
-    """The record once an installer has said that it failed; one that was never given has nothing to say."""
+    """Return the record after an installer reported a failure. Without a served boot, ignore the report."""
     last = find_last_attempt(offer, record)
     if last is None or last.failed is not None or _is_over(offer, record):
         return record
     if last.number != offer.attempt and (offer.attempt or failure.at < last.boots[0].at):
-        return record  # news of the attempt before
+        return record  # the report is about the attempt before
     return _replace_attempt(offer, record, structs.replace(last, failed=failure))
 
 
 def apply_disk_boot(record: Record, seen: StepEvidence) -> Record:
-    """Return the record once the machine has fetched a boot of its disk after a served installation."""
+    """Return the record after the machine fetched a disk boot, if an installation was served before."""
     last = record.attempts[-1] if record.attempts else None
     since = record.provisioned_at
     if last is not None and last.disk_boot is None and since is not None and last.boots[-1].at <= since:
@@ -348,9 +350,9 @@ def apply_disk_boot(record: Record, seen: StepEvidence) -> Record:
 
 
 def apply_foreign_fetch(record: Record, seen: StepEvidence) -> Record:
-    """The record once what was seen has proven to be of another client than the machine.
+    """Return the record without a request that turned out to be another client's.
 
-    A boot whose system has asked for its data since was made all the same, by whomever.
+    If the booted system has fetched its user data since, the boot stays in the record: some machine made it.
     """
     if not record.attempts:
         return record
@@ -372,7 +374,7 @@ def _is_same_request(first: StepEvidence, second: StepEvidence) -> bool:
 
 
 def _find_attempt_key(offer: Offer, record: Record) -> str:
-    """The provision key that an offer counts for: where an earlier image was heard of since, it is of after that."""
+    """Return the provision key of an offer. If an earlier image was reported since, the key is of the time after it."""
     if offer.on_image_change and not is_outdated(offer, record):
         return image_provision_key(offer.provision, offer.image, record)
     return offer.base or offer.key
@@ -394,7 +396,7 @@ def _is_made(offer: Offer, record: Record) -> bool:
 
 
 def _is_over(offer: Offer, record: Record) -> bool:
-    """Whether an offer is older than what is known, or of what is provisioned."""
+    """Return whether an offer is outdated, or its image is provisioned already."""
     if is_outdated(offer, record):
         return True
     reached = record.provision is not None and record.provision >= offer.provision
@@ -402,16 +404,16 @@ def _is_over(offer: Offer, record: Record) -> bool:
 
 
 def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> Record:
-    """With an attempt in the place of the one of its number; those at other keys are of the past."""
+    """Return the record with an attempt added or replaced by number. Attempts at other keys are dropped."""
     others = [each for each in record.attempts if each.key == attempt.key and each.number != attempt.number]
     attempts = tuple(sorted([*others, attempt], key=lambda each: each.number))
     return replace(record, attempts=attempts, answered=max(offer.number, record.answered))
 
 
 def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revision) -> WithheldBoots | None:
-    """Return the install boots of ``accepted`` that a newer valid commit does not offer; None: there are none.
+    """Return the install boots of ``accepted`` that a newer valid commit does not offer. None: no boot is withheld.
 
-    ``newer`` are the valid commits after it, the oldest first, and ``newest`` the last one that was evaluated.
+    ``newer`` are the later valid commits, the oldest first. ``newest`` is the last commit that was evaluated.
     """
     found: dict[SystemUuid, list[WithheldBoot]] = {}
     names, before = set[str](), accepted
@@ -427,7 +429,7 @@ def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revis
 
 
 def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> WithheldBoots:
-    """Return the boots that either withholds, until the commit of ``before`` has been evaluated."""
+    """Return the boots of both, with the commit of ``before``, until which gitboot withholds them."""
     if after is None:
         return before
     uuids = sorted({*before.servers, *after.servers})
@@ -438,7 +440,7 @@ def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> Withhe
 
 
 def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> Commit:
-    """Return the accepted commit as gitboot plans and publishes it: without the boots that are withheld."""
+    """Return the accepted commit without the withheld boots. gitboot plans and publishes this commit."""
     if withheld is None:
         return accepted
     servers = accepted.decisions.servers
@@ -453,9 +455,10 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
 def list_already_installed(
     names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge
 ) -> tuple[SystemUuid, ...]:
-    """Return the machines of these servers whose records show as installed what ``commit`` wants.
+    """Return the machines of these servers that already have what ``commit`` wants, by their records.
 
-    A server whose record shows anything of the boot that ``base`` offers is left out: its disk may be written by it.
+    This excludes a server whose record shows a trace of the boot that ``base`` offers, because that boot may write its
+    disk.
     """
     if not knowledge.is_trusted or knowledge.facts.gap:
         return ()
@@ -484,7 +487,7 @@ def _needs_no_install(old: Decision | None, new: Decision, knowledge: Knowledge)
 _PROVEN_UNUSED: Final = (
     OverrideState.CLEARED,
     OverrideState.UNSENT,
-)  # the override was not consumed, and does not stand
+)  # the override was not consumed and is not set
 
 
 def may_have_unread_fetch(
@@ -493,7 +496,7 @@ def may_have_unread_fetch(
     """Return whether a machine may have fetched an install boot of ``accepted`` that ``commit`` does not offer.
 
     A fetch log that gitboot has not read yet can show such a fetch. The boot is not offered to a machine whose record
-    shows that it is provisioned. A maintenance offers its boot whatever is provisioned.
+    shows that it is provisioned. A maintenance offers its boot in any case.
     """
     for uuid in machines:
         offered = _find_decision(accepted, uuid)
@@ -514,9 +517,9 @@ def _find_decision(commit: Commit, uuid: SystemUuid) -> Decision | None:
 
 
 def collect_rollbacks(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
-    """Return by which decision the boots of servers were taken back, with ``servers`` by that of ``number``."""
+    """Return the number of the decision that took back a server's boots, by server. ``servers`` get ``number``."""
     taken_back = {}
-    for uuid, before in knowledge.facts.rolled_back.items():  # unless a newer offer was met, or a person said more
+    for uuid, before in knowledge.facts.rolled_back.items():  # unless newer evidence or an operator settled it
         record = knowledge.records.get(uuid)
         if record is not None and max(record.offered, record.answered) <= before:
             taken_back[uuid] = before

@@ -1,4 +1,4 @@
-"""What is learned from a batch of requests, fetches and readings, and from the accepted commit; pure."""
+"""Ledger changes: the effect of operator requests, fetches, BMC results and the accepted commit, without I/O."""
 
 from __future__ import annotations
 
@@ -33,53 +33,49 @@ from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held
 from gitboot.system_clock import ClockState, Uptime
 
-RETENTION: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
+RETENTION: Final = timedelta(days=90)  # of offers and fetches in the ledger
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """What has come in since the last one."""
+    """The input of one reconcile: everything that arrived since the last batch."""
 
     written_records: tuple[
         tuple[SystemUuid, OverrideRecord | PowerRecord], ...
-    ] = ()  # by jobs at BMCs; the ledger has it already
-    withdrawals: tuple[UnrecordedClearing, ...] = ()  # by jobs at BMCs, of what they end; the ledger does not have it
+    ] = ()  # by BMC tasks; the ledger has them already
+    withdrawals: tuple[UnrecordedClearing, ...] = ()  # by BMC tasks; the ledger does not have them yet
     requests: tuple[Request, ...] = ()
-    held: Held | None = None  # what can be approved
-    stoppage: StopOrder | None = None  # what a person has stopped without the ledger
-    clock_state: ClockState | None = None  # how the clock is kept; None: it is no instance that learns this
-    uptime: Uptime | None = None  # how long the kernel runs
-    is_externally_confirmed: bool = (
-        False  # whether something outside STATE and OUTPUT knows the newest change of the ledger
-    )
-    has_transition: bool = False  # whether the clock alone has changed a plan since the last one, or there was none
-    is_caught_up: bool = False  # whether the newest commit that there is is the accepted one
-    attempt: Attempt = field(default_factory=Attempt)  # at the newest commit, with the commit that is accepted now
-    commit: Commit | None = None  # the accepted one, where this instance acts for it
-    changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
-    removed_machines: Collection[SystemUuid] | None = (
-        None  # machines that it lacks, of those before; None: look for them
-    )
-    installing: Collection[str] = ()  # of the others, at least those that are at an installation
+    held: Held | None = None  # the commit that operators can approve
+    stoppage: StopOrder | None = None  # if an operator stopped boots without the ledger
+    clock_state: ClockState | None = None  # None: a command applies the batch, not an instance
+    uptime: Uptime | None = None  # of the kernel
+    is_externally_confirmed: bool = False  # whether a place outside STATE and OUTPUT has the newest change
+    has_transition: bool = False  # whether time alone changed a plan, or this is the first batch
+    is_caught_up: bool = False  # whether the newest commit is accepted
+    attempt: Attempt = field(default_factory=Attempt)  # to accept the newest commit
+    commit: Commit | None = None  # the accepted commit, if this instance acts for it
+    changed: Collection[str] = ()  # servers of the commit that changed; all servers at first
+    removed_machines: Collection[SystemUuid] | None = None  # by the commit; None: unknown
+    installing: Collection[str] = ()  # at least the unchanged servers that are being installed
     fetches: tuple[Fetch, ...] = ()
-    spool_offsets: Mapping[str, int] | None = None  # how far the spool is taken in with that
-    unoffered_boots: tuple[Observation, ...] = ()  # boots that this ledger never offered
+    spool_offsets: Mapping[str, int] | None = None  # how far each spool file is read with these fetches
+    unoffered_boots: tuple[Observation, ...] = ()  # served boots that this ledger never offered
     bmc_evidence: tuple[BmcEvidence, ...] = ()
-    pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # what was seen at BMCs of who their machines are
-    machines_without_task: frozenset[SystemUuid] = frozenset()  # who waits to be judged by a BMC that nobody asks
-    events: tuple[Event, ...] = ()  # to be written down with it
-    sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: as before
+    pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # the machine identities that BMCs showed
+    machines_without_task: frozenset[SystemUuid] = frozenset()  # their fetches wait for a BMC that has no task
+    events: tuple[Event, ...] = ()  # to store with the changes
+    sightings: Mapping[BootFile, Sighting] | None = None  # of all checked artifacts; None: unchanged
 
 
 class BatchResult(Struct, frozen=True, kw_only=True):
-    """What is known now, and what of it is new."""
+    """The knowledge after a batch, and the changes to store."""
 
     knowledge: Knowledge
     update: KnowledgeUpdate
-    changed: frozenset[SystemUuid]  # of whom a record, an override or an observation is another
+    changed: frozenset[SystemUuid]  # machines with a changed record, override, power switch or fetch
 
 
 def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult:
-    """What is known after ``batch``."""
+    """Return the knowledge after a batch. The caller stores the changes."""
     update = KnowledgeUpdate(knowledge, at)
     for uuid, record in batch.written_records:
         if isinstance(record, PowerRecord):
@@ -89,7 +85,7 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
     for each in batch.withdrawals:
         _apply_withdrawal(update, each)
     if batch.clock_state is not None:
-        # Once a day, as seen from when the instance was alive before: a clock that leaps ahead makes nothing old.
+        # Once a day, counted from the last heartbeat: a clock that jumps ahead does not make entries old.
         last = update.facts.heartbeat
         if last is not None and last.at.date() < at.date():
             update.prune_before = last.at - RETENTION
@@ -145,25 +141,25 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
 
 
 def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -> None:
-    """Learn of a withdrawal that was noted beside the ledger, unless the override was set or settled since."""
+    """Record a withdrawal that a file beside the ledger has, unless the override was set or ended since."""
     uuid, record, is_left = withdrawal
     known = next((each for each in update.overrides.list_records(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
         return
     update.overrides.set_record(uuid, record)
     if not is_left:
-        return  # the result of its job becomes an event
+        return  # the task result becomes the event
     machine = update.before.machines.get(uuid)
     name = machine.name if machine is not None else uuid
     message = (
-        f"{name}: the instance noted before it ended that {record.override.enabled} {record.override.target} for "
-        f"{record.reason} is {record.state}"
+        f"{name}: {record.override.enabled} {record.override.target} for {record.reason} is {record.state}, according "
+        "to a note of the instance before it ended"
     )
     update.add_event(f"Override{record.state}", message, server=name, reason=record.reason, plan=record.plan_digest)
 
 
 def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None:
-    """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
+    """Record what the batch shows about the machines of a commit."""
     if update.recorded_commit != commit.revision:
         provisioning.record_new_servers(
             update,
@@ -189,7 +185,7 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
         provisioning.extend_runs(update, commit, batch.changed)
     if update.before.switches or update.switches.new:
         extend_switches(update, commit, batch.changed)
-    if batch.changed and update.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
+    if batch.changed and update.known_pairs:  # a BMC without a task gets no credentials when it comes back
         uuids = update.before.overrides.keys() | update.overrides.new.keys()
         standing = (
             each.bmc for uuid in uuids for each in update.overrides.list_records(uuid) if each.may_be_left_on_bmc
@@ -201,29 +197,29 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
 
 
 def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sighting]) -> None:
-    """Learn what was seen of artifacts; what is not looked at any more has not come back."""
+    """Record the checks of artifacts, with events. An artifact that is not checked any more causes no event."""
     before = update.sightings or {}
     if sightings is update.sightings:
         return
     for file, now in sightings.items():
         was_absent = file in before and before[file].is_absent
         if now.is_absent and not was_absent:
-            message = f"{file.url}: {now.message}; what boots by it is not offered until it is there"
+            message = f"{file.url}: {now.message}. gitboot does not offer boots that need this file until it is there"
             update.add_event("ArtifactMissing", message, warning=True, url=file.url, sha256=file.sha256)
         elif was_absent and not now.is_absent:
-            update.add_event("ArtifactFound", f"{file.url} is there", url=file.url, sha256=file.sha256)
+            update.add_event("ArtifactFound", f"{file.url} is available again", url=file.url, sha256=file.sha256)
     update.sightings = sightings
 
 
 def _find_unobservable(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, update.facts.observes
-    # Of some boots, nothing but an override that was set could show that they were made.
+    # For some boots, an override is the only evidence.
     sets = commit.ledger is not None or (observes and kind is not Evidence.PROGRESS)
     uuids = {machine.uuid for machine in commit.select_machines(changed)} | update.new_records.keys()
     if not sets:
         uuids |= update.overrides.new.keys()
-    if sets is not update.sets_bmcs:  # the Fleet names a ledger now, or none any more
+    if sets is not update.sets_bmcs:  # the Fleet started or stopped naming a ledger
         uuids, update.sets_bmcs = {*commit.machines, *update.unobservable}, sets
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]

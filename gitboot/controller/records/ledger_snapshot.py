@@ -1,4 +1,4 @@
-"""Ledger snapshot: what an instance read of its ledger, as one value."""
+"""Ledger snapshot: an instance's knowledge of its ledger as one value, and the changes to it."""
 
 from __future__ import annotations
 
@@ -44,72 +44,64 @@ from gitboot.status.conditions import Event
 
 
 class Knowledge(Struct, frozen=True, kw_only=True):
-    """What is known; what of it lasts stands in the ledger."""
+    """The content of the ledger, and the state that an instance derives from it."""
 
-    facts: Facts  # about the ledger, and what operators hold back
-    recorded_commit: str | None = (
-        None  # the commit whose servers have their records; None: nothing is known of any server
-    )
+    facts: Facts  # about the ledger, and the stops and suspensions of operators
+    recorded_commit: str | None = None  # the last commit whose new servers got records; None: no record is usable
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)
-    unobservable: frozenset[SystemUuid] = frozenset()  # whose boot this instance could not see being made
-    sets_bmcs: bool | None = True  # whether that goes by overrides which it sets; None: it is not known any more
-    machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # every one that was ever seen
-    accepted_machines: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
-    lost_identities: frozenset[LostIdentity] = (
-        frozenset()
-    )  # identities by which machines asked before the accepted commit
+    unobservable: frozenset[SystemUuid] = frozenset()  # machines whose next boot this instance could not observe
+    sets_bmcs: bool | None = True  # whether overrides count for `unobservable`; None: unknown
+    machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # all machines that a commit ever described
+    accepted_machines: frozenset[SystemUuid] = frozenset()  # the machines of the accepted commit
+    lost_identities: frozenset[LostIdentity] = frozenset()  # identities that machines lost by the accepted commit
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
     switches: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)  # by reason
-    pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)  # what BMCs showed of their machines
-    known_pairs: frozenset[CredentialUse] = (
-        frozenset()
-    )  # which BMCs may be sent which credentials, if nothing else says so
-    pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
+    pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)  # the machine identities that BMCs showed
+    known_pairs: frozenset[CredentialUse] = frozenset()  # BMCs with the credentials that gitboot may send them
+    pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # fetches that wait for a BMC task
     secret_fetches: Mapping[SystemUuid, InstallationFetches] = field(default_factory=dict)
-    last_observation_id: int = 0  # the number of the observation that was noted last
+    last_observation_id: int = 0
     approvals: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
-    )  # by digest of changes: guard -> by whom and why
-    used_acknowledgements: frozenset[str] = (
-        frozenset()
-    )  # acknowledgements that do not count again; see `gitboot.ledger.instance_tables`
-    unsearched_commits: tuple[str, ...] = ()  # accepted commits, if no history was ever searched for acknowledgements
-    spool_offsets: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
+    )  # digest of changes -> guard -> approver and reason
+    used_acknowledgements: frozenset[str] = frozenset()  # each counts once, see `gitboot.ledger.instance_tables`
+    unsearched_commits: tuple[str, ...] = ()  # accepted commits not yet searched for acknowledgements
+    spool_offsets: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool is read
     published_records: Mapping[SystemUuid, Record] = field(
         default_factory=dict
-    )  # what the tree knew when a doubt began
-    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts; None: the settings turn the checks off
-    claims: tuple[SoleClaim, ...] = ()  # of other hosts, which no ledger keeps; they withhold install boots
+    )  # of the tree, when the ledger became unverified
+    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts; None: the settings turn checks off
+    claims: tuple[SoleClaim, ...] = ()  # of other hosts. They are not in the ledger, and withhold install boots
 
     def record(self, uuid: SystemUuid) -> Record | None:
-        """What plans go by; None: unknown.
+        """Return the record that plans use. None: unknown.
 
-        Nothing is known of a server whose boot this instance could not see being made: it would be installed again
-        and again.
+        If this instance could not observe a server's boot, the record is unknown. Otherwise, gitboot would install the
+        server again and again.
         """
         return None if uuid in self.unobservable else self.stored_record(uuid)
 
     def stored_record(self, uuid: SystemUuid) -> Record | None:
-        """What is recorded of a server, whether plans go by it or not; None while the ledger is in doubt."""
+        """Return a server's record even if plans do not use it. None: no record, or the ledger is unverified."""
         return None if self.recorded_commit is None else self.records.get(uuid)
 
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
-        """Of the files that a decision's boots are made by, those because of which they are not offered."""
+        """Return the files of a decision's boots that are missing, so that gitboot does not offer these boots."""
         if self.sightings is None:
             return frozenset()
         return decision.find_withheld_files(partial(is_withheld, sightings=self.sightings))
 
     def list_overrides(self, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
-        """Every override that was set for a server, by reason."""
+        """Return all override records of a server, in the order of their reasons."""
         return tuple(self.overrides.get(uuid, {}).values())
 
     def list_switches(self, uuid: SystemUuid) -> tuple[PowerRecord, ...]:
-        """Everything that was done to a server's power, by reason."""
+        """Return all power switch records of a server, in the order of their reasons."""
         return tuple(self.switches.get(uuid, {}).values())
 
     @property
     def is_trusted(self) -> bool:
-        """Whether what the ledger has of servers is trusted, and complete."""
+        """Return whether the records are verified and complete."""
         return self.facts.initialised is not None and self.facts.doubt is None and self.facts.foreign is None
 
 
@@ -117,18 +109,18 @@ R = TypeVar("R", OverrideRecord, PowerRecord)
 
 
 class RecordChanges(Generic[R]):
-    """What is new of the overrides or the switches of servers, by reason, over what was known."""
+    """New override or power switch records, on top of the known records."""
 
     def __init__(self, before: Mapping[SystemUuid, Mapping[str, R]]) -> None:
         self._before: Mapping[SystemUuid, Mapping[str, R]] = before
         self.new: dict[SystemUuid, dict[str, R]] = {}
-        self.unstored: dict[tuple[SystemUuid, str], R] = {}  # of them, those that the ledger does not have
+        self.unstored: dict[tuple[SystemUuid, str], R] = {}  # new records that the ledger does not have
 
     def list_records(self, uuid: SystemUuid) -> tuple[R, ...]:
         return tuple(self.new.get(uuid, self._before.get(uuid, {})).values())
 
     def set_record(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
-        """Learn of a record; ``stored``: the ledger has it already."""
+        """Add or replace a record. ``stored``: the ledger has it already."""
         kept = {**self.new.get(uuid, self._before.get(uuid, {})), record.reason: record}
         self.new[uuid] = dict(sorted(kept.items()))
         if not stored:
@@ -139,18 +131,18 @@ class RecordChanges(Generic[R]):
 
 
 class KnowledgeUpdate:
-    """Knowledge while a batch is learned at an instant, and what of it is new, as the ledger stores it.
+    """The changes of one batch on top of the earlier knowledge, in the form that the ledger stores.
 
-    What is new lies over what was known, and is put together once, at the end. Only one call of `learn` changes it.
+    `build_knowledge` merges them once, at the end. Only one call of `apply_batch` changes this object.
     """
 
     def __init__(self, before: Knowledge, at: datetime) -> None:
-        self.before, self.at = before, at  # ``known`` as it was before
+        self.before, self.at = before, at
         self.facts = before.facts
         self.recorded_commit = before.recorded_commit
         self.unobservable = before.unobservable
         self.sets_bmcs = before.sets_bmcs
-        self.last_observation_id = before.last_observation_id  # the number of the observation that was noted last
+        self.last_observation_id = before.last_observation_id
         self.events: list[Event] = []
         self.machines: dict[SystemUuid, Machine] = {}
         self.removed_machines: set[SystemUuid] = set()
@@ -163,32 +155,32 @@ class KnowledgeUpdate:
         self.request_outcomes: list[tuple[Request, str]] = []
         self.spool_offsets: Mapping[str, int] | None = None
         self.prune_before: datetime | None = None
-        self.due_now: set[SystemUuid] = set()  # whose BMCs are to be asked now
-        self.judged_machines: set[SystemUuid] = set()  # whose fetches were judged by a reading
+        self.due_now: set[SystemUuid] = set()  # machines whose BMC task is due at once
+        self.judged_machines: set[SystemUuid] = set()  # machines with a pending fetch that a BMC task settled
         self.known_pairs = before.known_pairs
         self.sightings, self.claims = before.sightings, before.claims
-        self.discards_records = False  # whether nothing that was recorded before counts
+        self.discards_records = False  # whether all earlier records are void
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
         self.overrides = RecordChanges(before.overrides)
         self.switches = RecordChanges(before.switches)
         self.new_pins: dict[SystemUuid, PinnedIdentity] = {}
         self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
         self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
-        self.new_observations: dict[int, Pending] = {}  # noted now, or with marks now
-        self.verdicts: dict[int, str] = {}  # by the number of an observation
+        self.new_observations: dict[int, Pending] = {}  # new, or with new marks
+        self.verdicts: dict[int, str] = {}  # by observation number
 
     def record(self, uuid: SystemUuid) -> Record | None:
-        """What is recorded of a server, whether plans go by it or not."""
+        """Return a server's record even if plans do not use it."""
         if uuid in self.new_records:
             return self.new_records[uuid][1]
         return None if self.discards_records or uuid in self.dropped else self.before.records.get(uuid)
 
     def usable_record(self, uuid: SystemUuid) -> Record | None:
-        """What is recorded of a server; None while nothing is known of any server."""
+        """Return a server's record. None: no record, or no record is usable yet."""
         return self.record(uuid) if self.recorded_commit is not None else None
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
-        """Learn of a record, if it is another than before."""
+        """Replace a server's record, if the new record differs."""
         if record != self.record(uuid):
             self.new_records[uuid] = server, record
 
@@ -196,7 +188,7 @@ class KnowledgeUpdate:
         self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
 
     def count_decision(self) -> int:
-        """Count a decision; return its number. Evidence of what was offered before it has a lower one."""
+        """Return the number of a new decision. Evidence about earlier offers has a lower number."""
         self.facts = structs.replace(self.facts, sequence=self.facts.sequence + 1)
         return self.facts.sequence
 
@@ -208,13 +200,13 @@ class KnowledgeUpdate:
             self.new_pins[uuid] = new_pin
 
     def find_secret_fetches(self, uuid: SystemUuid) -> InstallationFetches | None:
-        """Return who fetched the secrets of a server in its newest installation; None: nothing is known of that."""
+        """Return the fetches of a server's secrets in its newest installation. None: no fetch is recorded."""
         if uuid in self.new_secret_fetches:
             return self.new_secret_fetches[uuid]
         return self.before.secret_fetches.get(uuid)
 
     def set_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
-        """Replace the fetches of a server's secrets; None: another installation begins."""
+        """Replace the fetches of a server's secrets. None: another installation begins."""
         if fetches is not None or self.find_secret_fetches(uuid) is not None:
             self.new_secret_fetches[uuid] = fetches
 
@@ -222,7 +214,7 @@ class KnowledgeUpdate:
         return self.new_pending.get(uuid, self.before.pending.get(uuid, ()))
 
     def keep_pending(self, pending: Pending) -> None:
-        """Keep an observation until it is judged, or with what is known of it now."""
+        """Add or replace an observation that waits for a verdict."""
         uuid = pending.offer.uuid
         others = tuple(each for each in self.list_pending(uuid) if each.id != pending.id)
         self.new_pending[uuid] = tuple(sorted((*others, pending), key=lambda each: each.id))
@@ -322,28 +314,29 @@ class KnowledgeUpdate:
 
 
 class Fetch(Struct, frozen=True, kw_only=True):
-    """What was fetched, and what the ledger says of it."""
+    """A fetch, and the offer that it matches."""
 
-    observation: Observation  # with the digest of the plan whose entry was sent
+    observation: Observation  # with the digest of the plan whose boot script was sent
     offer: Offer
-    was_recorded: bool  # whether it was noted before: a spool that is read once more
+    was_recorded: bool  # whether the ledger has it already, because the spool is read again
 
 
 def record_instance_facts(
     store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
 ) -> None:
-    """Note where the instance publishes, whose tree lies there, whether fetches reach it, where, and for which site.
+    """Store the settings of this start in the ledger: OUTPUT, the tree's owner, the spool and the site.
 
-    Raises `UsageError` where it has acted for another one: the servers of that would look removed.
+    ``observes``: fetches reach the instance. ``owner``: the ledger that published the tree in OUTPUT.
+    Raises `UsageError` if the ledger has acted for another site, because its servers would look removed.
     """
     about = instance_tables.read_facts(store)
     if about.site is not None and about.site != (site or ""):
         acted = f"--site {about.site}" if about.site else "all sites, without --site"
         asked = f"--site {site}" if site is not None else "all sites"
         raise UsageError(
-            f"the ledger {about.identity} has acted for {acted}, and is to act for {asked}: what it has published and "
-            f"set would be withdrawn. Start it for {acted} again; or give another --state and --out, and say there "
-            "what is installed (gitboot records begin, with the ops/records of a published tree)"
+            f"the ledger {about.identity} has acted for {acted}, but this start is for {asked}. gitboot would withdraw "
+            f"its published files and overrides. Start gitboot for {acted} again, or use another --state and --out and "
+            "initialise the new ledger: gitboot records begin with the ops/records of a published tree"
         )
     foreign = owner if owner not in (about.identity, about.heir_of) else None
     now = structs.replace(about, observes=observes, foreign=foreign, output=str(output.absolute()), site=site or "")
@@ -353,10 +346,10 @@ def record_instance_facts(
 
 
 def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
-    """Return the permissions of what is published, and note in the ledger from when on others may not read it.
+    """Return the permissions of published files. Store in the ledger whether OUTPUT is closed to other users.
 
-    A new ledger closes OUTPUT. One that an earlier version made leaves OUTPUT as it is until somebody names a group. So
-    does a new one that takes over what an earlier ledger published for everybody.
+    A new ledger closes OUTPUT. A ledger of an earlier version leaves OUTPUT open until an operator names a group. So
+    does a new ledger that takes over an open tree.
     Raises `UsageError` for a group that gitboot may not give files to.
     """
     about, number = instance_tables.read_facts(store), find_group_id(group) if group is not None else None
@@ -396,7 +389,7 @@ def read_knowledge(store: Store) -> Knowledge:
 
 
 def write_updates(store: Store, updates: Iterable[KnowledgeUpdate]) -> None:
-    """Write down all that is new, or nothing of it; raises `LedgerError`."""
+    """Store all updates in one transaction. Raises `LedgerError`."""
     if something := [each for each in updates if not each.is_empty]:
         with store.writing() as tx:
             for each in something:
@@ -436,18 +429,18 @@ def _write_update(tx: Transaction, update: KnowledgeUpdate) -> None:
 
 
 def write_events(store: Store, events: Sequence[Event]) -> None:
-    """Write down what happened besides; raises `LedgerError`."""
+    """Store events. Raises `LedgerError`."""
     if events:
         with store.writing() as tx:
             instance_tables.write_events(tx, events)
 
 
 def match_fetches(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
-    """What was fetched, but for what nobody offered, and for what means nothing by being made.
+    """Return the observations that match an offer of this ledger, as fetches.
 
-    An endpoint has noted what it gave by the digest of its plan, a mirror by the date of the file. Of what was
-    overtaken an endpoint knows no more than its path. By which name a token was published stays outside: from here on a
-    path has the token itself.
+    An endpoint logs the digest of the plan that it served, and a mirror logs the date of the file. For a file that was
+    replaced meanwhile, an endpoint logs only the path. The paths of the result have the token itself in place of its
+    published name.
     """
     fetches = []
     for observation in observations:
@@ -457,7 +450,7 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
         if digest is None and observation.modified is not None:
             if (version := server_tables.find_version(store, observation.path, observation.modified)) is not None:
                 digest, number = version
-            elif name is not None:  # a token says by itself whose it is, also in a tree that another host has made
+            elif name is not None:  # a token alone identifies the plan, even in a tree that another host published
                 digest = server_tables.find_token(store, observation.path)
         offer = server_tables.find_offer(store, digest) if digest is not None else None
         if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
@@ -472,7 +465,7 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
 
 
 def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """What an endpoint has given, of what is given once, and this ledger has never offered: it is an older copy."""
+    """Return the served one-time boots that this ledger never offered. They show that the ledger is an older copy."""
     served = (each for each in select_consuming(observations) if each.offer is not None and not each.is_start)
     return tuple(
         each for each in served if each.digest is not None and server_tables.find_offer(store, each.digest) is None

@@ -1,4 +1,4 @@
-"""Ledger trust: how far the clock and a ledger that was unused for a while can be trusted."""
+"""Ledger trust: heartbeats, checks of the clock, and the initialisation of an unverified ledger."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from gitboot.text import format_count, format_names
 _BEAT_EVERY: Final = timedelta(minutes=10)
 _MOST_BEHIND: Final = timedelta(minutes=2)
 _LONGEST_GAP: Final = timedelta(hours=1)
-_INTERVALS: Final = 5  # that are remembered
+_INTERVALS: Final = 5  # between heartbeats that the ledger keeps
 
 
 def describe_clock_lag(about: Facts, at: datetime) -> str | None:
-    """How the clock is behind what the ledger has seen; None: it is not."""
+    """Return a text about a clock that is behind the ledger's last heartbeat. None: the clock is not behind."""
     beat = about.heartbeat
     if beat is None or beat.at - at <= _MOST_BEHIND:
         return None
     return (
-        f"the clock says {format_instant(at)}, and the ledger was written to at {format_instant(beat.at)}: correct the "
-        "clock; where it was ahead before, accept it with gitboot records confirm-clock"
+        f"the clock shows {format_instant(at)}, but gitboot wrote the ledger at {format_instant(beat.at)}. Correct the "
+        "clock. If it was ahead before and is right now, run gitboot records confirm-clock"
     )
 
 
 def describe_unkept_clock(about: Facts, clock_state: ClockState) -> str | None:
-    """Why the kernel does not vouch for the clock; None: it does, or never did and was never asked to."""
+    """Return a text about a clock that no time service keeps. None: a service keeps it, or an operator accepted it."""
     is_lost = clock_state is ClockState.UNKEPT and about.clock == "kept"
     if about.clock == "accepted" or (clock_state is not ClockState.UNSYNCHRONISED and not is_lost):
         return None
     return (
-        "the kernel says that no time service keeps the clock right: see to it (timedatectl, chronyc tracking; chrony "
-        "needs rtcsync), or accept the clock as it is with gitboot records confirm-clock"
+        "the kernel reports that no time service keeps the clock right. Check timedatectl or chronyc tracking (chrony "
+        "needs rtcsync), or accept the clock as it is: gitboot records confirm-clock"
     )
 
 
@@ -65,10 +65,10 @@ def record_heartbeat(
     has_transition: bool = False,
     uptime: Uptime | None = None,
 ) -> None:
-    """Note that the instance is alive, and how its clock is kept; and notice for how long it was not alive.
+    """Record that the instance runs, and the state of its clock. Detect a gap in which it did not run.
 
-    ``witnessed``: something outside STATE and OUTPUT knows the ledger's newest change: they are no older copy.
-    ``turned``: a plan turns at this instant, and is not to turn back by a clock that does.
+    ``is_externally_confirmed``: a place outside STATE and OUTPUT has the ledger's newest change, so they are not an
+    older copy. ``has_transition``: a plan changes now. The heartbeat keeps a clock that goes back from undoing this.
     """
     _handle_clock_set_back(update, uptime)
     about = update.facts
@@ -96,21 +96,21 @@ def record_heartbeat(
 
 
 def refresh_heartbeat(update: KnowledgeUpdate, uptime: Uptime | None = None) -> None:
-    """Note that something is written at this instant; that costs nothing besides."""
+    """Move the heartbeat to now. The caller writes to the ledger anyway."""
     last = update.facts.heartbeat
     if last is not None and update.at > last.at:
         update.facts = structs.replace(update.facts, heartbeat=last._replace(at=update.at, up=uptime))
 
 
 def accept_clock(update: KnowledgeUpdate) -> None:
-    """Go by the present clock, as a person says."""
+    """Accept the present clock, as an operator requests."""
     about = update.facts
     intervals = about.heartbeat.intervals if about.heartbeat is not None else ()
     update.facts = structs.replace(about, heartbeat=Heartbeat(update.at, intervals), clock="accepted")
 
 
 def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> None:
-    """Close what was open for a while by a clock that was set back since: the kernel tells how long it has run."""
+    """End grace periods if the clock was set back since the last heartbeat, as the kernel's uptime shows."""
     last = update.facts.heartbeat
     if last is None or uptime is None or last.up is None or not uptime.boot or last.up.boot != uptime.boot:
         return
@@ -122,10 +122,10 @@ def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> No
 
 
 def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool) -> None:
-    """Take what is noted as later than ``since`` for just over: nothing opens when the clock gets there again.
+    """End all grace periods that began after ``since``, so that they do not start again when the clock gets there.
 
-    How far a clock went back is not known, only how far it is behind. Evidence of what was consumed may still be on its
-    way: unless it is far behind, that is waited for.
+    gitboot can measure how far the clock is behind, but not how far it went back. Unless the clock is far behind,
+    gitboot still waits for the evidence of consumed overrides, which may be on its way.
     """
     at, known = update.at, update.before
     over = at - FETCH_GRACE
@@ -135,7 +135,9 @@ def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool
 
     for uuid, record in known.records.items():
         fetched, consumed = record.provisioned_at, record.consumed_at
-        is_untouched = consumed is None and not record.attempts  # else the instant is part of what was set or given
+        is_untouched = (
+            consumed is None and not record.attempts
+        )  # otherwise the time is part of an override or a served boot
         now = replace(
             record,
             provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
@@ -151,24 +153,24 @@ def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool
 
 
 class Beginning(StrEnum):
-    """What a ledger begins with."""
+    """The records that a ledger starts with."""
 
-    FRESH = "fresh"  # no server that wants provision 1 or more is installed
+    FRESH = "fresh"  # every server with provision 1 or more still has to be installed
     ADOPT = "adopt"  # every server is installed as Git wants it
-    AS_RECORDED = "as-recorded"  # what this ledger says is right
-    RECORDS = "records"  # what a file of exported records says
+    AS_RECORDED = "as-recorded"  # the records of this ledger are right
+    RECORDS = "records"  # the records of an exported file
 
 
 _BEGINNING_TEXTS = {
-    Beginning.FRESH: "none of its servers installed",
+    Beginning.FRESH: "no server installed",
     Beginning.ADOPT: "every server installed as Git wants it",
-    Beginning.AS_RECORDED: "what it has recorded",
+    Beginning.AS_RECORDED: "its own records",
     Beginning.RECORDS: "exported records",
 }
 
 
 def find_unverified_reason(about: Facts, decisions: Decisions) -> str | None:
-    """Why the ledger is not trusted, if it is not: one word."""
+    """Return the reason in CamelCase why the ledger is unverified. None: it is verified."""
     if about.doubt is not None:
         return about.doubt
     if about.foreign is not None:
@@ -176,7 +178,7 @@ def find_unverified_reason(about: Facts, decisions: Decisions) -> str | None:
     if about.initialised is not None:
         return None
     wanting = any(decision.provision > 0 for decision in decisions.servers.values())
-    return "NewLedger" if wanting else None  # else nothing would be installed, whatever is said
+    return "NewLedger" if wanting else None  # otherwise gitboot installs no server in any case
 
 
 def initialise_ledger(
@@ -185,14 +187,15 @@ def initialise_ledger(
     beginning: Beginning,
     records: Mapping[SystemUuid, Record],
 ) -> str:
-    """Take a person's word for what is installed; return what that came to. A ledger in no doubt stays as it is.
+    """Initialise an unverified ledger as an operator decided, and return a text about it.
 
-    ``records`` are those of a file. Raises `UsageError` where that cannot be said of this ledger.
+    A verified ledger stays unchanged. ``records`` are those of an exported file. Raises `UsageError` if this choice is
+    not possible for the ledger.
     """
     about, servers = update.facts, commit.decisions.servers.values()
     names = {each.uuid: each.server for each in servers}
     if (doubt := find_unverified_reason(about, commit.decisions)) is None:
-        return "the ledger is in no doubt, and nothing is changed (gitboot records set says it of single servers)"
+        return "the ledger is verified already. Use gitboot records set for single servers"
     _check_beginning(update, beginning, records, doubt, names)
     number = update.count_decision()
     if beginning is not Beginning.AS_RECORDED:
@@ -205,10 +208,12 @@ def initialise_ledger(
         for each in servers:
             update.write_record(each.uuid, each.server, replace(make_adopted_record(each, update.at), offered=number))
     if beginning is Beginning.RECORDS:
-        for uuid, record in records.items():  # one that is not in the fleet now may come back
-            said = replace(record, offered=number, answered=0, taken_back=0)  # its own are of another ledger's sequence
+        for uuid, record in records.items():  # also for machines that are not in the fleet now: they may come back
+            said = replace(
+                record, offered=number, answered=0, taken_back=0
+            )  # the file's numbers belong to another ledger's sequence
             update.write_record(uuid, names.get(uuid, uuid), said)
-        for each in servers:  # who is not in the file stays unknown
+        for each in servers:  # servers that are not in the file stay unknown
             update.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
     heir_of = about.foreign or about.heir_of
     update.facts = structs.replace(
@@ -226,9 +231,12 @@ def _check_beginning(
 ) -> None:
     known = update.before
     if beginning is Beginning.FRESH and doubt != "NewLedger":
-        raise UsageError(f"fresh is for a new ledger, and this one is none ({doubt}): every server would be installed")
+        raise UsageError(
+            f"fresh is only for a new ledger ({doubt}): gitboot would install every server. Use adopt or a file of "
+            "exported records"
+        )
     if beginning is Beginning.AS_RECORDED and (known.facts.initialised is None or doubt == "DamagedLedger"):
-        raise UsageError(f"nothing is recorded in this ledger ({doubt}); say adopt, or name a file of exported records")
+        raise UsageError(f"this ledger has no usable records ({doubt}). Use adopt or a file of exported records")
     lacking: list[SystemUuid] = []
     if beginning is Beginning.RECORDS:
         consumed = {uuid: (each.consumed_key,) for uuid, each in records.items()}
@@ -239,7 +247,6 @@ def _check_beginning(
         )
     if lacking:
         raise UsageError(
-            f"the published tree knows more, of {format_count(len(lacking), 'server')}: "
-            f"{format_names([names.get(uuid, uuid) for uuid in lacking])}; take "
-            "ops/records of that tree"
+            f"the published tree has newer records of {format_count(len(lacking), 'server')}: "
+            f"{format_names([names.get(uuid, uuid) for uuid in lacking])}. Use the ops/records of that tree"
         )

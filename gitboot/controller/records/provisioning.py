@@ -1,4 +1,4 @@
-"""Provisioning: first records, boots that were made, and identities that moved."""
+"""Provisioning records: the first record of a server, its completed boots, and identities that moved."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ from gitboot.review.reinstalls import (
 )
 from gitboot.text import format_names, quote_words
 
-_MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right
+_MOST_AHEAD: Final = timedelta(seconds=30)  # tolerance for an endpoint's clock
 
 
 def record_new_servers(
@@ -81,14 +81,14 @@ def record_new_servers(
     *,
     removed: Collection[SystemUuid] | None = None,
 ) -> None:
-    """Give each server that the ledger sees for the first time its first record.
+    """Write the first record of each server that the ledger has not seen before.
 
-    ``changed`` are the names of the servers that the commit changes, of all where nothing was settled before; ``begun``
-    holds at least those of the others that are at an installation;
-    ``left`` are the machines that it lacks of those before, where that is known;
-    ``introduced`` says with which provision number machines came since the commit that was accepted before. A
-    ledger that is new, or older than what it was, or another's, cannot know what is installed. Until it is
-    initialised, nothing is known of any server.
+    ``changed``: names of the servers that the commit changes, at first all servers. ``installing``: at least the
+    unchanged servers that are being installed. ``removed``: the machines that the commit lacks, if known.
+    ``introduced``: the provision numbers of machines that came since the last accepted commit.
+
+    If the ledger is unverified (new, restored or another instance's), it cannot show what is installed. Then no server
+    has a usable record until an operator initialises the ledger.
     """
     decisions = commit.decisions
     if find_unverified_reason(update.facts, decisions) is not None:
@@ -98,7 +98,7 @@ def record_new_servers(
     here = commit.select_machines(
         {*changed, *(commit.machines[uuid].name for uuid in dropped if uuid in commit.machines)}
     )
-    # A new board that was seen already may be said to replace another one later.
+    # A later commit may declare that a known board replaces another one.
     unmet = [each for each in here if each.uuid not in standing or each.uuid in dropped or each.replaces is not None]
     new = [each for each in unmet if each.uuid not in update.machines and update.record(each.uuid) is None]
     if new:
@@ -120,7 +120,7 @@ def record_new_servers(
 
 
 def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
-    """Know nothing more of machines that another site has had in the meantime, but that they are not new."""
+    """Drop the records of machines that were at another site meanwhile. They do not count as new."""
     update.departed = {each.uuid: each for each in moves.departed if each.uuid not in update.before.accepted_machines}
     update.dropped = frozenset(uuid for uuid in moves.machines if update.record(uuid) is not None)
     for uuid in update.dropped:
@@ -128,9 +128,9 @@ def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
 
 
 def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
-    """Know nothing of servers that were given a boot which was left out of what a person has said to be installed.
+    """Drop the records of servers that got a boot which is newer than the record and was never offered here.
 
-    The ledger is an older copy, and has never offered it: they may be installed by it.
+    The ledger is an older copy, and that boot may have installed the server.
     """
     if find_unverified_reason(update.facts, commit.decisions) is not None:
         return
@@ -147,8 +147,8 @@ def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, b
         update.new_records.pop(uuid, None)
     names = sorted(found.values())
     message = (
-        f"{format_names(names)}: given a boot that is in neither this ledger nor what it was begun with. Say what is installed "
-        f"there with gitboot records set {quote_words(names[0])}"
+        f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so it is unknown what is "
+        f"installed. Look at the server, then run gitboot records set {quote_words(names[0])}"
     )
     update.add_event("ServerUnknown", message, warning=True, servers=names)
 
@@ -180,14 +180,15 @@ def _write_first_records(
         elif (record := found.record(each)) is not None:
             update.write_record(each.uuid, each.server, record)
     for why, names in sorted(unknown.items()):
-        message = f"{format_names(names)}: {why}. Say what is installed there with gitboot records set {quote_words(names[0])}"
+        message = f"{format_names(names)}: {why}. Look at the server, then run gitboot records set "
+        message += quote_words(names[0])
         if commit.fleet.has_instances_by_site:
-            message += ", or, where another site had it, with gitboot records take-over what that one hands over"
+            message += ". If another site had it, run gitboot records take-over with the file from that site instead"
         update.add_event("ServerUnknown", message, warning=True, servers=names)
 
 
 def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Adopt what no policy described when it was seen first, parked perhaps: as the first policy wants it."""
+    """Adopt servers that no policy selected at first, parked ones for example, as their first policy wants them."""
     for machine in machines:
         record = update.record(machine.uuid)
         if record is None or (record.evidence, record.pool) != ("Adopted", None):
@@ -210,7 +211,7 @@ def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machin
 
 
 def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> None:
-    """Take Git's word, where that is the evidence; each number is taken once."""
+    """Record servers as provisioned because Git declares it. Each declared number counts once."""
     for each in servers:
         record, declared = update.record(each.uuid), each.declared
         if declared is None or declared < each.provision:
@@ -229,12 +230,12 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
             unknown_serves=_select_maintenance_serves(record),
         )
         update.write_record(each.uuid, each.server, now)
-        message = f"{each.server}: provision {declared} is provisioned (Declared)"
+        message = f"{each.server}: provisioned, as Git declares for provision {declared}"
         update.add_event("Provisioned", message, server=each.server, evidence="Declared")
 
 
 def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Take for made what has shown all that fetches can show, and waited for another kind of evidence until now."""
+    """Complete installations that waited for another kind of evidence and have shown all that fetches can show."""
     for machine in machines:
         record = update.record(machine.uuid)
         if record is None or update.list_pending(machine.uuid):
@@ -247,7 +248,7 @@ def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machi
 
 
 def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
-    """Let the runs of servers last as long as the windows in which they were made, wherever a commit moved those."""
+    """Extend the recorded runs of servers to the new end of their windows, if a commit moved it."""
     written = {commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines}
     for machine in commit.select_machines(written.union(changed)):
         record = update.record(machine.uuid)
@@ -258,19 +259,19 @@ def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str
         )
 
 
-# What makes a server provisioned
+# Boots and evidence
 
 
 def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime, evidence: str) -> None:
-    """Record that what is wanted was installed by ``made_at``. Twice is as once."""
+    """Record that a server was provisioned by ``made_at``. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     now, what = apply_provisioned(offer, record, _adjust_to_local_clock(made_at, update.at), evidence)
     if now is record or offer.number > update.facts.rolled_back.get(offer.uuid, -1):
         _write_with_event(update, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
         return
-    # The accepted commit had taken this boot back. A mirror served it, or its evidence came late: when the commit was
-    # accepted, nothing showed that it was fetched. Unknown never installs, so a person has to look.
+    # The accepted commit had taken this boot back. A mirror served it, or the evidence came late. When gitboot accepted
+    # the commit, no fetch was known. gitboot never installs a server with unknown disks, so an operator has to look.
     by = f"BootImage/{offer.image}"
     if record.overwritten_by == by:
         return
@@ -278,8 +279,8 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime,
     update.write_record(offer.uuid, offer.server, now)
     update.add_event(
         "WithdrawnBootInstalled",
-        f"{offer.server}: was installed with {by}, which the accepted commit had taken back: its disk is unknown "
-        f"({evidence}). Say what is installed there with gitboot records set {offer.server}",
+        f"{offer.server}: booted {by} although the accepted commit took this boot back, so the content of its disks is "
+        f"unknown ({evidence}). Look at the server, then run gitboot records set {offer.server}",
         warning=True,
         server=offer.server,
         evidence=evidence,
@@ -291,7 +292,7 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime,
 def record_maintenance_boot(
     update: KnowledgeUpdate, offer: Offer, seen: StepEvidence, evidence: str, *, starts: bool
 ) -> None:
-    """Record that the boot of a maintenance was made, or that its system has started. Twice is as once."""
+    """Record the boot of a maintenance, and with ``starts`` also its start. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = seen._replace(at=_adjust_to_local_clock(seen.at, update.at))
@@ -312,15 +313,16 @@ def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: 
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
-    """When something was seen, for what ends a while later: a clock that is ahead would keep it open for longer.
+    """Return the time of a request for grace periods, at most now.
 
-    What is far ahead was seen before the clock was set right, and what it opened is over.
+    A clock that is ahead would make a grace period longer. A time that is far ahead comes from before the clock was
+    corrected, so its grace period is over.
     """
     return min(seen_at, at) if seen_at - at <= _MOST_AHEAD else at - FETCH_GRACE
 
 
 def record_step(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
-    """Record that the boot of an installation was given, that it has started, or that it has failed."""
+    """Record that an installation's boot was served, or that the installation started or failed."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
@@ -332,7 +334,7 @@ def record_step(update: KnowledgeUpdate, offer: Offer, observation: Observation)
 
 
 def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
-    """Record that a machine has fetched a boot of its disk after an installation was served."""
+    """Record that a machine fetched a disk boot after an installation was served."""
     if (record := update.usable_record(offer.uuid)) is None or is_outdated(offer, record):
         return
     seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
@@ -340,7 +342,7 @@ def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observa
 
 
 def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observation, *, is_early: bool) -> None:
-    """Record an intent to serve a boot, or that it was withheld; ``is_early``: before its intent was read."""
+    """Record an intent to serve a boot, or that it was withheld. ``is_early``: its intent was not read yet."""
     record, intent = update.usable_record(offer.uuid), observation.intent
     if record is None or intent is None:
         return
@@ -354,13 +356,13 @@ def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observatio
 
 def record_served(update: KnowledgeUpdate, offer: Offer) -> None:
     if (record := update.record(offer.uuid)) is not None:
-        # It does not matter any more what else the endpoint perhaps served of it.
+        # The boot was served for certain, so other intents to serve it do not matter any more.
         others = tuple(each for each in record.unknown_serves if each.key != offer.key)
         update.write_record(offer.uuid, offer.server, replace(record, unknown_serves=others))
 
 
 def record_boot_consumed(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record that the boot of what fetches nothing was made: its override was consumed."""
+    """Record the boot of an image without fetches, because its override was consumed."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = StepEvidence(update.at, "", "")
@@ -379,15 +381,15 @@ def _write_step(update: KnowledgeUpdate, offer: Offer, now: Record, seen: StepEv
         if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
             which = f"boot {len(attempt.boots)} of {which}"
         if attempt.failed is not None:
-            what = f"has failed: {attempt.failed}"
+            what = f"failed: {attempt.failed}"
         else:
-            what = f"{'was given' if step is InstallStep.ATTEMPTED else 'has started'}: {seen}"
+            what = f"{'was served' if step is InstallStep.ATTEMPTED else 'started'}: {seen}"
         message, is_failed = f"{offer.server}: {which} {what}", attempt.failed is not None
         update.add_event(str(step), message, warning=is_failed, server=offer.server, **attempt_facts(attempt))
 
 
 def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) -> None:
-    """Take an installation for made if nothing more of it can be seen by what is fetched, or by its BMC."""
+    """Record a server as provisioned if its attempt has shown all that fetches or its BMC can show."""
     record = update.record(offer.uuid)
     last = find_last_attempt(offer, record) if record is not None else None
     if last is not None and has_all_evidence(last, boots=offer.boots, shows_start=offer.shows_start):
@@ -395,10 +397,10 @@ def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) 
 
 
 def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
-    """Record that what was fetched went to another client: the machine's boot is offered anew, as another offer.
+    """Record that a boot went to another client, so gitboot offers the machine's boot again, as a new offer.
 
-    Whoever gave it goes by its number, and would not give that again. The machine may still be given what was
-    published before, until this is: so that counts as it did.
+    An endpoint does not serve an offer with the same number twice. Until gitboot publishes the new offer, the machine
+    may still get the old one, which then counts as before.
     """
     record = update.record(offer.uuid)
     if record is not None:
@@ -408,14 +410,14 @@ def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Obs
 
 
 def record_override_consumed(update: KnowledgeUpdate, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
-    """Record that the override for a key was consumed, and that no evidence has followed yet."""
+    """Record that the override for a key was consumed and that the evidence of its boot is still missing."""
     record = update.usable_record(uuid)
     if record is not None and record.consumed_key != key:
         update.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
 
 
 def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
-    """Record that another instance has set the override for a boot: it counts as made long enough ago to be over."""
+    """Record that another instance set the override for a boot. Its grace period counts as over."""
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
             update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False
@@ -425,19 +427,21 @@ def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
 
 
 def require_trusted_ledger(update: KnowledgeUpdate) -> None:
-    """Raise `UsageError` where the ledger is in doubt: nothing is said of single servers then."""
+    """Raise `UsageError` if the ledger is unverified. Single records cannot be set then."""
     if not update.before.is_trusted:
-        raise UsageError("nothing in this ledger is trusted before it is said what is installed: gitboot records begin")
+        raise UsageError("the ledger is unverified. First initialise it: gitboot records begin")
 
 
 def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Replace what is known of servers, as an operator says; raises `UsageError` where the ledger is in doubt."""
+    """Replace the records of servers, as an operator requests. Raises `UsageError` if the ledger is unverified."""
     require_trusted_ledger(update)
     number = update.count_decision()
     for uuid, server, record in records:
-        known = update.record(uuid)  # also where it is said before the first commit was read
+        known = update.record(uuid)  # also before the first commit is read
         runs = dict(record.runs)
-        for name, made in known.runs.items() if known is not None else ():  # no person's word takes a later run back
+        for name, made in (
+            known.runs.items() if known is not None else ()
+        ):  # an operator's record does not undo a later run
             if name not in record.runs or made.run >= record.runs[name].run:
                 runs[name] = made
         said = (each for each in record.unknown_serves if not is_maintenance_key(each.key))
@@ -447,11 +451,11 @@ def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str
 
 
 def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
-    """The boots of maintenances that were perhaps served: what is said of an installation leaves them as they are."""
+    """Return the perhaps served boots of maintenances. Records of installations do not change them."""
     return tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)) if record is not None else ()
 
 
-# What a commit would install
+# Effects of a commit
 
 
 def list_servers_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ...]:
@@ -468,7 +472,7 @@ def list_servers_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple
 
 
 def find_new_or_reinstalled(knowledge: Knowledge, decisions: Iterable[Decision]) -> Iterator[Decision]:
-    """Of the servers of a first commit those that the ledger's accepted one lacked, or that were installed before."""
+    """Yield the servers of a first commit that are new to the ledger, or that the commit would install again."""
     for each in decisions:
         record, policy = knowledge.records.get(each.uuid), each.policy
         is_again = (
@@ -491,11 +495,11 @@ def find_inheritances(
     knowledge: Knowledge,
     introduced: Mapping[SystemUuid, int],
 ) -> tuple[Inheritance, ...]:
-    """Return which servers of a commit get install boots by an identity of a machine that was perhaps installed.
+    """Return the servers that get install boots through an identity of a machine that may be installed, sorted.
 
-    ``introduced`` has the provision numbers of the machines that came since the accepted commit. The result is sorted.
+    ``introduced``: the provision numbers of the machines that came since the accepted commit.
     """
-    here = [each for each in gains if each.server in commit.decisions.servers]  # the others are at another site
+    here = [each for each in gains if each.server in commit.decisions.servers]  # not the servers at other sites
     marks = {each.mark for each in here}
     owners: dict[tuple[str, str], list[LostIdentity]] = {}
     for each in lost_identities if marks else ():
@@ -514,9 +518,9 @@ def find_inheritances(
 
 
 def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mapping[SystemUuid, int]) -> bool:
-    """Return whether the record of a machine shows an installation, or does not show that there was none."""
+    """Return whether a machine may be installed. A machine without a usable record may be, unless it is new."""
     record = knowledge.records.get(uuid) if knowledge.is_trusted else None
-    if record is None:  # a machine that no accepted commit has described yet is new if its number says so
+    if record is None:  # a machine that no accepted commit described is new if its provision number is low
         is_new = uuid not in knowledge.machines and 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
         return not is_new
     return record.provision is not None or highest_served_provision(record) is not None or bool(record.runs)
@@ -525,9 +529,9 @@ def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mappin
 def compare_identities_without_base(
     commit: Commit, knowledge: Knowledge
 ) -> tuple[tuple[GainedIdentity, ...], frozenset[LostIdentity]]:
-    """Return the gained and the lost identities of a commit that cannot be compared with the accepted one.
+    """Return the gained and lost identities of a commit if the accepted commit is not available for a comparison.
 
-    The ledger has the descriptions of the machines as of the accepted commit, without their addresses.
+    The ledger has the machines of the accepted commit, without their addresses.
     """
     lost = set(knowledge.lost_identities)
     for uuid, machine in knowledge.machines.items():
@@ -555,10 +559,10 @@ def is_unobservable(
     observes_fetches: bool,
     sets_overrides: bool,
 ) -> bool:
-    """Whether a boot that is still to be made once could be made without the instance noticing.
+    """Return whether a pending one-time boot could happen without the instance noticing.
 
-    ``evidence`` is what the Fleet takes for proof; ``observes``: fetches reach the instance at all; ``sets``: it sets
-    overrides at BMCs.
+    ``evidence``: the kind that the Fleet requires. ``observes_fetches``: fetches reach the instance.
+    ``sets_overrides``: the instance sets overrides at BMCs.
     """
     if record is None:
         return False
@@ -597,8 +601,10 @@ def _can_observe(
             return True
         case Evidence.REPORTED:
             return observes_fetches
-    sets_overrides = sets_overrides and override is not OverrideMode.NONE  # it is seen when its override is consumed
-    # A loader fetches the entry of whatever it boots, a uki too.
+    sets_overrides = (
+        sets_overrides and override is not OverrideMode.NONE
+    )  # the BMC shows that the override was consumed
+    # A boot loader fetches a boot script even for a UKI.
     notices = observes_fetches and (boot_identifies_machine(boot) or boot.direct_uki is not None)
     if evidence is Evidence.PROGRESS:
         return has_bmc and (sets_overrides or notices)

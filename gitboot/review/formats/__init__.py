@@ -1,1 +1,1 @@
-"""Write a review as text, JSON or Markdown."""
+"""Formats of a review: JSON, Markdown, and the sentences that all formats share."""

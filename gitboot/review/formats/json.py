@@ -1,4 +1,4 @@
-"""Review as JSON, and the schemas of documents and reviews."""
+"""JSON of a review, and the JSON schemas of documents and reviews."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ Outcome = Literal["unchanged", "fine", "held", "invalid"]
 
 @structure
 class SideFacts:
-    """One of the two revisions."""
+    """One of the two compared revisions."""
 
-    named: str = Field(description="As it was asked for: a branch, a commit, WORKTREE.")
-    revision: str = Field(description="The commit, WORKTREE, or of what it is the merge.")
+    named: str = Field(description="The revision as it was given: a branch, a commit, WORKTREE.")
+    revision: str = Field(description="The commit, WORKTREE, or the merged commits.")
 
 
 @structure
 class CountFacts:
-    """How much changes."""
+    """The numbers of changes."""
 
-    changed: int = Field(description="Servers in both commits whose decision is another.")
-    renamed: int = Field(description="Of these, those with another name.")
+    changed: int = Field(description="Servers of both commits with a changed decision.")
+    renamed: int = Field(description="Changed servers with a new name.")
     added: int
     removed: int
     unchanged: int
     images: int = Field(description="BootImages that were added, removed or edited.")
-    overrides: int = Field(description="Servers of which nothing but the override changes.")
+    overrides: int = Field(description="Servers whose boot override alone changes.")
 
 
 @structure
 class AreaFacts:
-    """A group of servers by a label, or the whole fleet."""
+    """The servers with a label, or the whole fleet."""
 
     area: str = Field(description="all, site=VALUE or role=VALUE.")
-    size: int = Field(description="Servers of the old commit, and who moved here.")
-    changed: int = Field(description="But for those that only offer less.")
-    less: int = Field(description="Servers that offer nothing that they did not offer before.")
+    size: int = Field(description="Servers of the old commit, and changed servers that moved here.")
+    changed: int = Field(description="Changed servers, without harmless changes.")
+    less: int = Field(description="Servers with a harmless change: no new boot is offered.")
     removed: int = Field(description="Removed or retired.")
     added: int
     reinstalled: int = Field(description="Servers that may be reinstalled.")
@@ -62,7 +62,7 @@ class AreaFacts:
 
 @structure
 class TripFacts:
-    """A limit that is exceeded."""
+    """An exceeded limit."""
 
     guard: str
     what: str
@@ -72,23 +72,23 @@ class TripFacts:
     percent: bool = Field(description="Whether the limit is a percentage.")
     area: str
     acknowledged: bool
-    by: str = Field(description="Who has acknowledged it; empty: nobody.")
+    by: str = Field(description="Who acknowledged it; empty: not acknowledged, or not recorded.")
     acknowledgement: str = Field(description="The line for a commit's message.")
 
 
 @structure
 class SignerFacts:
-    """A commit between BASE and HEAD, and whose key has signed it."""
+    """A commit between BASE and HEAD, and the key that signed it."""
 
     commit: str
     person: str
     key: str
-    forge: bool = Field(description="Whether it is a forge's own key, which counts for merge commits alone.")
+    forge: bool = Field(description="Whether it is the key of a forge, which counts only for merge commits.")
 
 
 @structure
 class StepFacts:
-    """A commit between BASE and HEAD that somebody has to acknowledge."""
+    """A held commit between BASE and HEAD."""
 
     commit: str
     acknowledgements: tuple[str, ...] = Field(description="The lines for a commit's message.")
@@ -96,7 +96,7 @@ class StepFacts:
 
 @structure
 class UnheededFacts:
-    """A line that was to acknowledge something, and does not."""
+    """An acknowledgement line that gitboot ignores."""
 
     commit: str
     line: str
@@ -114,11 +114,11 @@ class FieldFacts:
 
 @structure
 class CauseFacts:
-    """A document or file that servers change by."""
+    """A document or file whose change changes servers."""
 
     cause: str = Field(description="KIND/NAME, or a file's path.")
     fate: Literal["added", "removed", "edited"]
-    documents: int = Field(description="How many: more than 1 where each server has its own.")
+    documents: int = Field(description="The number of documents; more than 1 if each server has its own.")
     fields: tuple[str, ...]
     path: str | None
     line: int | None
@@ -127,7 +127,7 @@ class CauseFacts:
 
 @structure
 class EffectFacts:
-    """When a change takes effect."""
+    """The time from which a change takes effect."""
 
     when: str
     maintenance: str | None
@@ -137,7 +137,7 @@ class EffectFacts:
 
 @structure
 class RenderedFacts:
-    """A unified diff of what a machine fetches."""
+    """A unified diff of a file that a machine fetches."""
 
     boot: str
     file: str
@@ -146,39 +146,39 @@ class RenderedFacts:
 
 @structure
 class OutlierFacts:
-    """In what a group renders otherwise than a larger one; each server's own values are replaced by their names."""
+    """The diff lines in which a group differs from a larger one. Names replace the servers' own values."""
 
     than: str = Field(description="The first server of the larger group.")
-    lines: tuple[str, ...] = Field(description="Lines that only this group's difference has.")
-    missing: tuple[str, ...] = Field(description="Lines that only the larger group's difference has.")
+    lines: tuple[str, ...] = Field(description="Lines of this group's diff alone.")
+    missing: tuple[str, ...] = Field(description="Lines of the larger group's diff alone.")
 
 
 @structure
 class GroupFacts:
-    """Servers that change alike, by the same causes, with rendered differences that are equal but for own values."""
+    """Servers with the same change and causes. Their rendered diffs differ only in the servers' own values."""
 
     causes: tuple[CauseFacts, ...]
     risks: tuple[str, ...]
     effects: tuple[EffectFacts, ...]
     reinstalls: tuple[str, ...]
-    unknown: tuple[str, ...] = Field(description="Why it becomes unknown whether they are provisioned.")
+    unknown: tuple[str, ...] = Field(description="Reasons why gitboot cannot tell whether they are provisioned.")
     servers: tuple[str, ...]
-    example: str = Field(description="The server that fields and rendered are of.")
-    own: tuple[str, ...] = Field(description="What of each server's own stands in the rendered lines that come and go.")
-    outlier: OutlierFacts | None = Field(description="null: no larger group changes by the same causes.")
+    example: str = Field(description="The server that `fields` and `rendered` show.")
+    own: tuple[str, ...] = Field(description="Names of each server's own values in the added and removed lines.")
+    outlier: OutlierFacts | None = Field(description="null: no larger group has the same causes.")
     fields: tuple[FieldFacts, ...]
     rendered: tuple[RenderedFacts, ...] | None = Field(description="null: there are too many lines.")
 
 
 @structure
 class ServerFacts:
-    """One server that changes."""
+    """A changed server."""
 
     server: str
     before: str | None = Field(description="Its name in the old commit.")
     fate: Literal["added", "removed", "edited"]
     risks: tuple[str, ...]
-    group: int = Field(description="Which of groups, from 0.")
+    group: int = Field(description="The index in `groups`, from 0.")
     old: str | None = Field(description="The digest of its old decision.")
     new: str | None
 
@@ -189,12 +189,12 @@ class ImageFacts:
 
     image: str
     fate: Literal["added", "removed", "edited"]
-    servers: int = Field(description="How many can boot it, before or after.")
+    servers: int = Field(description="Servers that can boot it, before or after.")
 
 
 @structure
 class DocumentFacts:
-    """A document or file that differs, whether a decision follows from it or not."""
+    """A changed document or file."""
 
     document: str
     fate: Literal["added", "removed", "edited"]
@@ -216,7 +216,7 @@ class ProblemFacts:
 
 @structure
 class CredentialFacts:
-    """Whom a server's BMC credentials are for: their name, the address, and how that is trusted."""
+    """The name of a server's BMC credentials, the address of the BMC, and the trust in it."""
 
     server: str
     old: str | None
@@ -236,24 +236,24 @@ class ClaimFacts:
 
 @structure
 class AccessFacts:
-    """A setting of the Fleet that says who may fetch, before and after."""
+    """A setting of the Fleet that controls which clients may fetch, before and after."""
 
     field: str
     old: tuple[str, ...] | bool | str
     new: tuple[str, ...] | bool | str
-    widens: bool = Field(description="Whether more clients can fetch, or fetches count that did not.")
+    widens: bool = Field(description="Whether more clients may fetch, or more fetches count.")
 
 
 @structure
 class DiffFacts:
-    """What `gitboot diff -o json` prints."""
+    """The output of `gitboot diff -o json`."""
 
     api_version: Literal["gitboot.dev/v1alpha1"]
     base: SideFacts
     head: SideFacts
     verdict: Outcome
-    digest: str | None = Field(description="What acknowledgements are bound to; null: HEAD is invalid.")
-    compared_with_nothing: bool = Field(description="Whether BASE holds no fleet, so that all is new.")
+    digest: str | None = Field(description="The digest that acknowledgements are bound to; null: HEAD is invalid.")
+    compared_with_nothing: bool = Field(description="Whether BASE has no valid fleet, so everything is new.")
     counts: CountFacts | None
     areas: tuple[AreaFacts, ...]
     limits: dict[str, int | bool] | None
@@ -262,26 +262,24 @@ class DiffFacts:
     unheeded: tuple[UnheededFacts, ...]
     unknown_servers: tuple[RenderedFacts, ...] | None
     shared: tuple[FieldFacts, ...] | None
-    access: tuple[AccessFacts, ...] = Field(description="Who may fetch, where that changes.")
+    access: tuple[AccessFacts, ...] = Field(description="Changed settings that control which clients may fetch.")
     images: tuple[ImageFacts, ...]
     claims: tuple[ClaimFacts, ...] = Field(description="Images that newly claim to write no disk.")
     groups: tuple[GroupFacts, ...]
     servers: tuple[ServerFacts, ...]
-    documents: tuple[DocumentFacts, ...] = Field(description="Those from which no decision follows.")
-    bmcs: tuple[str, ...] = Field(description="Servers whose BMC is another, or is trusted otherwise.")
+    documents: tuple[DocumentFacts, ...] = Field(description="Changed documents that change no decision.")
+    bmcs: tuple[str, ...] = Field(description="Servers whose BMC has another address or trust.")
     credentials: tuple[CredentialFacts, ...] = Field(
-        description="The same and new servers: where credentials go by it."
+        description="Servers of `bmcs` and new servers: the place that credentials go to."
     )
-    signers: tuple[SignerFacts, ...] = Field(
-        description="Whose trusted keys have signed the commits, where --verify is given."
-    )
+    signers: tuple[SignerFacts, ...] = Field(description="The trusted keys that signed the commits, with --verify.")
     problems: tuple[ProblemFacts, ...]
     base_problems: tuple[ProblemFacts, ...]
     reproduce: str
 
 
 def as_json(review: Review) -> str:
-    """Return a review as the JSON that `gitboot diff -o json` prints."""
+    """Return the output of `gitboot diff -o json`."""
     changes, verdict = review.changes, review.verdict
     found = DiffFacts(
         api_version="gitboot.dev/v1alpha1",
@@ -336,7 +334,7 @@ Described = TypeVar("Described")
 
 
 def _copy_fields(kind: type[Described], value: object, **others: Any) -> Described:
-    """Return the description of a value: the fields that ``others`` lacks are those of the value."""
+    """Return a value of ``kind``. Fields that ``others`` lacks are copied from ``value``."""
     names = (each.name for each in fields(cast(Any, kind)) if each.name not in others)
     return kind(**{name: getattr(value, name) for name in names}, **others)
 
@@ -423,7 +421,7 @@ def _problem_facts(problems: Iterable[Problem]) -> tuple[ProblemFacts, ...]:
 
 @cache
 def build_schemas() -> Mapping[str, str]:
-    """Every schema as the text of its file, by file name: of what is written, and of what `gitboot diff` says."""
+    """Return the schemas of all kinds of documents and of `gitboot diff -o json`, as texts by file name."""
     made = {f"{kind.__name__}.json": build_schema(kind) for kind in KINDS}
     made["any.json"] = build_any_document_schema()
     definitions: dict[str, Any] = {}
@@ -434,7 +432,7 @@ def build_schemas() -> Mapping[str, str]:
 
 
 def _add_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a structure with titles: its name, and those of its fields that hold no structure."""
+    """Return a JSON schema with titles for the structure and for its fields, except fields that are structures."""
     properties = {
         field: each
         if any("$ref" in branch for branch in (each, *each.get("anyOf", ())))
@@ -445,7 +443,7 @@ def _add_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """``DIR`` writes the schemas there; ``--check DIR`` says which differ."""
+    """Write the schemas to ``DIR``, or with ``--check DIR`` print those that differ."""
     directory = Path(arguments[-1])
     if "--check" in arguments:
         there = {path.name: path.read_text() for path in directory.glob("*.json")}
@@ -453,7 +451,7 @@ def main(arguments: list[str]) -> int:
         extra = sorted(there.keys() - build_schemas().keys())
         for name in differ + extra:
             hint = f"python -m gitboot.review.formats.json {directory}"
-            sys.stdout.write(f"{directory / name} is not what the models say: {hint}\n")
+            sys.stdout.write(f"{directory / name} is out of date: run {hint}\n")
         return 1 if differ or extra else 0
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in build_schemas().items():

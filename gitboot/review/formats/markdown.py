@@ -1,4 +1,4 @@
-"""Review as Markdown, and annotations, for pull requests."""
+"""Markdown comment and annotations for pull requests."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _LONGEST: Final = 300  # characters of one line
 
 
 def format_marker(folder: str) -> str:
-    """The first line, by which a comment is found again and replaced: one for each fleet of a repository."""
-    plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # what would end an HTML comment
+    """Return the first line of a comment. gitboot finds and replaces its comment by this line, one for each fleet."""
+    plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # these would end an HTML comment
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
 
 
 def format_commit_marker(commit: str) -> str:
-    """Return the second line, which names the commit that a review is about."""
+    """Return the second line of a comment, which names the reviewed commit."""
     return f"<!-- gitboot commit {commit} -->"
 
 
@@ -45,16 +45,16 @@ def render_failed_review(folder: str, commit: str, log: str) -> str:
             format_commit_marker(commit),
             f"## gitboot diff{f' of {format_code(folder)}' if folder else ''}: the review failed",
             "",
-            f"There is no review of {format_code(commit[:12])}, so it is unknown what this change does. Read the log: {log}",
+            f"gitboot could not review {format_code(commit[:12])}, so the effect of this change is unknown. Log: {log}",
             "",
         )
     )
 
 
 def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> str:
-    """The comment, of the fleet in a folder: what matters most first, and as many groups as there is room for.
+    """Return the comment. The most important parts come first. Groups are left out if there is no room for them.
 
-    ``commit`` is the commit that the review is about, for `gitboot comment`; None: a work tree.
+    ``folder`` is the folder of the fleet. ``commit`` is the reviewed commit, for `gitboot comment`; None: a work tree.
     """
     markers = (format_marker(folder), format_commit_marker(commit)) if commit is not None else (format_marker(folder),)
     head = (*markers, *_render_verdict(review, folder))
@@ -65,7 +65,8 @@ def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> 
     room = LIMIT - len(begin.encode()) - len(end.encode()) - len(review.command.encode()) - 400
     lines, left = _render_groups(review, room)
     if left:
-        notice = f"\n**{format_count(left, 'group')} of changes not shown here**: read them with {format_code(review.command)}"
+        number = format_count(left, "group")
+        notice = f"\n**{number} of changes not shown.** To see all, run {format_code(review.command)}"
         begin = "\n".join((*head, notice, *_render_areas(review), *_render_guards(review), *_render_dangers(review)))
     return "\n".join(part for part in (begin, "\n".join(lines), end) if part) + "\n"
 
@@ -89,7 +90,7 @@ def _render_verdict(review: Review, folder: str) -> Iterator[str]:
         yield f"{format_code(commit[:12])} is signed by {format_code(str(signer))}"
     if review.base.decisions is None and review.changes is not None:
         yield ""
-        yield "**The base is no valid fleet, so everything is new here.**"
+        yield "**The base is not a valid fleet, so this review shows everything as new.**"
 
 
 def _render_areas(review: Review) -> Iterator[str]:
@@ -112,7 +113,7 @@ def _render_guards(review: Review) -> Iterator[str]:
     yield "\n### Guards\n"
     lines = []
     for trip in review.verdict.trips:
-        # Words of gitboot's own, which may hold the value of a label that Markdown must not read.
+        # The sentence may contain a label's value, which must not become Markdown.
         words = (
             phrases.format_trip(trip)
             if _is_plain(phrases.format_trip(trip))
@@ -127,7 +128,7 @@ def _render_guards(review: Review) -> Iterator[str]:
         yield f"- {note_on_identities}"
     yield from _limit_lines(
         [
-            f"- not heeded: {format_code(each.line)} in {format_code(each.commit[:12])}: {format_code(each.why)}"
+            f"- ignored: {format_code(each.line)} in {format_code(each.commit[:12])}: {format_code(each.why)}"
             for each in review.ignored_lines
         ],
         "acknowledgement",
@@ -135,7 +136,7 @@ def _render_guards(review: Review) -> Iterator[str]:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether Markdown, HTML and forges read the text as no more than its words."""
+    """Return whether the text has no meaning in Markdown, in HTML or for forges."""
     return _PLAIN.fullmatch(text) is not None and not any(begin in text for begin in _LINKS)
 
 
@@ -191,10 +192,10 @@ def _render_group(group: Group) -> tuple[str, str]:
     lines += (f"- {what}: {format_code(why)}" for what, why in phrases.list_reasons(group))
     lines += (f"- {format_code(phrases.format_change(field))}" for field in group.fields[:20])
     if (outlier := group.outlier) is not None:
-        lines.append(f"- **rendered otherwise than {format_code(outlier.than)}**, which changes by the same causes:")
+        lines.append(f"- **the diff differs from that of {format_code(outlier.than)}**, which has the same causes:")
         lines += (f"  - {format_code(line)}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:
-        lines.append("- not rendered: there are too many lines")
+        lines.append("- no diff: too many lines")
     elif group.rendered:
         lines.append(f"\n{format_code(phrases.describe_rendered(group))}:\n\n{_render_diffs(group.rendered)}")
     risks = ", ".join(group.risks)
@@ -207,8 +208,7 @@ def _render_cause(cause: ChangeCause) -> str:
 
 
 def _fold(summary: str, text: str) -> tuple[str, str]:
-    # Markdown ends where HTML begins, so a code span would not be one. Forges find no mention and no reference (#1, !1)
-    # in <code>.
+    # Markdown is not active inside HTML, so this needs <code>. Forges find no mentions or references (#1, !1) there.
     shown = escape(printable(summary))
     shown = shown if _is_plain(summary) else f"<code>{shown}</code>"
     return f"<details><summary>{shown}</summary>\n\n{text}\n\n</details>", f"- {format_code(summary)}"
@@ -226,7 +226,7 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
     return "\n\n".join(parts)
 
 
-# What comes after
+# After the groups
 
 
 def _render_effects(review: Review) -> Iterator[str]:
@@ -234,14 +234,14 @@ def _render_effects(review: Review) -> Iterator[str]:
     if found:
         yield "\n### When\n"
         yield from _limit_lines(
-            [f"- {format_code(when)}: {format_count(number, 'server')}" for when, number in found], "instant"
+            [f"- {format_code(when)}: {format_count(number, 'server')}" for when, number in found], "time"
         )
 
 
 def _render_documents(review: Review) -> Iterator[str]:
     found = review.documents_only
     if found:
-        yield f"\n### Presentation only: {format_count(len(found), 'document')}, no decision follows\n"
+        yield f"\n### Presentation only: {format_count(len(found), 'document')}, no decision changes\n"
         lines = [
             f"- {format_code(str(each.id))} {each.fate}"
             + (f": {format_code(format_names([field.dotted_path for field in each.fields], 3))}" if each.fields else "")
@@ -252,9 +252,9 @@ def _render_documents(review: Review) -> Iterator[str]:
         if bmcs := review.changes.moved_bmcs:
             shown = format_names(list(map(format_code, bmcs)), 10)
             number = format_count(len(bmcs), "server")
-            yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {number}: {shown}"
+            yield f"\n**BMC**: the address or the trust of the BMC changes for {number}: {shown}"
         if moved := phrases.list_credentials(review.changes.bmcs):
-            yield "\n**Credentials** go where they did not go before; an instance sends them only where it is told:\n"
+            yield "\n**Credentials** go to new places. An instance sends them only to BMCs that its operator allows:\n"
             yield from _limit_lines([f"- {format_code(line)}" for line in moved], "BMC")
 
 
@@ -264,7 +264,8 @@ def _render_problems(review: Review) -> Iterator[str]:
         numbers = f"{format_count(errors, 'error')}, {format_count(len(problems) - errors, 'warning')}"
         yield f"\n### {heading}: {numbers}\n"
         lines = [
-            f"- {format_code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: {format_code(each.message)}"
+            f"- {format_code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: "
+            + format_code(each.message)
             + (f"<br>{format_code(each.hint)}" if each.hint else "")
             for each in problems
         ]
@@ -272,18 +273,18 @@ def _render_problems(review: Review) -> Iterator[str]:
 
 
 def _render_next_steps(review: Review) -> Iterator[str]:
-    yield f"\n### Next steps\n\nSee it yourself: {format_code(review.command)}"
+    yield f"\n### Next steps\n\nTo see this review again, run {format_code(review.command)}"
     acknowledging = list(review.list_ack_lines())
     if not acknowledging:
         return
-    yield "\nTo accept it anyway, once you have looked: put into the last commit's message\n"
+    yield "\nTo accept the commit after you have checked it, add these lines to the message of the last commit:\n"
     yield _format_code_block([line for _, line in acknowledging])
     if review.steps:
-        yield "\nor each commit by itself, in any commit's message behind it:\n"
+        yield "\nOr acknowledge each commit in the message of a later commit:\n"
         for step in review.steps:
             yield f"{format_code(step.commit[:12])}\n"
             yield _format_code_block(list(step.lines))
-    yield "\nor, where the instance runs:\n"
+    yield "\nOr run this on the host of the instance:\n"
     yield _format_code_block([str(review.approval)])
 
 
@@ -291,11 +292,11 @@ def _format_code_block(lines: list[str]) -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-# Text that Markdown leaves alone
+# Escaping
 
 
 def format_code(text: str, *, in_table: bool = False) -> str:
-    """A code span that its text cannot end."""
+    """Return a code span that the text cannot end."""
     text = printable(text)
     text = f"{text[: _LONGEST - 1]}…" if len(text) > _LONGEST else text
     fence = _make_fence(text, 1)
@@ -319,7 +320,7 @@ def _limit_lines(lines: list[str], noun: str, room: int = _SECTION) -> Iterator[
         yield line
 
 
-# The changes that a guard looks at; the others look at all of them.
+# The risk that a guard counts. The other guards count all changes.
 _RISK_BY_GUARD = {
     Guard.MAX_REINSTALLS: Risk.REINSTALL,
     Guard.MAX_ACCESS_CHANGES: Risk.ACCESS,
@@ -333,7 +334,7 @@ _RISK_BY_GUARD = {
 
 
 def as_problems(review: Review) -> tuple[Problem, ...]:
-    """Every limit that holds the commit, every dangerous group, every line not heeded, every problem of HEAD."""
+    """Return a problem for each exceeded limit, dangerous group and ignored line, and the problems of HEAD."""
     unheeded = (
         _make_annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
         for each in review.ignored_lines
@@ -357,7 +358,7 @@ def _trip_problems(review: Review) -> Iterator[Problem]:
         if trip.acknowledged:
             yield _make_annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
         else:
-            hint = f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}"
+            hint = f"check the change, then acknowledge it: {lines.get(trip.guard, review.approval)}"
             yield structs.replace(_make_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
 
 
@@ -381,7 +382,7 @@ def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
 def _make_annotation(
     review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None
 ) -> Problem:
-    """Return a warning at the first of these places; without one at the Fleet. ``hint`` None: that of the code."""
+    """Return a warning at the first of these places, or else at the Fleet. No hint: the hint of the code."""
     path, line, column = next(iter(places), None) or _locate_in_fleet(review, "metadata", "name")
     return Problem(
         path=path,
@@ -395,7 +396,7 @@ def _make_annotation(
 
 
 def _locate_in_fleet(review: Review, *field: str) -> Place:
-    assert review.head.repository is not None  # noqa: S101 - it was judged
+    assert review.head.repository is not None  # noqa: S101 - a judged commit is valid
     repository = review.head.repository
     path, place = repository.find_place(Id("Fleet", repository.fleet.metadata.name), *field)
     return path, place.line, place.column

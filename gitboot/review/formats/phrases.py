@@ -1,4 +1,4 @@
-"""Facts of a review in words: the same in every format."""
+"""Sentences of a review, which all formats share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGEST: Final = 160  # characters of one value
 
 
 def format_share(number: int, of: int) -> str:
-    """A count, and how much of the whole it is; not 0 % where it is something."""
+    """Return a count and its percentage. A count above 0 is never shown as 0 %."""
     if not number or not of:
         return f"{number:,}"
     percent = number * 100 / of
@@ -36,7 +36,7 @@ def format_share(number: int, of: int) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value as one line."""
+    """Return a value on one line."""
     if value is None:
         return "(absent)"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -44,28 +44,28 @@ def format_value(value: Any) -> str:
 
 
 def format_change(field: FieldChange) -> str:
-    """One field: what it was and what it is; of a list what comes and what goes."""
+    """Return the old and the new value of a field, or the added and removed items of a list."""
     if isinstance(field.old, list) and isinstance(field.new, list):
         signs = [f"-{format_value(each)}" for each in field.old if each not in field.new]
         signs += [f"+{format_value(each)}" for each in field.new if each not in field.old]
-        return f"{field.dotted_path}: {' '.join(signs) or 'in another order'}"
+        return f"{field.dotted_path}: {' '.join(signs) or 'in a different order'}"
     if field.old == field.new:
-        return f"{field.dotted_path}: another"
+        return f"{field.dotted_path}: changed"
     return f"{field.dotted_path}: {format_value(field.old)} {ARROW} {format_value(field.new)}"
 
 
 def describe_rendered(group: Group) -> str:
-    """Whose rendered difference a group shows, and in what the others differ from it."""
+    """Name the server of the rendered diff, and the values that differ for the other servers of the group."""
     if len(group.servers) == 1:
-        return f"as for {group.names[0]}"
-    own = f", with its own {' and '.join(group.own)}" if group.own else ""
-    return f"as for each of them{own}; here for {group.names[0]}"
+        return f"diff for {group.names[0]}"
+    own = f"same diff with their own {' and '.join(group.own)}" if group.own else "same diff"
+    return f"diff for {group.names[0]}; the other servers have the {own}"
 
 
 def format_outlier(outlier: Outlier) -> list[str]:
-    """In what a group is unlike the larger one that changes by the same causes."""
-    signed = [*(f"only here: {line}" for line in outlier.lines), *(f"not here: {line}" for line in outlier.missing)]
-    shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines in other places"]
+    """List the lines that differ from a larger group with the same causes."""
+    signed = [*(f"only here: {line}" for line in outlier.lines), *(f"missing here: {line}" for line in outlier.missing)]
+    shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines at other positions"]
     return [*shown, *filter(None, [format_rest(len(signed) - _MAX_OUTLIER_LINES, "line")])]
 
 
@@ -73,29 +73,29 @@ _MAX_OUTLIER_LINES: Final = 20  # lines
 
 
 def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
-    """What may come of a group's change, and why, by servers of it: the first reasons for each, and how many more."""
+    """Yield the consequences of a group's change, each with its first reasons and the number of the others."""
     reinstalls, becomes_unknown = map(format_reinstall, group.reinstalls), map(format_unknown_reason, group.unknown)
-    for what, found in (("may be reinstalled", [*reinstalls]), ("becomes unknown", [*becomes_unknown])):
+    for what, found in (("may be reinstalled", [*reinstalls]), ("state becomes unknown", [*becomes_unknown])):
         yield from ((what, each) for each in found[:_MAX_REASONS])
         if left := format_rest(len(found) - _MAX_REASONS, "reason"):
             yield what, left
 
 
-_MAX_REASONS: Final = 10  # that are shown; each server of a group may have one of its own
+_MAX_REASONS: Final = 10  # of each consequence; each server of a group may have its own reason
 
 
 def format_access(bmc: BmcAccess | None) -> str | None:
-    """Where credentials go, and who proves to be the BMC there."""
+    """Describe the credentials, the address and the trust of a BMC."""
     if bmc is None:
         return None
     encrypted = bmc.address.lower().startswith("https:")
-    how = ", unverified" if not bmc.verify else ", by an authority of the repository" if bmc.ca is not None else ""
-    one = f", with the certificate {bmc.fingerprint}" if bmc.fingerprint is not None else ""
-    return f"{bmc.credentials} at {bmc.address}{how + one if encrypted else ', unencrypted'}"
+    trust = ", unverified" if not bmc.verify else ", verified by a CA of the repository" if bmc.ca is not None else ""
+    pinned = f", with the certificate {bmc.fingerprint}" if bmc.fingerprint is not None else ""
+    return f"{bmc.credentials} at {bmc.address}{trust + pinned if encrypted else ', unencrypted'}"
 
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
-    """A line for each server whose BMC's credentials go elsewhere than before."""
+    """Return a line for each server whose BMC credentials go to another place than before."""
     lines = []
     for each in changes:
         old, new = format_access(each.old), format_access(each.new)
@@ -105,15 +105,15 @@ def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
 
 
 def format_reinstall(reinstall: Reinstall) -> str:
-    """Why a server can ask for a disk-writing boot that it could not ask for before."""
-    where = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
+    """Return the reason why a server can newly get an install boot."""
+    maintenance = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
     if reinstall.why is ReinstallReason.MAINTENANCE and reinstall.old is None:
-        return f"{where} is new: {reinstall.new}"
+        return f"{maintenance} is new: {reinstall.new}"
     if reinstall.why is ReinstallReason.WRITES_DISK:
         return f"{reinstall.new} writes disks, {reinstall.old or 'the local disk'} did not"
     words = {
-        "where": where or "its policy",
-        "boots": f"{where} boots" if where else "it boots",
+        "source": maintenance or "its policy",
+        "boots": f"{maintenance} boots" if maintenance else "it boots",
         "why": reinstall.why,
         "old": reinstall.old or "(none)",
         "new": reinstall.new or "(none)",
@@ -123,21 +123,23 @@ def format_reinstall(reinstall: Reinstall) -> str:
 
 _IDENTITY: Final = "{new} was the {why} of Server/{old}"
 _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
-    ReinstallReason.MAINTENANCE: f"{{where}}: {{old}} {ARROW} {{new}}",
-    ReinstallReason.UNCOVERED: "{where} is no longer behind Maintenance/{old}",
+    ReinstallReason.MAINTENANCE: f"{{source}}: {{old}} {ARROW} {{new}}",
+    ReinstallReason.UNCOVERED: "Maintenance/{old} no longer replaces {source}",
     ReinstallReason.MAC: "{new} was a MAC address of Server/{old}",
     ReinstallReason.SERIAL: "{new} was the serial number of Server/{old}",
     ReinstallReason.ADDRESS: "{new} was an address of Server/{old}",
     **dict.fromkeys((ReinstallReason.UUID, ReinstallReason.NAME, ReinstallReason.NID), _IDENTITY),
     ReinstallReason.CLAIM: "{boots} BootImage/{new}, which claims for the first time to write no disk",
-    ReinstallReason.CLAIM_OF_BOOT: "{boots} BootImage/{new}, which claims to write no disk, with arguments, scripts, templates or "
-    "a base URL that no server was offered with it",
-    ReinstallReason.STOPPED: "{where} is stopped no longer",
+    ReinstallReason.CLAIM_OF_BOOT: (
+        "{boots} BootImage/{new}, which claims to write no disk, with arguments, scripts, templates or a base URL that "
+        "are new for this image"
+    ),
+    ReinstallReason.STOPPED: "the Fleet no longer stops {source}",
 }
 
 
 def describe_resets(change: ServerChange) -> Iterator[str]:
-    """By which maintenances a machine can be reset that could not be before, and how many of them at a time."""
+    """Yield the maintenances that can newly reset the machine, and the number of machines at a time."""
     if change.new is None:
         return
     names = find_resets(change.old, change.new)
@@ -148,52 +150,58 @@ def describe_resets(change: ServerChange) -> Iterator[str]:
 
 
 def format_unknown_reason(reason: UnknownReason) -> str:
-    """Why it becomes unknown whether a server is provisioned, and what makes it known."""
+    """Return the reason why gitboot cannot tell whether a server is provisioned, and the next step."""
     return _UNKNOWN_TEXTS[reason.cause].format(reason.detail)
 
 
 _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
-    UnknownCause.CAME: "it comes with provision {0}, so it may be installed already: come with 1 to be installed, or say what "
-    "it is: gitboot records set",
-    UnknownCause.REPLACES: "it replaces {0}, which no server is: it is installed only if the instance has a record of that "
-    "with a lower number",
-    UnknownCause.BOARD: "its UUID was {0}: say replaces: {0}, and raise provision to install it",
-    UnknownCause.NOT_RAISED: "it replaces another board at provision {0}: raise it to install the machine",
-    UnknownCause.MOVED: "it comes to the site {0}, whose instance knows nothing of it: gitboot records hand-over and "
-    "take-over, or say what it is: gitboot records set",
-    UnknownCause.OVERWRITTEN: "Maintenance/{0} writes its disks: raise provision to install it again afterwards",
+    UnknownCause.CAME: (
+        "it is new with provision {0}, so it may be installed already. Set provision to 1 to install it, or record its "
+        "state with gitboot records set"
+    ),
+    UnknownCause.REPLACES: (
+        "it replaces {0}, which no Server document has. gitboot installs it only if the instance has a record of {0} "
+        "with a lower provision number"
+    ),
+    UnknownCause.BOARD: "its UUID was {0}. Set replaces: {0}, and raise provision to install it",
+    UnknownCause.NOT_RAISED: "it replaces another board at provision {0}. Raise provision to install it",
+    UnknownCause.MOVED: (
+        "it moves to the site {0}, whose instance has no record of it. Run gitboot records hand-over and take-over, or "
+        "record its state with gitboot records set"
+    ),
+    UnknownCause.OVERWRITTEN: "Maintenance/{0} writes its disks. Raise provision to install it again afterwards",
 }
 
 
 def format_effect(effect: Effect) -> str:
-    """When a change takes effect."""
+    """Return the time from which a change takes effect."""
     if effect.when is not EffectTime.WINDOW:
         return effect.when
     if effect.start is None and effect.end is None:
-        return f"as long as Maintenance/{effect.maintenance} stands in Git"
+        return f"while Git contains Maintenance/{effect.maintenance}"
     start, end = (format_instant(each) if each else "-" for each in (effect.start, effect.end))
     return f"in Maintenance/{effect.maintenance}, [{start}, {end})"
 
 
 def format_trip(trip: Trip) -> str:
-    """What a guard counted, and what it allows."""
+    """Return the number that a guard counted, and its limit."""
     if (words := _TRIP_TEXTS.get(trip.guard)) is not None:
         return words.format(limit=trip.limit)
     number = format_share(trip.number, trip.of) if trip.percent and trip.of else f"{trip.number:,}"
     of = f" of {trip.of:,}" if trip.of is not None else ""
-    where = "" if trip.area == "all" else f" in {trip.area}"
-    return f"{trip.what}{where}: {number}{of}; the limit is {trip.limit}{' %' if trip.percent else ''}"
+    area = "" if trip.area == "all" else f" in {trip.area}"
+    return f"{trip.what}{area}: {number}{of}; the limit is {trip.limit}{' %' if trip.percent else ''}"
 
 
 _TRIP_TEXTS: Final[Mapping[Guard, str]] = {
     Guard.ALLOW_EMPTY: "no server is left",
     Guard.ALLOW_REWIND: "the commit does not descend from the accepted one",
-    Guard.MAX_UNKNOWN_CHANGES: "what unknown machines boot changes; the limit is {limit}",
+    Guard.MAX_UNKNOWN_CHANGES: "the boot of unknown machines changes; the limit is {limit}",
 }
 
 
 def format_counts(changes: Changes) -> str:
-    """How many servers, images and overrides change, on one line."""
+    """Return the numbers of changed servers, images and overrides on one line."""
     renamed = sum(each.renamed for each in changes.servers)
     changed = len(changes.with_fate(ChangeKind.EDITED))
     parts = [
@@ -206,14 +214,14 @@ def format_counts(changes: Changes) -> str:
         if number := sum(image.fate is fate for image in changes.images):
             parts.append(f"{format_count(number, 'image')} {fate}")
     if overrides := len(changes.with_risk(Risk.OVERRIDE_ONLY)):
-        parts.append(f"{format_count(overrides, 'override')} alone")
+        parts.append(f"override only: {format_count(overrides, 'server')}")
     if changes.access:
-        parts.insert(0, "who may fetch changes for every machine")
+        parts.insert(0, "access changes for every machine")
     return " · ".join(parts)
 
 
 def format_access_change(change: AccessChange) -> str:
-    """One setting of who may fetch, before and after."""
+    """Return the old and the new value of a setting that controls which clients may fetch."""
 
     def clients(setting: list[str] | bool | str) -> str:
         if isinstance(setting, bool):
@@ -225,28 +233,28 @@ def format_access_change(change: AccessChange) -> str:
     effect = "more clients can fetch" if change.widens else "fewer clients can fetch"
     if change.widens and change.field == ONE_TIME_BOOTS:
         effect += _RISK_OF_COPIES
-    return f"{change.field}: {clients(change.old)} {ARROW} {clients(change.new)}: {effect}"
+    return f"{change.field}: {clients(change.old)} {ARROW} {clients(change.new)} ({effect})"
 
 
 # What a log proves: `gitboot.fetchlog.log_entries`.
 _RISK_OF_COPIES: Final = (
-    ", again and again: a copy serves an install boot until gitboot has read the copy's log, and a loader that sends "
+    " repeatedly; a copy serves an install boot until gitboot has read the log of the copy, and a loader that sends "
     "neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
 )
 
 
 def format_claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
-    """Who declared that an image writes no disk, and where; ``writer`` None: it is not committed."""
+    """Return the place and the author of the claim that an image writes no disk. No writer: not committed."""
     path, line, _ = place
-    written = f"written by {writer}" if writer is not None else "not committed yet"
-    return f"BootImage/{image} claims for the first time to write no disk: {path}:{line}, {written}"
+    author = f"written by {writer}" if writer is not None else "not committed yet"
+    return f"BootImage/{image} claims for the first time to write no disk ({path}:{line}, {author})"
 
 
 # Groups
 
 
 def format_title(group: Group) -> str:
-    """Cause and effect in one sentence: ImageStream/flatcar-stable changes 312 servers."""
+    """Return cause and effect in one sentence, such as "ImageStream/flatcar-stable changes 312 servers"."""
     fate, number = group.servers[0].fate, len(group.servers)
     if fate is not ChangeKind.EDITED:
         return f"{format_count(number, 'server')} {'is' if number == 1 else 'are'} {fate}"
@@ -256,7 +264,7 @@ def format_title(group: Group) -> str:
 
 
 def format_shared_title(causes: Sequence[ChangeCause], subject: str) -> str:
-    """The same for what no server is the only one to boot."""
+    """Return cause and effect in one sentence for unknown machines or all machines."""
     names = format_names([str(each) for each in causes], 3)
     return (
         f"{names} {'changes' if len(causes) == 1 else 'change'} {subject}"
@@ -266,10 +274,10 @@ def format_shared_title(causes: Sequence[ChangeCause], subject: str) -> str:
 
 
 def format_cause(cause: ChangeCause) -> str:
-    """What was done to a document: its fields, with their values where they are short and no one's secret."""
+    """Return the changed fields of a document. Short values are shown if they cannot be secrets."""
     if cause.fate is not ChangeKind.EDITED or not cause.fields:
         return "renamed" if cause.fate is ChangeKind.EDITED and cause.id.kind == "Server" else cause.fate
-    # Only a value that is a name, a number or an instant is shown: free text may hold anything.
+    # Only names, numbers and times are shown, because free text may contain secrets.
     shown = [
         format_change(field)
         if _SHORT.search(field.dotted_path) and not _FREE_TEXT.search(field.dotted_path)
@@ -287,7 +295,7 @@ _FREE_TEXT: Final = re.compile(r"\.(?:annotations|kernelArguments|reason|vars)\b
 
 
 def count_effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
-    """How many servers are affected when, the soonest first."""
+    """Return the number of affected servers for each time, the soonest first."""
     found: Counter[Effect] = Counter()
     for group in groups:
         for effect in group.effects:
@@ -301,9 +309,9 @@ def count_effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
 
 
 def build_area_table(areas: Iterable[Area], limits: Limits) -> Iterator[tuple[str, ...]]:
-    """A header, and the numbers of the whole fleet and of each group in which something happens.
+    """Yield a header, then the numbers of the whole fleet and of each group with changes.
 
-    An exclamation mark is a limit exceeded.
+    An exclamation mark marks an exceeded limit.
     """
     yield (
         "GROUP",

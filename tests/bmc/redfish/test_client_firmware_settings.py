@@ -46,7 +46,7 @@ def booted(rack: Rack) -> tuple[str, str | None]:
 
 
 def seen(rack: Rack) -> BmcObservation:
-    found = rack.bring_about(BY_LOADER, switching=RESTART).observed
+    found = rack.bring_about(BY_LOADER, wanted_power=RESTART).observed
     assert found is not None
     return found
 
@@ -58,8 +58,8 @@ def test_firmware_keeps_the_loaders_uri_from_the_reset_on_that_power_asks_for(
     profile: Profile, resets: int, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack, profile)
-    done = rack.bring_about(BY_LOADER, switching=RESTART)
-    message = f"ForceRestart was asked for, for power/check/1; firmware keeps {LOADER} from then on"
+    done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
+    message = f"gitboot requested ForceRestart for power/check/1; firmware boots {LOADER} from then on"
     assert (done.outcome, done.message, done.firmware_uri) == (Outcome.APPLIED, message, LOADER)
     (attributes,) = written(rack)
     assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()
@@ -75,7 +75,7 @@ def test_firmware_keeps_the_loaders_uri_from_the_reset_on_that_power_asks_for(
 )
 def test_nothing_is_written_where_no_reset_is_allowed(switching: WantedPowerChange | None, make_rack: MakeRack) -> None:
     rack = rack_of(make_rack)
-    rack.bring_about(BY_LOADER, switching=switching)
+    rack.bring_about(BY_LOADER, wanted_power=switching)
     rack.boot()
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
 
@@ -90,7 +90,7 @@ def test_nothing_is_written_where_no_reset_is_allowed(switching: WantedPowerChan
 )
 def test_what_would_install_whoever_chooses_http_is_never_kept(wanted: WantedOverride, make_rack: MakeRack) -> None:
     rack = rack_of(make_rack)
-    rack.bring_about(wanted, switching=RESTART)
+    rack.bring_about(wanted, wanted_power=RESTART)
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
 
@@ -101,9 +101,9 @@ def test_what_somebody_else_keeps_there_is_neither_booted_nor_replaced(
     profile: Profile, wanted: WantedOverride, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack, profile, OTHERS)
-    done = rack.bring_about(wanted, switching=RESTART)
+    done = rack.bring_about(wanted, wanted_power=RESTART)
     assert done.observed is not None
-    assert explain_dhcp_loader(HTTP, done.observed) == f"would boot {OTHERS}, which stands in its firmware's settings"
+    assert explain_dhcp_loader(HTTP, done.observed) == f"would boot {OTHERS}, which is in its firmware settings"
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("Pxe", None))
 
@@ -111,14 +111,14 @@ def test_what_somebody_else_keeps_there_is_neither_booted_nor_replaced(
 def test_what_is_switched_off_is_somebodys_all_the_same(make_rack: MakeRack) -> None:
     rack = rack_of(make_rack, uri=OTHERS)
     rack.machine.bios.attributes["HttpDev1EnDis"] = "Disabled"
-    rack.bring_about(BY_LOADER, switching=RESTART)
+    rack.bring_about(BY_LOADER, wanted_power=RESTART)
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
 
 
 def test_the_loader_of_an_older_image_is_not_booted_and_gives_way(make_rack: MakeRack) -> None:
     rack = rack_of(make_rack, uri=BEFORE)
-    rack.bring_about(BY_LOADER, switching=RESTART)
+    rack.bring_about(BY_LOADER, wanted_power=RESTART)
     rack.wait(600)
     assert (len(written(rack)), booted(rack)) == (1, ("Pxe", None))
     assert explain_dhcp_loader(HTTP, seen(rack)) is None
@@ -126,7 +126,7 @@ def test_the_loader_of_an_older_image_is_not_booted_and_gives_way(make_rack: Mak
 
 def test_an_image_that_somebody_has_firmware_keep_is_booted_by_it(make_rack: MakeRack) -> None:
     rack = rack_of(make_rack, uri=LOADER)
-    done = rack.bring_about(BY_UKI, switching=RESTART)
+    done = rack.bring_about(BY_UKI, wanted_power=RESTART)
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", LOADER))
     assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) is None
@@ -148,8 +148,8 @@ def test_where_firmware_does_not_keep_it_dhcp_names_the_loader_as_before(why: st
     rack.bring_about(BY_LOADER)
     if why == "taken and forgotten":
         rack.server.fault(Ignored(), on="PATCH", times=1)
-    done = rack.bring_about(BY_LOADER, switching=RESTART)
-    assert ("DHCP names the loader, as firmware was to keep" in done.message) is (why in ("read-only", "a job"))
+    done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
+    assert ("DHCP names the loader, because the BMC did not store" in done.message) is (why in ("read-only", "a job"))
     rack.wait(600)
     assert booted(rack) == ("UefiHttp", None)
     for _ in range(3):
@@ -169,11 +169,11 @@ def test_after_a_crash_at_any_step_it_is_written_and_reset_once(
     before = rack.machine.resets
     rack.bring_about(BY_LOADER)
     rack.server.fault(Drop(applied=applied), on=method, times=1)
-    assert rack.bring_about(BY_LOADER, switching=RESTART).outcome is Outcome.WAITING
+    assert rack.bring_about(BY_LOADER, wanted_power=RESTART).outcome is Outcome.WAITING
     assert rack.switches["web01"]["power/check/1"].state is PowerRecordState.RECORDED
     for _ in range(4):
         rack.wait(120)
-        rack.bring_about(BY_LOADER, switching=RESTART)
+        rack.bring_about(BY_LOADER, wanted_power=RESTART)
     assert booted(rack) == ("UefiHttp", LOADER)
     assert rack.machine.resets - before == 2, "one, and that of the job"
     assert len(written(rack)) == (2 if (method, applied) == ("PATCH", False) else 1)

@@ -112,7 +112,9 @@ def test_history_shows_commits_and_what_each_changed(gitboot: Typed, work: Work,
         f"{head} {day}: Plan a repair",
         "    maintenances.repair  none  -> memtest-7, from 2026-11-20T22:00:00Z to 2026-11-21T04:00:00Z",
     ]
-    assert lines[2].startswith(f"(2 commits, {broken} to {more}, are invalid and decided nothing: bad.yaml:1:7: GB1021")
+    assert lines[2].startswith(
+        f"(2 commits, {broken} to {more}, are invalid and changed no decision: bad.yaml:1:7: GB1021"
+    )
     assert lines[3:] == [
         f"{quiet} {day}: Be quiet",
         "    policy.boot.kernelArguments              +quiet",
@@ -207,11 +209,11 @@ def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed,
     ("typed", "said"),
     [
         ("history web02 --path {work}", "no commit that led to HEAD decided anything for a server 'web02'"),
-        ("history web01 --path {work} --rev WORKTREE", "what lies uncommitted has no history"),
+        ("history web01 --path {work} --rev WORKTREE", "WORKTREE has no history"),
         ("history web01 --path {work} --rev nonsense", "has no commit nonsense"),
-        ("history web01 --path {nothing}", "is in no Git repository, so it has no history"),
+        ("history web01 --path {nothing}", "is not in a Git repository, so it has no history"),
         ("history web01 --path {work} -n 0", "0 is not in the range x>=1"),
-        ("images {nothing} --rev HEAD", "is in no Git repository"),
+        ("images {nothing} --rev HEAD", "is not in a Git repository"),
     ],
 )
 def test_a_wrong_input_is_answered_in_one_message(gitboot: Typed, work: Work, typed: str, said: str) -> None:

@@ -131,14 +131,20 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
 
         eventually(offers)
         stopped = typed(*stop)
-        assert (stopped.code, f"is told, with --state {hosts.one.state}" in " ".join(stopped.err.split())) == (0, True)
+        assert (
+            stopped.code,
+            f"goes to the active one, --state {hosts.one.state}" in " ".join(stopped.err.split()),
+        ) == (0, True)
         eventually(lambda: not offers())
         assert [each.exists() for each in words] == [False, True]
         assert typed(*start).code == 0
         eventually(offers)
         assert [each.exists() for each in words] == [False, False]
         fetched = typed("reconcile", "--state", state)
-        assert (fetched.code, f"is told, with --state {hosts.one.state}" in " ".join(fetched.err.split())) == (0, True)
+        assert (
+            fetched.code,
+            f"goes to the active one, --state {hosts.one.state}" in " ".join(fetched.err.split()),
+        ) == (0, True)
         server.sql(f"UPDATE {hosts.schema}.lease SET place = 'elsewhere:/state'")
         for refused in (typed(*stop), typed(*start), typed("reconcile", "--state", state)):
             assert refused.code == 64
@@ -178,9 +184,9 @@ def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: Postg
         rack.push("One more")
         hosts.two.resume()
         eventually(lambda: hosts.two.reason == "LedgerLeft")
-        assert f"was copied to {socket.gethostname()}:{hosts.one.state}" in hosts.two.condition["message"]
+        assert f"was moved to {socket.gethostname()}:{hosts.one.state}" in hosts.two.condition["message"]
         (lost,) = (event for event in hosts.two.events if event["type"] == "LeaseLost")
-        assert "was copied to" in lost["message"]
+        assert "was moved to" in lost["message"]
         hosts.two.kill()
         hosts.two.start()
         assert hosts.two.instance is not None
@@ -220,7 +226,7 @@ def test_a_lone_host_on_a_copy_that_was_killed_says_so_and_begins_once_that_is_t
         hosts.one.start()
         eventually(lambda: hosts.one.reason == "LedgerUnfinished")
         assert f"a copy of {other / LEDGER} that has not ended" in hosts.one.condition["message"]
-        assert "type it on that host once more: gitboot ledger copy" in hosts.one.condition["message"]
+        assert "run it again on that host: gitboot ledger copy" in hosts.one.condition["message"]
         assert typed(*copy).code == 0
         eventually(lambda: hosts.one.url)
         hosts.one.stop()
