@@ -68,7 +68,7 @@ _LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
 
 
 def render_ipxe_disk_boot(local_disk: str | None) -> str:
-    """Return the end of an iPXE script, which boots the disk. ``local_disk`` comes from a document. None: the default."""
+    """Return the end of an iPXE script, which boots the disk. ``local_disk`` is from a document. None: the default."""
     if local_disk is None:
         return IPXE_DISK_BOOT
     if local_disk == EXIT:

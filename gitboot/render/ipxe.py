@@ -1,4 +1,4 @@
-"""iPXE scripts for each boot NIC, UUID and serial number, the shared first script, and the script of unknown machines."""
+"""iPXE scripts: by boot NIC, by UUID, by serial number, the shared first script, and the one for unknown machines."""
 
 from __future__ import annotations
 
