@@ -242,7 +242,7 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
     servers = f"{format_count(provisioned, 'server')} {'has' if provisioned == 1 else 'have'}"
-    new = f"the ledger is new, and {servers} provision 1 or more: gitboot cannot tell whether they are installed"
+    new = f"the ledger is new, and {servers} provision 1 or more: gitboot cannot tell what is installed"
     return doubt, f"{_DOUBTS.get(doubt, new)}. {_BEGIN_HINTS.get(doubt, _BEGIN_HINTS['NewLedger'])}"
 
 
