@@ -201,7 +201,7 @@ def test_a_failure_ends_the_attempt_and_nothing_follows_by_itself(web01: Install
     assert event.warning and event.facts["failed"]["log"] == "partitioning\nno disk found"
     status, reason, message = web01.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "Failed")
-    assert 'web01 (10.0.0.7 said so at 2026-11-20T12:00:30Z ("no disk found"))' in message
+    assert 'web01 (10.0.0.7 reported a failure at 2026-11-20T12:00:30Z ("no disk found"))' in message
 
 
 def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installing) -> None:
