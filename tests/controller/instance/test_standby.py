@@ -88,7 +88,7 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert typed("records", "show", "--state", hosts.one.state).code == 0
         said = typed("status", "--state", hosts.one.state).out
         assert re.search(r"^acts       under lease 1, until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", said, re.M), said
-        assert "this host's instance acts, under lease 1, until" in " ".join(
+        assert "the instance of this host is active, with lease 1, until" in " ".join(
             typed("doctor", "--state", hosts.one.state).out.split()
         )
         assert not hosts.one.told_of("TookOver"), "nobody had acted"
