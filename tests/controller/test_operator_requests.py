@@ -132,7 +132,7 @@ def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: p
         assert site.bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
         assert (site.bench.told("Requested"), site.bench.outcome(number)) == ([], "")
     assert shown(site.bench.reconcile()) == TO_INSTALL
-    assert site.bench.outcome(number).startswith("web01 is pending")
+    assert site.bench.outcome(number).startswith("recorded web01 as pending")
     assert site.bench.told("Requested") == ["Requested"]
 
 
@@ -144,7 +144,7 @@ def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> No
     numbers.append(site.bench.request("retry", uuids=[WEB01]))
     site.restart()
     site.bench.reconcile()
-    assert [site.bench.outcome(number) for number in numbers][1] == "1 BMC is asked now"
+    assert [site.bench.outcome(number) for number in numbers][1] == "gitboot contacts 1 BMC now"
     assert site.bench.told("Requested") == ["Requested"]
     assert site.patches == 2
 
@@ -188,7 +188,7 @@ def test_what_was_never_set_as_an_operator_says_is_set(make_site: MakeSite, agai
         site.restart()
     site.bench.reconcile()
     assert (site.shown, site.patches, site.states) == ("Once Pxe", 2, {"provision/1": OverrideState.CONFIRMED})
-    assert "was never set" in site.bench.outcome(number)
+    assert "recorded the override as not set" in site.bench.outcome(number)
 
 
 def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: MakeSite) -> None:

@@ -325,7 +325,7 @@ def test_e11_servers_that_move_in_from_another_repository_are_not_installed(worl
     assert {shown(world.plan(name)) for name in names} == {(Phase.DISK, Cause.UNKNOWN)}
     assert shown(world.plan("new")) == INSTALLS
     (event,) = world.told("ServerUnknown")
-    assert "and 44 more: it came with provision 3" in event.message
+    assert "and 44 more: it is new with provision 3" in event.message
 
 
 def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path: Path, world: World) -> None:
@@ -619,7 +619,7 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     assert (condition.remedy or "").startswith(f"rsync -a 'HOST:DIRECTORY/*.jsonl' {wanting.parts.spool}/ && rm {file}")
     wanting.request("stop", reason="smoke", everything=False)
     wanting.request("start")
-    assert f"still withheld: another host served the one-time boots {told}" in wanting.told("Requested")[-1].message
+    assert f"still withholds boots that write disks: another host served the one-time boots {told}" in wanting.told("Requested")[-1].message
     wanting.turn(hours=8)  # the window ends as usual
     assert shown(wanting.plan("web11")) == DISK
     file.unlink()

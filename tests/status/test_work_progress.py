@@ -208,7 +208,7 @@ class Evaluating:
     def wait(self) -> int:
         return 1
 
-    def answers(self, left_s: object) -> Iterator[bytes]:
+    def read_answers(self, left_s: object) -> Iterator[bytes]:
         yield from map(
             encode,
             (

@@ -79,7 +79,7 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
         "web02   1       unknown      -          -     -         -                  -",
         f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "say what is on their disks, provisioned or pending:",
+        "State what is on their disks, provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
         "2 servers: 1 unknown, 1 as wanted",
@@ -144,7 +144,7 @@ def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
     [
         ("garbage", "not exported records"),
         ("[]", "not exported records"),
-        ('{"items": [{"uuid": "x"}]}', "take ops/records of a published tree"),
+        ('{"items": [{"uuid": "x"}]}', "use ops/records of an output tree"),
         ('{"items": []}', "has no server of the accepted commit"),
         (None, "cannot be read: No such file or directory"),
     ],
@@ -214,7 +214,7 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
     assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
-        assert rack.said("allow-installs") == "boots are offered again\n1 server to boot from the network now: web09\n"
+        assert rack.said("allow-installs") == "gitboot offers boots again\n1 server to boot from the network now: web09\n"
         eventually(lambda: planned_phase(instance, web) == "Network")
     assert rack.said("allow-installs") == "nothing was stopped with gitboot stop-installs\n"
 
@@ -308,7 +308,7 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
     document = json.loads(rack.said("status", "-o", "json"))
     assert document["applied"]["commit"] != commit
     assert [each["type"] for each in document["conditions"] if not each["status"]] == ["AcceptingCommits"]
-    assert rack.said("resume") == "resumed\n"
+    assert rack.said("resume") == "resumed the acceptance of commits\n"
     assert rack.said("resume") == "the acceptance was not suspended\n"
     assert rack.once().code == Exit.FINE
     assert json.loads(rack.said("status", "-o", "json"))["applied"]["commit"] == commit
@@ -335,7 +335,7 @@ def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: 
 def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
     web = rack.blades["web01"]
     with rack.running() as instance:
-        assert "web01 is pending" in rack.said("records", "set", "web01", "pending", *REASON)
+        assert "recorded web01 as pending" in rack.said("records", "set", "web01", "pending", *REASON)
         eventually(lambda: web.stands)
         assert boots(instance, web) == "flatcar-1"
         assert "web01 is provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
@@ -472,10 +472,8 @@ def test_what_is_damaged_is_named_by_its_own_path(tmp_path: Path, ended: Rack, c
     done = type_on(state, ended, command)
     if command.startswith(OF_THE_STATUS):
         assert done.code == Exit.USAGE
-        assert (
-            done.err
-            == f"gitboot: {state}/status.json is not a valid status file; the next reconcile of `gitboot run` replaces it\n"
-        )
+        problem = f"{state}/status.json is not a valid status file"
+        assert done.err == f"gitboot: {problem}; the next reconcile of `gitboot run` replaces it\n"
     else:
         assert done.code == Exit.FAULT
         assert done.err.startswith(f"gitboot: {state}/ledger.sqlite: the ledger cannot be read")

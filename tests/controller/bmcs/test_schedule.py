@@ -963,8 +963,8 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
             both()
         assert site.patches == 0, "neither knows more of it than the other, and no BMC would show which came first"
         message = (
-            "the Fleet names no ledger, so another instance may set the same BMCs. gitboot does not set the BMCs of web01 "
-            "until the Fleet names the ledger of this instance, "
+            "the Fleet names no ledger, so another instance may set the same BMCs. gitboot does not set the BMCs of "
+            "web01 until the Fleet names the ledger of this instance, "
         )
         for each in (site.bench, other):
             identity = each.ledger.progress[0]
