@@ -338,7 +338,7 @@ def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
         assert "recorded web01 as pending" in rack.said("records", "set", "web01", "pending", *REASON)
         eventually(lambda: web.stands)
         assert boots(instance, web) == "flatcar-1"
-        assert "web01 is provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
+        assert "recorded web01 as provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
         eventually(lambda: not web.stands)
         rack.said("suspend", "--until", soon(hours=1), *REASON)
         found = until_condition(instance, "AcceptingCommits", status=False, reason="Suspended")
