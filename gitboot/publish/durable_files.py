@@ -157,7 +157,7 @@ class Disk:
             return False
 
     def size(self, path: str) -> int | None:
-        """Return the size of the file at ``path``; None if there is none. To be fast, it follows symlinks to folders."""
+        """Return the size of the file at ``path``, or None if the file is absent. Follows symlinks to folders."""
         try:
             found = os.lstat(path, dir_fd=self.folders.root)
         except OSError:

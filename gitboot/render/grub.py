@@ -130,7 +130,8 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
             if boot.direct_uki is None:
                 return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
             return (f"chainloader {_format_device_path(boot.direct_uki)}",)
-        linux = f"linux$efi {_format_device_path(boot.loaded_kernel)} {quote_grub_arguments(boot.kernel_arguments)}".rstrip()
+        kernel, arguments = _format_device_path(boot.loaded_kernel), quote_grub_arguments(boot.kernel_arguments)
+        linux = f"linux$efi {kernel} {arguments}".rstrip()
         if not boot.files.initrds:
             return (linux,)
         return linux, "initrd$efi " + " ".join(_format_device_path(initrd) for initrd in boot.files.initrds)

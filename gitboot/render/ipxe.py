@@ -61,7 +61,8 @@ def _render_file(decision: Decision, plan: BootPlan | None) -> File:
     if plan is None:
         text = f"# {decision.server}: no plan ({decision.lifecycle}), on to the local disk\n{disk_boot}"
     elif boot is None:
-        text = f"{render_heading(plan)}echo {sanitize_ipxe_text(f'gitboot: {plan.server} boots its local disk')}\n{disk_boot}"
+        message = sanitize_ipxe_text(f"gitboot: {plan.server} boots its local disk")
+        text = f"{render_heading(plan)}echo {message}\n{disk_boot}"
     elif (own := boot.entries.get("ipxe")) is not None:  # the author's own script, without its first line
         first, _, rest = own.partition("\n")
         body = rest if first.strip() == "#!ipxe" else own
@@ -119,12 +120,13 @@ def render_endpoint_request(url: str, fallback: str) -> str:
     takes about 16 s to give up a host that drops packets, so `--timeout` bounds that (iPXE of March 2014 and newer).
     """
     _, _, fallback_body = fallback.partition("\n")
+    request = f"{check_ipxe_url(url)}{IDENTITY_QUERY}&{paths.HOP}=1"
     return f"""\
 #!ipxe
 # gitboot: {sanitize_ipxe_text(url)} answers what this machine boots now
 isset ${{gitboot-asked}} && goto gitboot-otherwise ||
 set gitboot-asked 1
-imgfetch --timeout {_ANSWER_MS} --name answer {check_ipxe_url(url)}{IDENTITY_QUERY}&{paths.HOP}=1 && goto gitboot-answer ||
+imgfetch --timeout {_ANSWER_MS} --name answer {request} && goto gitboot-answer ||
 :gitboot-otherwise
 echo gitboot: no answer from the endpoint
 {fallback_body}exit 0

@@ -61,7 +61,8 @@ def render_endpoint_request(url: str, fallback: str) -> str | None:
 
 
 def _render_disk_boot(decision: Decision, reason: str) -> str:
-    return f"# {decision.server}: {reason}, on to the local disk\n{boot_script_parts.render_pxelinux_disk_boot(decision.local_disk)}"
+    disk_boot = boot_script_parts.render_pxelinux_disk_boot(decision.local_disk)
+    return f"# {decision.server}: {reason}, on to the local disk\n{disk_boot}"
 
 
 def _render_configuration(boot: Boot | None, announcement: str, local_disk: str | None = None) -> str:
@@ -71,7 +72,8 @@ def _render_configuration(boot: Boot | None, announcement: str, local_disk: str 
     try:
         steps = list(_build_steps(boot))
     except _NotForPxelinux as reason:
-        return f"{announcement_line}say {sanitize_ipxe_text(f'gitboot: {reason}')}\n{boot_script_parts.render_pxelinux_disk_boot(local_disk)}"
+        disk_boot = boot_script_parts.render_pxelinux_disk_boot(local_disk)
+        return f"{announcement_line}say {sanitize_ipxe_text(f'gitboot: {reason}')}\n{disk_boot}"
     label = "".join(f"  {step}\n" for step in steps)
     disk_label = boot_script_parts.render_pxelinux_disk_label(local_disk)
     return f"{announcement_line}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{disk_label}"

@@ -122,7 +122,7 @@ def test_an_image_without_an_index_is_for_one_architecture(rack: Rack) -> None:
         resolve(image(rack.open, "os/linux:pxe"), asked)
 
 
-def test_a_file_comes_as_a_stream_and_from_where_it_was_left(rack: Rack) -> None:
+def test_a_file_is_streamed_from_any_offset(rack: Rack) -> None:
     kernel = image(rack.open).at(Digest(digest(KERNEL)))
     with asking(rack.open).blob(kernel) as whole:
         assert (whole.status, whole.read(1 << 20)) == (200, KERNEL)
@@ -132,7 +132,7 @@ def test_a_file_comes_as_a_stream_and_from_where_it_was_left(rack: Rack) -> None
         assert (head.headers["Content-Length"], head.read(10)) == (str(len(KERNEL)), b"")
 
 
-def test_what_a_registry_does_not_have_is_told_from_one_that_does_not_answer(rack: Rack) -> None:
+def test_an_absent_image_differs_from_an_unreachable_registry(rack: Rack) -> None:
     asked = asking(rack.open)
     for name in ("os/linux:2.0", "nothing:1.0", f"os/linux@sha256:{'0' * 64}"):
         with pytest.raises(NotInRegistry, match="does not exist in the registry"):
@@ -186,7 +186,7 @@ def test_credentials_are_for_one_registry(rack: Rack, tmp_path: Path) -> None:
     ],
     ids=["open", "list", "binary", "empty", "not-base64", "refresh-token"],
 )
-def test_a_file_of_credentials_that_serves_nobody_is_refused(tmp_path: Path, text: str, mode: int, says: str) -> None:
+def test_an_unusable_file_of_credentials_is_rejected(tmp_path: Path, text: str, mode: int, says: str) -> None:
     file = tmp_path / "auth.json"
     file.write_text(text)
     file.chmod(mode)
@@ -194,7 +194,7 @@ def test_a_file_of_credentials_that_serves_nobody_is_refused(tmp_path: Path, tex
         RegistryCredentials(file).authorization("h")
 
 
-def test_a_name_and_a_password_count_as_what_they_make(tmp_path: Path) -> None:
+def test_a_name_and_a_password_give_the_same_header_as_auth(tmp_path: Path) -> None:
     file = tmp_path / "auth.json"
     file.write_text(json.dumps({"auths": {"h": {"username": USER, "password": PASSWORD}}}))
     file.chmod(0o600)
@@ -220,7 +220,7 @@ def bearer(realm: str) -> tuple[int, dict[str, str], bytes]:
 MANIFEST_PATH = "/v2/os/linux/manifests/1.0"
 
 
-def test_t3_credentials_do_not_go_where_an_unencrypted_answer_sends_them(tmp_path: Path, rack: Rack) -> None:
+def test_t3_credentials_are_not_sent_to_a_host_that_an_unencrypted_answer_names(tmp_path: Path, rack: Rack) -> None:
     with hostile({"/token": (200, {}, b'{"token": "t"}')}, rack.tls) as thief, hostile({}) as asked:
         for realm in (
             f"{thief.url}/token",
@@ -235,7 +235,7 @@ def test_t3_credentials_do_not_go_where_an_unencrypted_answer_sends_them(tmp_pat
         assert thief.asked == []
 
 
-def test_t3_credentials_do_not_go_unencrypted_where_an_encrypted_answer_sends_them(tmp_path: Path, rack: Rack) -> None:
+def test_t3_credentials_are_not_sent_unencrypted_after_an_encrypted_answer(tmp_path: Path, rack: Rack) -> None:
     with hostile({}) as thief, hostile({MANIFEST_PATH: bearer(f"{thief.url}/token")}, rack.tls) as asked:
         asked.answers[MANIFEST_PATH] = bearer(f"{thief.url}/token")
         with pytest.raises(RegistryRefused, match="gitboot sends no credentials there"):
@@ -276,7 +276,7 @@ def test_t3_a_redirect_takes_no_token_along(tmp_path: Path) -> None:
     ],
     ids=["another", "large", "round", "file", "503", "429", "418", "negotiate"],
 )
-def test_no_answer_is_taken_for_what_it_is_not(
+def test_wrong_answers_of_a_registry_are_rejected(
     answer: tuple[int, dict[str, str], bytes], error: type[Exception], says: str
 ) -> None:
     path = f"/v2/os/linux/manifests/sha256:{'0' * 64}"
@@ -285,7 +285,7 @@ def test_no_answer_is_taken_for_what_it_is_not(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"token": 1}', b'{"token": "a\\r\\nX: y"}'])
-def test_a_token_that_is_none_is_refused(body: bytes) -> None:
+def test_a_malformed_token_is_rejected(body: bytes) -> None:
     with hostile({"/token": (200, {}, body)}) as asked:
         asked.answers[MANIFEST_PATH] = bearer(f"{asked.url}/token")
         with pytest.raises(RegistryRefused, match="issues no token"):
@@ -306,7 +306,7 @@ class Expiring(Scripted):
         return (200, {}, b'{"layers": []}') if good else bearer(f"{self.url}/token")
 
 
-def test_a_stale_token_is_asked_for_anew() -> None:
+def test_an_expired_token_is_renewed() -> None:
     asked = Expiring()
     with serving(asked):
         found = asking(asked)
@@ -357,7 +357,7 @@ def test_an_index_has_one_image_an_architecture(index: list[Descriptor], cname: 
         ([], "", "no image for"),
     ],
 )
-def test_what_is_meant_has_to_be_clear(index: list[Descriptor], cname: str, says: str) -> None:
+def test_an_ambiguous_image_is_rejected(index: list[Descriptor], cname: str, says: str) -> None:
     with pytest.raises(RegistryRefused, match=says):
         choose_manifests(index, cname, "x")
 
@@ -375,7 +375,7 @@ def test_what_is_meant_has_to_be_clear(index: list[Descriptor], cname: str, says
     ],
     ids=["ironcore", "gardenlinux", "direct", "first-version"],
 )
-def test_a_layers_media_type_says_what_it_is(types: list[str], roles: list[str]) -> None:
+def test_the_media_type_of_a_layer_selects_its_field(types: list[str], roles: list[str]) -> None:
     assert list(group_layers([layer(f"application/{each}") for each in types], "x")) == roles
 
 
@@ -394,7 +394,7 @@ def test_initrds_keep_their_order() -> None:
         (["vnd.ironcore.image.kernel", "io.gardenlinux.kernel"], "2 layers"),
     ],
 )
-def test_layers_that_cannot_be_booted_are_refused(types: list[str], says: str) -> None:
+def test_layers_that_cannot_be_booted_are_rejected(types: list[str], says: str) -> None:
     with pytest.raises(RegistryRefused, match=says):
         group_layers([layer(f"application/{each}") for each in types], "x")
 
@@ -407,7 +407,7 @@ def test_layers_that_cannot_be_booted_are_refused(types: list[str], says: str) -
         json.dumps({"layers": [{"digest": SHA, "size": "1"}]}).encode(),
     ],
 )
-def test_what_is_no_manifest_is_refused(content: bytes) -> None:
+def test_a_malformed_manifest_is_rejected(content: bytes) -> None:
     with pytest.raises(RegistryRefused):
         parse_manifest(content, "x")
 
@@ -456,7 +456,7 @@ def test_a_reference_has_a_host_a_repository_and_a_version(text: str, host: str,
         *("oci://registry.test/a:1/b", "oci://registry.test/a:1\n", f"oci://registry.test/a:{'x' * 129}"),
     ],
 )
-def test_what_names_no_image_is_refused(text: str) -> None:
+def test_a_malformed_reference_is_rejected(text: str) -> None:
     with pytest.raises(UsageError):
         OciReference.parse(text)
 
@@ -477,7 +477,7 @@ def test_what_names_no_image_is_refused(text: str) -> None:
         ("*.registry.test", "oci://registry.test.stranger.test/a:1", False),
     ],
 )
-def test_only_registries_that_are_named_are_asked(allowed: str, reference: str, is_allowed: bool) -> None:
+def test_only_allowed_registries_are_contacted(allowed: str, reference: str, is_allowed: bool) -> None:
     found = OciReference.parse(reference)
     if is_allowed:
         assert find_origin(found, [AllowedRegistry.parse(allowed)]) == f"https://{found.host}"
@@ -486,7 +486,7 @@ def test_only_registries_that_are_named_are_asked(allowed: str, reference: str, 
             find_origin(found, [AllowedRegistry.parse(allowed)])
 
 
-def test_a_registry_is_asked_unencrypted_only_where_that_is_said() -> None:
+def test_a_registry_is_contacted_unencrypted_only_if_configured() -> None:
     found = OciReference.parse("oci://registry.test/a:1")
     named = ["https://registry.test/a", "http://registry.test"]
     assert find_origin(found, [AllowedRegistry.parse(each) for each in named]) == "https://registry.test"
@@ -494,6 +494,6 @@ def test_a_registry_is_asked_unencrypted_only_where_that_is_said() -> None:
 
 
 @for_each("text", ["*", "*.*", "https://*", "*/os", "", "/os", "user@registry.test", "a b"])
-def test_what_would_allow_any_registry_is_refused(text: str) -> None:
+def test_a_pattern_that_allows_any_registry_is_rejected(text: str) -> None:
     with pytest.raises(UsageError):
         AllowedRegistry.parse(text)

@@ -547,7 +547,7 @@ def test_an_instance_sets_boot_flags_and_says_so(machine: IpmiMachine, tmp_path:
         assert (bytes(machine.flags), rack.once(*LOOSE, *rack.spooling).code) == (bytes(5), Exit.FINE)
         assert machine.flags.hex(" ") == "a0 04 00 00 00"
         shown = rack.typed("bmc", "get", "--credentials", rack.credentials)
-        assert all(each in shown.out for each in ("Once Pxe", "Confirmed", "provision/1", "1 as wanted"))
+        assert all(each in shown.out for each in ("Once Pxe", "Confirmed", "provision/1", "1 as planned"))
 
 
 @for_each(

@@ -153,7 +153,7 @@ ELSEWHERE: Final = {  # their rows need other systems: the same function with th
 }
 
 
-IMPORTED: Final = r"from gitboot\.cli\.terminal import (\([^)]*|[^\n]*)\btable\b"
+IMPORTED: Final = r"from gitboot\.cli\.terminal import (\([^)]*|[^\n]*)\bformat_table\b"
 
 
 def test_each_module_that_prints_a_table_is_among_them() -> None:
@@ -178,7 +178,7 @@ def test_no_table_is_wider_than_what_it_is_read_on(
 
 
 _COPIED: Final = re.compile(
-    r"\s*((see it again: )?gitboot .*|(Gitboot-Ack:|digest) .*|\S+)"
+    r"\s*((to see this review again, run: )?gitboot .*|(Gitboot-Ack:|digest) .*|\S+)"
 )  # what helps when it is copied whole
 
 

@@ -78,19 +78,22 @@ def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
 @for_each(
     ("data", "why"),
     [
-        (b"", "not encrypted by age"),
-        (b"hunter2\n", "not encrypted by age"),
-        (encrypt(b"x", [str(ONE.to_public())])[:-60], "not encrypted by age"),  # armor without its end
+        (b"", "not encrypted with age"),
+        (b"hunter2\n", "not encrypted with age"),
+        (encrypt(b"x", [str(ONE.to_public())])[:-60], "not encrypted with age"),  # armor without its end
         (encrypt(b"x", [str(ONE.to_public())]).replace(b"-----END", b"x===-----END"), "not encrypted|armor is damaged"),
-        (pyrage.encrypt(b"x", [ONE.to_public()])[:100], "not whole"),
+        (pyrage.encrypt(b"x", [ONE.to_public()])[:100], "incomplete"),
         (b"age-encryption.org/v1\n-> scrypt c2FsdA 18\n\n--- " + b"A" * 43 + b"\n", "passphrase"),
-        (b"age-encryption.org/v1\n-> ssh-ed25519 abc def\n\n--- " + b"A" * 43 + b"\n", "but to ssh-ed25519"),
-        (b"age-encryption.org/v1\n--- " + b"A" * 43 + b"\n", "but to none"),
-        (pyrage.encrypt(b"x", [ONE.to_public()] * 21), "over 20"),
-        (pyrage.encrypt(b"x" * MAX_SECRET_BYTES, [ONE.to_public()]), "over 65,536"),
+        (
+            b"age-encryption.org/v1\n-> ssh-ed25519 abc def\n\n--- " + b"A" * 43 + b"\n",
+            "its recipients are: ssh-ed25519",
+        ),
+        (b"age-encryption.org/v1\n--- " + b"A" * 43 + b"\n", "its recipients are: none"),
+        (pyrage.encrypt(b"x", [ONE.to_public()] * 21), "the limit is 20"),
+        (pyrage.encrypt(b"x" * MAX_SECRET_BYTES, [ONE.to_public()]), "the limit is 65,536"),
     ],
     ids=[  # encryption is random, and pytest workers compare the ids
-        *("empty", "in clear", "armor without an end", "no armor", "not whole"),
+        *("empty", "in clear", "armor without an end", "no armor", "incomplete"),
         *("a passphrase", "a key of ssh", "nobody", "too many", "too large"),
     ],
 )

@@ -96,8 +96,8 @@ def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> No
             here.now = BEFORE + timedelta(seconds=seconds)
             assert all(expected in get(url + path).text for path in LOOKUPS), seconds
         text = get(url + ENTRY).text
-    assert text.startswith("#!ipxe\n# gitboot: boot withheld: given once, at 2")
-    assert "look with: gitboot boot-script web01" in text.splitlines()[1]
+    assert text.startswith("#!ipxe\n# gitboot: boot withheld: served at 2")
+    assert "see the script with: gitboot boot-script web01" in text.splitlines()[1]
 
 
 @pytest.mark.parametrize("closing", [DATA, f"/ignition/{UUID}"])
@@ -710,7 +710,7 @@ def test_e7_nothing_is_given_whose_files_are_not_there(here: Site, tmp_path: Pat
         for name in ("kernel", "initrd"):
             text = get(url + ENTRY).text
             assert DISK in text
-            assert re.search(r"assets/flatcar-1/\w+ is not there \(Missing\)", text)
+            assert re.search(r"assets/flatcar-1/\w+ is missing \(ArtifactMissing\)", text)
             assert here.observed() == []
             (assets / "flatcar-1").mkdir(parents=True, exist_ok=True)
             (assets / "flatcar-1" / name).touch()
@@ -1030,7 +1030,7 @@ def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) ->
         found = eventually(lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsServed"])
         assert instance.status()["records"] == {"Pending": 1}
     assert (found[0]["status"], found[0]["reason"]) == (False, "ArtifactMissing")
-    assert "assets/flatcar-1/initrd is not there" in found[0]["message"]
+    assert "assets/flatcar-1/initrd is missing" in found[0]["message"]
     assert found[0]["remedy"].startswith("gitboot boot-script web01")
 
 

@@ -128,7 +128,7 @@ def test_another_secret_is_another_decision_and_says_nothing_of_it(sealed: Seale
 @pytest.mark.parametrize(
     ("given", "code", "word"),
     [
-        ({"s/join.age": "hunter2"}, Code.NOT_SEALED, "not encrypted by age"),
+        ({"s/join.age": "hunter2"}, Code.NOT_SEALED, "not encrypted with age"),
         ({"s/join.age": None}, Code.UNKNOWN_REFERENCE, "there is no file"),
     ],
 )

@@ -53,7 +53,11 @@ def test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_an
 
 def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_S", 0.1)
-    with site(ASKING) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url, connect(url) as client:
+    with (
+        site(ASKING) as made,
+        made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url,
+        connect(url) as client,
+    ):
         client.sendall(POST + b"\r\n{")
         answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 408 ") and b"\r\nConnection: close\r\n" in answer

@@ -566,7 +566,7 @@ def test_a_source_that_cannot_be_read_is_named_without_what_it_says(tmp_path: Pa
 
 def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     done = typed("import", "isc", lay(tmp_path / "source", {"x": "nothing"}), "--out", tmp_path / "fleet")
-    assert done.code == 64 and "describes no machine" in done.err and not (tmp_path / "fleet").exists()
+    assert done.code == 64 and "has no machines in" in done.err and not (tmp_path / "fleet").exists()
 
 
 @pytest.mark.parametrize(("line", "word"), [("52:54:00:12:34:56", "expected two words"), (f"{MAC} x", "uuids:1: ")])

@@ -139,7 +139,7 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, c
                 clock.passes(ONE.seconds / 2)
             two.database.take_lease(TWO)
             assert present(two.database.lease).lease == (TWO.id, first.lease.epoch + 1)
-            with pytest.raises(LeaseLost, match="another instance acts"), one.writing() as tx:
+            with pytest.raises(LeaseLost, match="another instance is active"), one.writing() as tx:
                 instance_tables.write_facts(tx, accepted="stale")
             with two.writing() as tx:
                 instance_tables.write_facts(tx, accepted="c0ffee")
@@ -198,7 +198,7 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
         assert present(summarize_ledger(path).lease).is_current
         give_to_two(path, postgres_server, renewed)
         assert lost.wait(60)
-        with pytest.raises(LeaseLost, match="another instance acts"):
+        with pytest.raises(LeaseLost, match="another instance is active"):
             renewed.check()
 
 
@@ -222,9 +222,9 @@ def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_i
         keeper.check()
         give_to_two(path, postgres_server, lease)
         lease.check()
-        with pytest.raises(LeaseLost, match="another instance acts"):
+        with pytest.raises(LeaseLost, match="another instance is active"):
             keeper.check()
-        with pytest.raises(LeaseLost, match="another instance acts"):
+        with pytest.raises(LeaseLost, match="another instance is active"):
             lease.check()
 
 
@@ -245,11 +245,11 @@ def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last
         refuse_writes(path, postgres_server)
         for _ in range(2):  # the second time the keeper knows that the server does not answer
             keeper.check_ending()
-            with pytest.raises(LeaseLost, match="it cannot be asked"):
+            with pytest.raises(LeaseLost, match="the database does not confirm"):
                 keeper.check()
             assert instance_tables.read_facts(ledger).accepted is None
         lease.until_s = now_s()
-        with pytest.raises(LeaseLost, match="another instance may act"):
+        with pytest.raises(LeaseLost, match="another instance may be active"):
             keeper.check_ending()
 
 
@@ -274,7 +274,7 @@ def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread
         answer.set()
         other.join()
         give_to_two(path, postgres_server, lease)
-        with pytest.raises(LeaseLost, match="another instance acts"):
+        with pytest.raises(LeaseLost, match="another instance is active"):
             keeper.check_ending()
 
 
@@ -300,7 +300,7 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
         assert server_tables.read_overrides(ledger) == {}
         lease.until_s = now_s()
-        with pytest.raises(LeaseLost, match="another instance may act"):
+        with pytest.raises(LeaseLost, match="another instance may be active"):
             inbox.record(uuid, structs.replace(record, state=OverrideState.CLEARED))
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
 
@@ -337,10 +337,10 @@ def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgre
         schema = schema_of(path)
         postgres_server.sql(f"UPDATE {schema}.facts SET value = '1' WHERE name = 'changes'")
         for _ in range(2):
-            with pytest.raises(LedgerError, match="or a backup was put in its place"):
+            with pytest.raises(LedgerError, match="or a backup replaced the ledger"):
                 change(ledger, "facade")
         assert instance_tables.read_facts(ledger).accepted == "decade"
-        with pytest.raises(LedgerError, match="or a backup was put in its place"):
+        with pytest.raises(LedgerError, match="or a backup replaced the ledger"):
             ledger.read_back()
 
 
@@ -509,7 +509,10 @@ def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path)
             fetches.record(GIVEN, "1/one")
         with pytest.raises(BatchRejected, match="No such file"):
             fetches.receive_batch(ForwardedBatch(SPOOL, 0, encode_line(GIVEN)), [])
-        with closing(RecordedFetches(nowhere)) as read, pytest.raises(LedgerError, match="have given cannot be read"):
+        with (
+            closing(RecordedFetches(nowhere)) as read,
+            pytest.raises(LedgerError, match="the fetches of endpoints cannot be read"),
+        ):
             read.read({})
         fetches.ping()
 
@@ -697,7 +700,7 @@ from pathlib import Path
 from gitboot.ledger.open_ledger import open_ledger
 from tests.ledger.test_leader_lease import PAUSED, written
 with open_ledger(Path(sys.argv[1])) as ledger:
-    ledger.database.hold(PAUSED)
+    ledger.database.take_lease(PAUSED)
     print("writes", flush=True)
     while True:
         written(ledger, 2000)

@@ -541,7 +541,7 @@ def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known
     with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
         for machine in described:
             put(ledger, server_tables.write_machines, [machine])
-        put(ledger, server_tables.write_machines, [], gone=[WEB02])
+        put(ledger, server_tables.write_machines, [], removed=[WEB02])
         with open_ledger(Path(folder) / "ledger.sqlite") as again:
             last = {machine.uuid: machine for machine in described}
             assert server_tables.read_machines(again) == server_tables.read_machines(ledger) == last
@@ -889,7 +889,8 @@ from gitboot.bmc.reboot_detection import Marks
 from gitboot.resolve.provisioning_record import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))
-set = OverrideRecord(reason="r", plan_digest="d", override=NO_OVERRIDE, marks=Marks(), state=OverrideState.RECORDED, at=at)
+state = OverrideState.RECORDED
+set = OverrideRecord(reason="r", plan_digest="d", override=NO_OVERRIDE, marks=Marks(), state=state, at=at)
 for write in (
     lambda tx: instance_tables.write_facts(tx, accepted="c0ffee"),
     lambda tx: server_tables.write_records(tx, [(sys.argv[2], "web01", Record(provision=1))]),

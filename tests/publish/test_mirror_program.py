@@ -111,7 +111,7 @@ WINDOW, ENDED = script(INSIDE), script(AFTER)
 # Copies
 
 
-def test_a_mirror_is_what_was_published_with_its_times(publisher: SignedSite, host: MirrorHost) -> None:
+def test_a_mirror_has_the_published_files_with_their_times(publisher: SignedSite, host: MirrorHost) -> None:
     assert host.run(INSIDE) == 0
     assert host.contents() == published(publisher)
     before = {path: (host.served / path).stat().st_ino for path in host.contents()}
@@ -119,7 +119,7 @@ def test_a_mirror_is_what_was_published_with_its_times(publisher: SignedSite, ho
     assert {path: (host.served / path).stat().st_ino for path in host.contents()} == before, "nothing is written again"
 
 
-def test_a_commit_arrives_and_what_it_removes_goes(publisher: SignedSite, host: MirrorHost) -> None:
+def test_a_mirror_follows_a_commit_and_removes_its_removed_files(publisher: SignedSite, host: MirrorHost) -> None:
     publisher.publish(window(left=b"#!ipxe\n"), INSIDE)
     host.run(INSIDE)
     assert host.boots("/left") == b"#!ipxe\n"
@@ -129,7 +129,9 @@ def test_a_commit_arrives_and_what_it_removes_goes(publisher: SignedSite, host: 
     assert not (host.served / "left").exists()
 
 
-def test_an_edited_file_is_replaced_and_an_additional_boot_script_goes(publisher: SignedSite, host: MirrorHost) -> None:
+def test_an_edited_file_is_replaced_and_an_additional_boot_script_is_removed(
+    publisher: SignedSite, host: MirrorHost
+) -> None:
     host.run(INSIDE)
     for path in (ENTRY, FIRST):
         before = (host.served / path[1:]).stat()
@@ -162,7 +164,7 @@ def test_a_symlink_in_the_place_of_a_folder_and_a_folder_in_the_place_of_a_file_
     assert not folder.is_symlink() and not [*outside.iterdir()]
 
 
-def test_the_folder_is_compared_without_what_the_program_stages_in_it(publisher: SignedSite, host: MirrorHost) -> None:
+def test_the_folder_is_compared_without_the_staging_folder(publisher: SignedSite, host: MirrorHost) -> None:
     host.run(INSIDE)
     assert (host.served / ".staging/boot.ipxe").exists()
     done = captured("verify-mirror", host.served, "--tree", publisher.root)
@@ -512,7 +514,7 @@ TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
 
 
 @pytest.mark.parametrize("case", TAMPERED)
-def test_a_tree_that_is_not_the_publishers_is_not_served_and_windows_end_all_the_same(
+def test_a_tree_that_the_publisher_did_not_sign_is_not_served_and_windows_still_end(
     publisher: SignedSite, host: MirrorHost, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     change, words = TAMPERED[case]

@@ -99,7 +99,7 @@ def test_finding_m6_repair_replaces_one_file_or_all(copy: Path, output: Path) ->
     assert repaired(copy, output, ALL) == (0, {}, [])
 
 
-def test_absent_files_come_back_and_boot_scripts_of_nobody_go(copy: Path, output: Path) -> None:
+def test_absent_files_are_restored_and_boot_scripts_without_a_server_are_removed(copy: Path, output: Path) -> None:
     token = next(path for path in copy.rglob("*") if path.parent.name == "provisioned").relative_to(copy)
     for name in (ENTRY[1:], "signed/timestamp.json", str(token)):
         (copy / name).unlink()
@@ -341,7 +341,10 @@ def test_a_repair_writes_nothing_by_a_list_of_an_earlier_publication(output: Pat
     copy = shutil.copytree(output / "boot", tmp_path / "boot")
     edit(copy / ENTRY[1:])
     Site(tree).publish(FLEET, commit="decaf")
-    with closing(WatchedStore(copy)) as store, pytest.raises(PublishError, match="the list belongs to another publication"):
+    with (
+        closing(WatchedStore(copy)) as store,
+        pytest.raises(PublishError, match="the list belongs to another publication"),
+    ):
         repair(store, tree, [ALL], _now, parallel=1, on_start=_ignore, on_progress=_ignore, retry_s=0)
     assert store.written == {}
 

@@ -426,7 +426,7 @@ def test_a_shared_listing_that_the_list_does_not_name_is_listed_though_the_manif
 # Keys
 
 
-def test_a_new_root_key_is_trusted_by_who_trusts_the_one_before(
+def test_readers_that_trust_the_earlier_root_key_trust_a_new_one(
     tmp_path: Path, read: Read, keys: Path, directory: OutputDirectory
 ) -> None:
     replace_list_keys(keys, None, keys / "new.key", NOW)

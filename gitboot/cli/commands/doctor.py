@@ -1,4 +1,4 @@
-"""`gitboot doctor`: this machine, and the settings of an instance on it."""
+"""`gitboot doctor`: checks of this host and of an instance on it."""
 
 from __future__ import annotations
 

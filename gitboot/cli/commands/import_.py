@@ -58,7 +58,7 @@ class OldSystem(Struct, frozen=True):
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "matchbox": OldSystem(matchbox.read, "the data directory: groups/, profiles/, ignition/"),
     "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
-    "openchami": OldSystem(openchami.read, "/boot/v1/bootparameters of BSS; Components, EthernetInterfaces of SMD"),
+    "openchami": OldSystem(openchami.read, "bootparameters of BSS; Components and EthernetInterfaces of SMD"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
     "boot-operator": OldSystem(kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig, HTTPBootConfig as YAML"),
@@ -125,7 +125,9 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
     )
     fleet = render_fleet(estate, supplement)
     if not fleet.items:
-        raise UsageError(f"{source} describes no machine as {system} does; `gitboot import --help` says what is read")
+        raise UsageError(
+            f"{source} has no machines in the format of {system}; `gitboot import --help` lists the formats"
+        )
     with convert_os_errors(out):
         target = _ImportTarget(out)
         target.begin(
@@ -134,8 +136,8 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
         target.write(fleet.files)
         below = {f"{SCHEMAS}/{name}": text for name, text in build_schemas().items()}
         target.end({**below, REPORT: render_report(system, fleet, target.left)})
-    left = f", {format_count(len(target.left), 'file')} left as changed by people" if target.left else ""
-    click.echo(f"{out}: {summarize(fleet)}{left}; {out / REPORT} says the rest", err=True)
+    left = f", {format_count(len(target.left), 'file')} not written, because you changed them" if target.left else ""
+    click.echo(f"{out}: {summarize(fleet)}{left}; see {out / REPORT}", err=True)
 
 
 def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
@@ -155,7 +157,7 @@ def _read_text(path: Path) -> str:
 
 
 class _ImportTarget:
-    """A directory that is imported into again and again: what people have changed there stays."""
+    """A directory for repeated imports, which keep the changes that people made."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -192,7 +194,7 @@ class _ImportTarget:
         self._write_file(_DIGESTS_FILE, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
 
     def _is_edited(self, name: str) -> bool:
-        """Whether a file is there that no import wrote as it is."""
+        """Return if the file differs from what the last import wrote."""
         found = self._read(name)
         return found is not None and _hash_text(found) != self._before.get(name)
 
@@ -206,9 +208,9 @@ class _ImportTarget:
 
 
 def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
-    """Return the digests that the last import wrote, by path; raise `UsageError` if a path leads out of ``out``.
+    """Return the digests that the last import wrote, by path. Raises `UsageError` if a path leads out of ``out``.
 
-    The last import's files are deleted, and a commit can change what is written here.
+    gitboot deletes files by these paths, and a commit can change them.
     """
     try:
         found = json.loads(data)

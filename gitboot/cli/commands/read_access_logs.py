@@ -1,4 +1,4 @@
-"""`gitboot read-access-logs`: read from the access logs of mirrors what machines fetched."""
+"""`gitboot read-access-logs`: read fetches of machines from the access logs of mirrors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")
     if not follow and (missing := [str(log) for log in logs if log != _STDIN and not log.is_file()]):
-        raise UsageError(f"there is no file {', '.join(missing)}")
+        raise UsageError(f"no such file: {', '.join(missing)}")
     spool.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
     with ExitStack() as stack:

@@ -93,7 +93,7 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
         f"    curl -ksS {dead}/redfish/v1/",
         "web03: wanted for provision/1",
         "",
-        "23 BMCs: 1 waiting for a person, 1 not read, 1 not as wanted yet, 20 as wanted",
+        "23 BMCs: 1 needs a person, 1 not read, 1 differs from the plan, 20 as planned",
     ]
 
 
@@ -167,7 +167,7 @@ def test_diff_shows_each_patch_and_exits_with_2_where_it_is_asked_to(night: Rack
     assert "db00" not in done.out and done.out.count("PATCH") == 1
     assert diff(night, "web01", "web03", "--detailed-exitcode").code == Exit.CHANGES
     fine = diff(night, "db00", "--detailed-exitcode")
-    assert (fine.code, fine.out) == (Exit.FINE, "every BMC is as it is wanted\n")
+    assert (fine.code, fine.out) == (Exit.FINE, "all BMCs match their plans\n")
 
 
 def test_one_that_has_not_answered_is_told_by_the_exit_code(night: Rack) -> None:
@@ -188,7 +188,7 @@ def test_what_went_wrong_names_bmc_credentials_cause_and_next_step(night: Rack) 
 
 def test_secure_boot_and_boot_order_are_shown_of_who_is_named(night: Rack) -> None:
     order = "boot order: Boot0001, Boot0002"
-    assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as wanted\n" in get(night, "db00").out
+    assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as planned\n" in get(night, "db00").out
     (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
     assert (seen["bootOrder"], seen["secureBoot"]) == (["Boot0001", "Boot0002"], False)
     assert "Secure Boot" not in get(night).out
@@ -307,7 +307,7 @@ def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: 
     ]
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'  # or: pending"
     assert lines[-3] == f"    {line}"
-    assert lines[-1] == "1 BMC: 1 waiting for a person"
+    assert lines[-1] == "1 BMC: 1 needs a person"
 
 
 def test_what_a_bmc_says_cannot_steer_the_terminal(rack: Rack) -> None:
@@ -370,7 +370,7 @@ def test_what_a_bmc_has_never_shown_cannot_be_accepted(rack: Rack) -> None:
     ("command", "said"),
     [
         ("bmc get wbe01", "the accepted commit has no server 'wbe01'; did you mean web01?"),
-        ("bmc get xyzzy", "the accepted commit has no server 'xyzzy'; gitboot plan lists those that there are"),
+        ("bmc get xyzzy", "the accepted commit has no server 'xyzzy'; `gitboot plan` lists the servers"),
         ("bmc diff wbe01", "did you mean web01?"),
         ("bmc resolve wbe01 --consumed --reason x", "did you mean web01?"),
         ("bmc resolve web01 --reason x", "Missing option '--consumed'"),
@@ -513,7 +513,7 @@ def test_several_are_shown_first_and_need_a_yes_where_nobody_can_be_asked(pair: 
     command = ("reset", "-l", "role!=db", "--force", "--reason", "kernel")
     done = power(pair, *command)
     assert (done.code, done.out) == (Exit.USAGE, "")
-    assert "say --yes if this is meant" in done.err
+    assert "add --yes to confirm" in done.err
     assert "reset for 2 servers, of which 1 would boot what writes disks: kernel" in done.err
     assert resets(pair) == before
     dry = power(pair, *command, "--dry-run", "-o", "json")

@@ -79,7 +79,7 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
         "web02   1       unknown      -          -     -         -                  -",
         f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "say what is on their disks, provisioned or pending:",
+        "State what is on their disks, provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
         "2 servers: 1 unknown, 1 as wanted",
@@ -144,7 +144,7 @@ def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
     [
         ("garbage", "not exported records"),
         ("[]", "not exported records"),
-        ('{"items": [{"uuid": "x"}]}', "take ops/records of a published tree"),
+        ('{"items": [{"uuid": "x"}]}', "use ops/records of an output tree"),
         ('{"items": []}', "has no server of the accepted commit"),
         (None, "cannot be read: No such file or directory"),
     ],
@@ -472,10 +472,8 @@ def test_what_is_damaged_is_named_by_its_own_path(tmp_path: Path, ended: Rack, c
     done = type_on(state, ended, command)
     if command.startswith(OF_THE_STATUS):
         assert done.code == Exit.USAGE
-        assert (
-            done.err == f"gitboot: {state}/status.json is not a valid status file; "
-            "the next reconcile of `gitboot run` replaces it\n"
-        )
+        problem = f"{state}/status.json is not a valid status file"
+        assert done.err == f"gitboot: {problem}; the next reconcile of `gitboot run` replaces it\n"
     else:
         assert done.code == Exit.FAULT
         assert done.err.startswith(f"gitboot: {state}/ledger.sqlite: the ledger cannot be read")

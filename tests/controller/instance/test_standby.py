@@ -131,14 +131,20 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
 
         eventually(offers)
         stopped = typed(*stop)
-        assert (stopped.code, f"is told, with --state {hosts.one.state}" in " ".join(stopped.err.split())) == (0, True)
+        assert (
+            stopped.code,
+            f"goes to the active one, --state {hosts.one.state}" in " ".join(stopped.err.split()),
+        ) == (0, True)
         eventually(lambda: not offers())
         assert [each.exists() for each in words] == [False, True]
         assert typed(*start).code == 0
         eventually(offers)
         assert [each.exists() for each in words] == [False, False]
         fetched = typed("reconcile", "--state", state)
-        assert (fetched.code, f"is told, with --state {hosts.one.state}" in " ".join(fetched.err.split())) == (0, True)
+        assert (
+            fetched.code,
+            f"goes to the active one, --state {hosts.one.state}" in " ".join(fetched.err.split()),
+        ) == (0, True)
         server.sql(f"UPDATE {hosts.schema}.lease SET place = 'elsewhere:/state'")
         for refused in (typed(*stop), typed(*start), typed("reconcile", "--state", state)):
             assert refused.code == 64

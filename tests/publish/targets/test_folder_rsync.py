@@ -222,7 +222,7 @@ def any_site(request: pytest.FixtureRequest, tmp_path: Path, hosts: dict[str, st
     ],
     indirect=["any_site"],
 )
-def test_what_is_in_the_way_is_named_and_left(any_site: Site, tmp_path: Path, kind: str) -> None:
+def test_a_foreign_file_at_a_target_path_is_an_error_and_stays(any_site: Site, tmp_path: Path, kind: str) -> None:
     path = any_site.folder / ENTRIES[1]
     path.parent.mkdir(parents=True)
     (elsewhere := tmp_path / "elsewhere").write_bytes(b"theirs")
@@ -239,7 +239,7 @@ def test_what_is_in_the_way_is_named_and_left(any_site: Site, tmp_path: Path, ki
     assert path.is_dir() if kind == "folder" else path.read_bytes() == b"theirs"
 
 
-def test_what_others_keep_in_the_folder_is_not_touched(any_site: Site) -> None:
+def test_other_files_in_the_folder_do_not_change(any_site: Site) -> None:
     theirs = {"boot/assets/kernel": b"theirs", "README": b"theirs", "ops/notes": b"theirs"}
     for path, content in theirs.items():
         (any_site.folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -240,7 +240,7 @@ def test_a_push_is_refused_where_another_has_moved_the_branch(
     assert_holds(served(bare), fleet(3))
 
 
-def test_what_the_server_does_not_take_is_said(site: Site, bare: Path, tmp_path: Path) -> None:
+def test_a_rejected_push_is_an_error_with_the_reason(site: Site, bare: Path, tmp_path: Path) -> None:
     """libgit2 says nothing of it by itself."""
     git(bare, "config", "daemon.receivepack", "true")
     hook = bare / "hooks" / "update"
