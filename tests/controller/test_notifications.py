@@ -137,7 +137,10 @@ def test_what_did_not_arrive_is_told_again_after_a_restart(book: Book) -> None:
         with book.told(patience_s=0.2) as notices:
             book.note(event(message="lost at first"))
             notices.ring()
-            assert eventually(lambda: notices.failure) == ("HostUnreachable", "one: the webhook answered with HTTP status 500")
+            assert eventually(lambda: notices.failure) == (
+                "HostUnreachable",
+                "one: the webhook answered with HTTP status 500",
+            )
         assert (taken.got, taken.tried >= 1) == ([], True)
         taken.status = 204
         with book.told():
