@@ -218,7 +218,7 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
             rack.said("allow-installs") == "gitboot offers boots again\n1 server to boot from the network now: web09\n"
         )
         eventually(lambda: planned_phase(instance, web) == "Network")
-    assert rack.said("allow-installs") == "nothing was stopped with gitboot stop-installs\n"
+    assert rack.said("allow-installs") == "no stop by gitboot stop-installs was in force\n"
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
         assert "recorded web01 as pending" in rack.said("records", "set", "web01", "pending", *REASON)
         eventually(lambda: web.stands)
         assert boots(instance, web) == "flatcar-1"
-        assert "web01 is provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
+        assert "recorded web01 as provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
         eventually(lambda: not web.stands)
         rack.said("suspend", "--until", soon(hours=1), *REASON)
         found = until_condition(instance, "AcceptingCommits", status=False, reason="Suspended")
