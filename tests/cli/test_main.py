@@ -368,7 +368,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
         ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; pass fresh, adopt or a file"),
         ("plan {fleet} --records {file}", 64, "not exported records"),
-        ("plan {fleet} --records {empty}", 64, "no exported records are in it"),
+        ("plan {fleet} --records {empty}", 64, "the folder has no exported records"),
         ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
         ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2"),
         (
@@ -421,7 +421,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ),
         ("diff main --path {unborn}", 64, "unborn has no commit yet"),
         ("diff nonsense --path {repository}", 64, "has no commit nonsense"),
-        ("diff main --path {repository}", 64, "has no work tree, where something could lie uncommitted: write BASE.."),
+        ("diff main --path {repository}", 64, "has no work tree: write BASE.."),
         ("run {repository} --out {empty}/o --state {file}/s", 64, "cannot be read: Not a directory"),
         (
             "run {repository} --out {empty}/o --state {empty} --once --git-ssh {file}",
@@ -493,7 +493,7 @@ def test_what_must_not_be_read_is_said_in_one_message(tmp_path: Path, typed: str
     finally:
         (tmp_path / "closed").chmod(0o755)
     assert done.code == Exit.USAGE
-    assert re.search("not readable|cannot be (read|made|written)|is a file", done.err), done
+    assert re.search("not readable|cannot be (read|created|written)|is a file", done.err), done
 
 
 # plan

@@ -137,7 +137,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "plan --timeline": "plan {work} --timeline {server}",
     "explain": "explain {server} --path {work}",
     "explain KIND": "explain Server",
-    "plan IMAGES": "images {work} --records fresh",
+    "images": "images {work} --records fresh",
     "history": "history {server} --path {work}",
     "diff_and_comment": "diff --path {work} HEAD~1..HEAD",
     "artifacts": "artifacts verify {work} --assets {folder}",

@@ -59,9 +59,7 @@ def played(text: str, folder: Path) -> str:
 
 
 def _tidy(printed: str) -> str:
-    printed, _, _ = printed.partition(
-        "\nWarning: nothing says from where pip can install this gitboot"
-    )  # in a checkout
+    printed, _, _ = printed.partition("\nWarning: gitboot does not know from where CI can install it")  # in a checkout
     lines = "\n".join(line.rstrip() for line in printed.rstrip().splitlines())
     return f"{lines}\n" if lines else ""
 
@@ -101,7 +99,7 @@ def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: 
 
     with followed(tmp_path, text, for_shells()):
         for agent in LOOKS:
-            assert "not given" in asked_by(agent) and "debian-12" not in asked_by(agent)
+            assert "boot withheld" in asked_by(agent) and "debian-12" not in asked_by(agent)
         assert "echo gitboot: web01 boots debian-12 (Network)" in asked_by(IPXE)
         eventually(lambda: '"type": "Provisioned"' in captured("events", *state).stdout)
         reason = ("--reason", "the power went")

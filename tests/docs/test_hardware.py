@@ -69,7 +69,7 @@ def excerpt(output: str) -> str:
     head, *blocks = output.split("\n\n")
     first, *lines = head.splitlines()
     counts = next(line for line in lines if " added · " in line)
-    shown = (each.partition("\n  as for ")[0] for each in blocks if each.startswith(SHOWN))
+    shown = (each.partition("\n  diff for ")[0] for each in blocks if each.startswith(SHOWN))
     return re.sub(
         r"(?<= in )[0-9a-f]{12}$", "7dbb16ded10f", "\n\n".join(("\n".join((first, counts)), *shown)), flags=re.M
     )

@@ -88,7 +88,7 @@ def _states() -> set[tuple[str, str]]:
     for call in _calls("gitboot/controller/reconcile.py", "Condition"):
         named = {each.arg: each.value for each in call.keywords if each.arg is not None}
         found |= {(type, reason) for type in _texts(named["type"]) for reason in _texts(named["reason"])}
-    for call in _calls("gitboot/endpoint/served_files.py", "_note"):
+    for call in _calls("gitboot/endpoint/served_files.py", "_set_condition"):
         found |= {("OutputTreeReadable", each) for each in _texts(call.args[1]) if each != "Read"}
     return found | {(STATUS_CURRENT, "Stale")}  # of whoever reads the status
 
@@ -140,7 +140,9 @@ def test_words_in_capitals_are_filled_in() -> None:
         "gitboot approve d1 --guard maxDeletes --state '/var/lib/git boot' --reason '…'"
     )
     line = find_remedy("Bmc/web01", "ForeignOverride")
-    assert line == "gitboot bmc resolve web01 --replace --state STATE --reason '…'"
+    assert (
+        line == "gitboot bmc resolve web01 --replace --state STATE --reason '…'  # if gitboot may replace the override"
+    )
 
 
 def test_an_error_without_a_line_of_its_own_has_that_of_any() -> None:

@@ -1,1 +1,1 @@
-"""The stages of a reconcile. Each stage takes the state of the instance and returns the next state."""
+"""The stages of a reconcile: functions that take the state of the instance and return its next state."""

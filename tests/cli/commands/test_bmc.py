@@ -88,10 +88,11 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
         "",
         "web01: NeedsOperator: Once Pxe for provision/1 is not set: gitboot never set it, or it was set and",
         "    consumed",
-        f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'  # or: --not-set",
+        f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
+        "  # if the machine did not use the override, use --not-set instead of --consumed",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
-        "web03: wanted for provision/1",
+        "web03: required for provision/1",
         "",
         "23 BMCs: 1 needs a person, 1 not read, 1 differs from the plan, 20 as planned",
     ]
@@ -119,7 +120,7 @@ def test_what_waits_for_a_name_is_told_with_the_line_for_the_fleet(tmp_path: Pat
         assert done == (
             0,
             "gitboot contacts 1 BMC now\n",
-            "nothing new is set there before the Fleet names a ledger: gitboot status\n",
+            "gitboot sets no BMC until the Fleet names a ledger: run gitboot status\n",
         )
         web.machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
         (item,) = get(rack, "-o", "json").json["items"]
@@ -163,7 +164,7 @@ def test_diff_shows_each_patch_and_exits_with_2_where_it_is_asked_to(night: Rack
     assert done.code == Exit.PARTIAL
     url = night.blades["web03"].bmc.url
     body = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}}'
-    assert f"web03: Set: wanted for provision/1\n  PATCH {url}/redfish/v1/Systems/1: {body}\n" in done.out
+    assert f"web03: Set: required for provision/1\n  PATCH {url}/redfish/v1/Systems/1: {body}\n" in done.out
     assert "db00" not in done.out and done.out.count("PATCH") == 1
     assert diff(night, "web01", "web03", "--detailed-exitcode").code == Exit.CHANGES
     fine = diff(night, "db00", "--detailed-exitcode")
@@ -200,7 +201,7 @@ def test_what_secure_boot_will_refuse_is_a_warning_of_diff(rack: Rack) -> None:
     rack.once(*rack.spooling, records="fresh")
     assets = rack.folder / "assets"
     (assets / "flatcar-1").mkdir(parents=True)
-    warning = "warning: Secure Boot is on, and http://boot.test/assets/flatcar-1/kernel has no signature"
+    warning = "warning: Secure Boot is on and http://boot.test/assets/flatcar-1/kernel has no signature"
     for is_on, head, is_warned in (
         (True, program(signed=False), True),
         (True, program(signed=True), False),
@@ -225,9 +226,9 @@ def test_diff_says_where_dhcp_names_what_was_wanted_by_its_uri(rack: Rack) -> No
     rack.push()
     assert rack.once(*LOOSE, *rack.spooling, records="fresh").code == Exit.PARTIAL
     said = diff(rack).out
-    assert "web01: Set: wanted for provision/1\n" in said
-    assert "web02: Set: wanted for provision/1; the BMC takes no HttpBootUri, so DHCP names the loader\n" in said
-    assert "web03: Set: wanted for provision/1; the BMC has no UefiHttp, so DHCP names the loader\n" in said
+    assert "web01: Set: required for provision/1\n" in said
+    assert "web02: Set: required for provision/1; the BMC takes no HttpBootUri, so DHCP names the loader\n" in said
+    assert "web03: Set: required for provision/1; the BMC has no UefiHttp, so DHCP names the loader\n" in said
 
 
 def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
@@ -254,7 +255,7 @@ def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
     patch += f'"{uri}"}}}}'
     waits = "  then On for provision/1 waits: its override is not confirmed\n"
     assert (
-        f"web02: Set: wanted for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out
+        f"web02: Set: required for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out
     )
     (item,) = get(rack, "web01", "-o", "json").json["items"]
     assert (item["next"], item["power"]) == ("Power", "On for provision/1, at once")
@@ -305,7 +306,8 @@ def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: 
         "a",
         "person",
     ]
-    line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'  # or: pending"
+    line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'"
+    line += "  # check the servers first. If not installed, use pending instead of provisioned"
     assert lines[-3] == f"    {line}"
     assert lines[-1] == "1 BMC: 1 needs a person"
 
@@ -376,7 +378,10 @@ def test_what_a_bmc_has_never_shown_cannot_be_accepted(rack: Rack) -> None:
         ("bmc resolve web01 --reason x", "Missing option '--consumed'"),
         ("bmc resolve web01 --consumed", "Missing option '--reason'"),
         ("bmc apply", "no gitboot runs with the state directory"),
-        ("bmc get --credentials /does/not/exist", "there is no directory /does/not/exist; make it, with NAME/username"),
+        (
+            "bmc get --credentials /does/not/exist",
+            "the directory /does/not/exist does not exist; create it with NAME/username",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_with_its_hint(night: Rack, command: str, said: str) -> None:
@@ -399,7 +404,7 @@ def test_an_instance_does_not_start_with_a_directory_of_credentials_that_is_not_
     for more in (("--once",), ("--dry-run",), ()):
         done = typed("run", rack.repository.bare, *places, "--credentials", rack.folder / "credentails", *more)
         assert done.code == Exit.USAGE
-        assert f"there is no directory {rack.folder / 'credentails'}; make it" in done.err
+        assert f"the directory {rack.folder / 'credentails'} does not exist; create it" in done.err
     assert not rack.state.exists()
 
 

@@ -182,7 +182,7 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
         "gitboot: the commit is held by maxReinstalls, not by maxDeletes\n",
     )
     assert rack.once().code == Exit.HELD
-    assert rack.said("approve", digest, *REINSTALL, *REASON).startswith("maxReinstalls acknowledged")
+    assert rack.said("approve", digest, *REINSTALL, *REASON).startswith("approved maxReinstalls")
     assert rack.once(*rack.spooling).code == Exit.FINE
     assert rack.blades["web01"].times_set == 1
 
@@ -214,9 +214,7 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
     assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
-        assert (
-            rack.said("allow-installs") == "gitboot offers boots again\n1 server to boot from the network now: web09\n"
-        )
+        assert rack.said("allow-installs") == "boots are offered again\n1 server to boot from the network now: web09\n"
         eventually(lambda: planned_phase(instance, web) == "Network")
     assert rack.said("allow-installs") == "no stop by gitboot stop-installs was in force\n"
 

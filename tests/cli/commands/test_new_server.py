@@ -93,7 +93,7 @@ def test_what_was_seen_becomes_a_document_that_validates_and_boots_nothing(path:
     [
         (["--seen", "52:54:00:00:00:77"], "nobody has asked with"),
         (["--seen", "nonsense"], "expected a MAC address"),
-        (["--uuid", UUID], "no MAC address is known"),
+        (["--uuid", UUID], "there is no MAC address: add --seen, --bmc or --mac"),
         (["--mac", mac_of("web01"), "--uuid", UUID], "Server/web01 has"),
         (["--mac", MAC, "--uuid", uuid_of("web01").upper()], "Server/web01 has"),
         (["--mac", MAC, "--uuid", UUID, "--like", "web09"], "there is no Server/web09"),

@@ -105,7 +105,7 @@ def test_several_logs_have_one_summary(log: Path, spool: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["missing.log", "other.log"], "there is no file missing.log, other.log"),
+        (["missing.log", "other.log"], "no such file: missing.log, other.log"),
         (["-", "missing.log"], "standard input (-) is read alone"),
         ([], "Missing argument 'ACCESSLOG...'"),
     ],

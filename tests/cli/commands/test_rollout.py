@@ -172,7 +172,7 @@ def test_who_is_not_there_proves_nothing(site: Site, records: str, code: Exit, s
         (("rollout", "advance", "stable", "--steps", "10,5"), "in rising order"),
         (("rollout", "advance", "stable", "--steps", "1,200"), "in rising order"),
         (("rollout", "advance", "stable", *STEPS, "--after", "0%"), "from 1% to 100%"),
-        (("rollout", "advance", "stable", *STEPS, "--branch", "a..b"), "no name of a branch"),
+        (("rollout", "advance", "stable", *STEPS, "--branch", "a..b"), "is not a valid branch name"),
         (("rollout", "advance", "stable", *STEPS, "--rev", "nowhere"), "has no commit nowhere"),
         (("rollout", "advance", "stable", *STEPS, "--rev", "HEAD", "--no-commit"), "leave --rev out"),
     ],

@@ -62,7 +62,7 @@ def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> No
     assert "begins with age1" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--file", out)
     assert "the limit is 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--file", out)
     no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--file", out)
-    assert "line 1 is no key of age" in no_key and "hunter2" not in no_key
+    assert "line 1 is not an age key" in no_key and "hunter2" not in no_key
     assert "exists already" in fails("keygen", tmp_path / "key")
     assert not out.exists()
 
