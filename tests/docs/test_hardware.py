@@ -71,7 +71,7 @@ def excerpt(output: str) -> str:
     counts = next(line for line in lines if " added · " in line)
     shown = (each.partition("\n  diff for ")[0] for each in blocks if each.startswith(SHOWN))
     return re.sub(
-        r"(?<= in )[0-9a-f]{12}$", "7dbb16ded10f", "\n\n".join(("\n".join((first, counts)), *shown)), flags=re.M
+        r"(?<= in )[0-9a-f]{12}(?=\)?$)", "7dbb16ded10f", "\n\n".join(("\n".join((first, counts)), *shown)), flags=re.M
     )
 
 

@@ -365,7 +365,7 @@ def test_what_a_bmc_has_never_shown_cannot_be_accepted(rack: Rack) -> None:
     rack.push()
     rack.once()
     done = rack.typed("bmc", "resolve", "web01", "--same", "--reason", "x")
-    assert (done.code, "what the BMC of web01 shows is not known yet" in done.err) == (Exit.USAGE, True)
+    assert (done.code, "gitboot has not read the BMC of web01 yet" in done.err) == (Exit.USAGE, True)
 
 
 @pytest.mark.parametrize(

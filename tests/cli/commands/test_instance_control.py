@@ -214,7 +214,9 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
     assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
-        assert rack.said("allow-installs") == "boots are offered again\n1 server to boot from the network now: web09\n"
+        assert (
+            rack.said("allow-installs") == "gitboot offers boots again\n1 server to boot from the network now: web09\n"
+        )
         eventually(lambda: planned_phase(instance, web) == "Network")
     assert rack.said("allow-installs") == "no stop by gitboot stop-installs was in force\n"
 
