@@ -83,7 +83,7 @@ def test_what_is_missing_is_named_with_what_to_do(rack: Rack, tmp_path: Path) ->
     (rack.output / "boot/boot.ipxe").rename(tmp_path / "boot.ipxe")
     said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
     (tmp_path / "boot.ipxe").rename(rack.output / "boot/boot.ipxe")
-    assert "wrong    DHCP" in said and "    curl -I http://127.0.0.1:" in said
+    assert "failed   DHCP" in said and "    curl -I http://127.0.0.1:" in said
 
 
 def test_credentials_that_may_not_go_where_a_document_sends_them_are_named(rack: Rack, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     assert said
     (copy / "ops/status.json").write_text(json.dumps({**of_old, **said}))
     old = site.advance("--branch", "another", records=copy)
-    assert (old.code, "that is not now" in old.out) == (Exit.WAITS, True)
+    assert (old.code, "is from 2026-01-01T00:00:00Z, so it is not current" in old.out) == (Exit.WAITS, True)
     doubt = {"type": "RecordsVerified", "status": False, "reason": "NewLedger", "message": "a new one"}
     (copy / "ops/status.json").write_text(json.dumps({**of_old, "conditions": [doubt]}))
     doubted = site.advance("--branch", "another", records=copy)
