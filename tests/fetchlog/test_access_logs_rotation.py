@@ -215,7 +215,7 @@ def test_a_memory_that_is_damaged_says_so(log: Path, tmp_path: Path) -> None:
     once(log)
     (memory,) = (tmp_path / "memory").glob("*.json")
     memory.write_text("{")
-    with pytest.raises(UsageError, match="read anew"):
+    with pytest.raises(UsageError, match="reads the log again from its start"):
         once(log)
 
 

@@ -176,7 +176,7 @@ MESSAGES: Final = {
     ),
     "a server without a UUID": (
         "BootPolicy/edge boots BootImage/edge-os, which writes disks, but the server has no uuid (edge01) "
-        "(write its uuid; until it is known lifecycle: Parked, or what writes no disk)"
+        "(set uuid; until you have it, set lifecycle: Parked, or boot an image that writes no disk)"
     ),
     "a document without a spec": "the document needs spec (add spec)",
     "a firmware in another case": 'expected one of UEFI, BIOS, found "uefi" (did you mean UEFI?)',

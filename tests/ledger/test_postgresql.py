@@ -589,7 +589,7 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
         try:
             told = eventually(lambda: [each["message"] for each in serve.events if each["type"] == type])  # noqa: B023
             assert said in told[0], told
-            assert told[0].endswith("one-time boots are withheld")
+            assert told[0].endswith("the endpoint withholds one-time boots")
         finally:
             serve.process.send_signal(signal.SIGTERM)
             serve.process.wait(120)

@@ -262,7 +262,7 @@ def test_a_status_says_which_conditions_hold() -> None:
     assert not status.condition("Published")
     assert status.planned_at is None
     facts = json.loads(json.dumps(status.facts()))
-    assert facts["conditions"][0]["since"] == "2026-11-20T12:00:00Z"
+    assert facts["conditions"][0]["lastTransitionTime"] == "2026-11-20T12:00:00Z"
     assert facts["attempted"]["problems"][0]["line"] == 1
     assert facts["nextTransition"] == "2026-11-20T13:00:00Z"
 

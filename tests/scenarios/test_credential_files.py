@@ -99,7 +99,7 @@ def test_finding_p1_a_rotated_git_token_is_used_at_the_next_fetch(
         pytest.param(None, "No such file or directory", id="missing"),
         pytest.param(b"", "password is empty", id="empty"),
         pytest.param(b"one\ntwo\n", "password has several lines", id="several lines"),
-        pytest.param(b"\xff\xfe\n", "password is not text in UTF-8", id="no text"),
+        pytest.param(b"\xff\xfe\n", "password is not UTF-8 text", id="no text"),
     ],
 )
 def test_finding_p1_a_git_token_that_cannot_be_read_is_a_condition_and_the_old_one_is_not_sent(
@@ -218,7 +218,7 @@ def test_finding_p1_a_rotated_url_and_secret_of_a_receiver_count_for_the_next_no
         send(NOTICE, NOON)
         secret = next(path for path in tmp_path.rglob("*") if path.is_file() and SECRET in path.read_text())
         secret.write_text("short")
-        with pytest.raises(UsageError, match="at least 16 characters"):
+        with pytest.raises(UsageError, match="16 characters or more"):
             send(NOTICE, NOON)
         secret.unlink()
         with pytest.raises(UsageError, match=f"{secret} cannot be read: No such file"):
@@ -337,7 +337,7 @@ def test_finding_p1_rotated_credentials_of_a_registry_are_sent_in_the_next_reque
     assert known.authorization("r.test") == "Basic YTpi"
     file.write_text(json.dumps({"auths": {"r.test": {"auth": "YTpj"}}}))
     assert known.authorization("r.test") == "Basic YTpj"
-    for content, cause in (("{", "is not a file of registries' credentials"), (None, "cannot be read: No such file")):
+    for content, cause in (("{", "is not a file of registry credentials"), (None, "cannot be read: No such file")):
         file.unlink() if content is None else file.write_text(content)
         with pytest.raises(UsageError, match=f"{file} {cause}"):
             known.authorization("r.test")
