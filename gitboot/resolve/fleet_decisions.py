@@ -360,7 +360,7 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     if asked := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
         yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
-            f"machines fetch from {asked}, but the clients have no IPv6 network, so the machines would boot their disks",
+            f"machines fetch from {asked}, but the clients have no IPv6 network, so these machines boot their disks",
             Id("Fleet", repository.fleet.metadata.name),
             *("spec", "provisioning", "clients"),
             severity=Severity.WARNING,

@@ -178,7 +178,7 @@ def test_no_table_is_wider_than_what_it_is_read_on(
 
 
 _COPIED: Final = re.compile(
-    r"\s*((see it again: )?gitboot .*|(Gitboot-Ack:|digest) .*|\S+)"
+    r"\s*((to see this review again, run: )?gitboot .*|(Gitboot-Ack:|digest) .*|\S+)"
 )  # what helps when it is copied whole
 
 

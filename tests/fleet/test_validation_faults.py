@@ -175,7 +175,7 @@ MESSAGES: Final = {
         'spec.interfaces[0] has no field "speed" (it has addresses, boot, mac, name)'
     ),
     "a server without a UUID": (
-        "BootPolicy/edge boots BootImage/edge-os, which writes disks, and the UUID of the server is not known (edge01) "
+        "BootPolicy/edge boots BootImage/edge-os, which writes disks, but the server has no uuid (edge01) "
         "(write its uuid; until it is known lifecycle: Parked, or what writes no disk)"
     ),
     "a document without a spec": "the document needs spec (add spec)",

@@ -139,7 +139,7 @@ def test_a_loader_that_is_not_published_is_refused_where_it_is_named() -> None:
         with pytest.raises(InvalidRepository) as raised:
             decide(repository(fleet(fleet_spec), server("web01", spec=spec), *documents))
         [problem] = raised.value.problems
-        assert problem.code == "GB1044" and "grub is not among the outputs" in problem.message, place
+        assert problem.code == "GB1044" and "the Fleet has no output grub" in problem.message, place
 
 
 def test_both_loaders_are_named_in_one_fleet() -> None:

@@ -96,14 +96,16 @@ UKI: Final = (
     *SEED[5:6],
 )
 
-NO_ENDPOINT: Final = "no copy of the boot files serves a one-time boot or records a fetch, and no endpoint is named"
-NEXT_COPY: Final = "no endpoint is named, so a copy of the boot files ends it only with the next copy"
+NO_ENDPOINT: Final = (
+    "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet names no endpoint"
+)
+NEXT_COPY: Final = "the Fleet names no endpoint, so copies of the boot files end it only with the next copy"
 RESTRICT: Final = "unknownServers: NotFound, serving: {restrict: true}"
 NO_SCRIPT: Final = "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
 
 
 def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
-    return f"{loaders} cannot ask {endpoint} for its end, so copies do not have it for them"
+    return f"{loaders} cannot query {endpoint} for its end, so copies do not contain it for them"
 
 
 @for_each(

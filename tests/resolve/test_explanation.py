@@ -118,7 +118,7 @@ def test_under_a_maintenance_the_policy_lost_and_the_reasons_are_the_maintenance
     assert rows["image"] == ("memtest-7", "R2", "BootProfile/repair")
     assert not any(field.startswith("kernelArguments") for field in rows)
     lost = {each.candidate: each.why for each in found.lost}
-    assert lost["BootPolicy/edge"] == "an active maintenance beats every policy"
+    assert lost["BootPolicy/edge"] == "an active maintenance replaces the policy"
     assert "below 0" in lost["Maintenance/lesser"]
 
 

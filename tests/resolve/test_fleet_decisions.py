@@ -160,7 +160,7 @@ def test_finding_r11_an_overlap_is_named_and_counts_until_it_is_over(
             decide(found, instant)
         (problem,) = raised.value.problems
         assert (problem.code, problem.path) == ("GB2012", "windows/b.yaml")
-        message = f"have one priority, and overlap {overlap}; Maintenance/a is in windows/a.yaml (web01)"
+        message = f"have the same priority and overlap {overlap}; Maintenance/a is in windows/a.yaml (web01)"
         assert problem.message == f"Maintenance/a and Maintenance/b {message}"
 
 
@@ -806,8 +806,8 @@ def test_finding_r15_an_authority_for_bmcs_that_has_expired_is_a_warning(
     (problem,) = found.problems_at(at(since))
     assert (problem.code, problem.path, problem.line) == ("GB2027", "ca.pem", 1)
     assert problem.message == (
-        f"the authority for BMCs expired at {at(since):%Y-%m-%dT%H:%M:%SZ}: gitboot rejects "
-        "what it signed (db0, db1 and 1 more)"
+        f"the CA for BMCs expired at {at(since):%Y-%m-%dT%H:%M:%SZ}, so gitboot rejects "
+        "its certificates (db0, db1 and 1 more)"
     )
 
 

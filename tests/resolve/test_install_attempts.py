@@ -359,8 +359,8 @@ def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_is_n
 @pytest.mark.parametrize(
     ("unknown", "boots"),
     [
-        ("LocalDisk", "their disk"),
-        ("NotFound", "no entry at all (404)"),
+        ("LocalDisk", "the local disk"),
+        ("NotFound", "no boot script (404)"),
         ("{profile: repair}", "BootImage/memtest-7"),
     ],
 )
@@ -369,7 +369,7 @@ def test_e12_a_review_says_what_a_machine_boots_whose_document_is_deleted(unknow
     (danger,) = (
         each for each in reviewed({"servers/fra1-web01.yaml": None}, old).find_dangers() if each.risk is Risk.WITHDRAWN
     )
-    assert danger.reasons == (f"a machine without a document boots what unknown machines boot: {boots}",)
+    assert danger.reasons == (f"a machine without a document gets the boot of unknown machines: {boots}",)
 
 
 # Stopped
@@ -511,7 +511,7 @@ def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_garbage_is_refused_by_the_name_of_its_file(case: str, data: bytes) -> None:
-    with pytest.raises(UsageError, match=r"^backup/records\.json: not exported records \(.+\); take ops/records"):
+    with pytest.raises(UsageError, match=r"^backup/records\.json: not exported records \(.+\); use ops/records"):
         parse_exported_records(data, "backup/records.json")
 
 

@@ -151,9 +151,9 @@ def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(eviden
 @for_each(
     ("format", "method", "says"),
     [
-        ("CloudInit", "Pxe", "method Pxe inserts none"),
-        ("Preseed", "VirtualMedia", "no system looks for Preseed on a medium"),
-        ("Generic", "VirtualMedia", "no system looks for Generic on a medium"),
+        ("CloudInit", "Pxe", "method Pxe inserts no medium"),
+        ("Preseed", "VirtualMedia", "systems do not look for Preseed on a medium"),
+        ("Generic", "VirtualMedia", "systems do not look for Generic on a medium"),
         ("Kickstart", "VirtualMedia", None),
         ("Ignition/3.4", "VirtualMedia", None),
     ],

@@ -102,7 +102,7 @@ DECIDED = decide(FLEET).servers["web01"]
 
 @pytest.mark.parametrize(
     ("instant", "late"),
-    [("20T11:59:59", []), ("20T12:00", ["a hold of flatcar", "the pin of web01"])],
+    [("20T11:59:59", []), ("20T12:00", ["the deadline of a hold of flatcar", "the deadline of the pin of web01"])],
 )
 def test_a_deadline_that_is_past_is_a_warning(instant: str, late: list[str]) -> None:
     problems = list(find_overdue_opt_outs(FLEET, at(instant)))

@@ -265,7 +265,7 @@ def test_t8_what_only_looks_alike_is_passed(text: str) -> None:
     assert [secret.kind for secret in find_secrets(f"#cloud-config\n{text}\n")] == []
 
 
-@pytest.mark.parametrize("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")
+@pytest.mark.parametrize("rule", TOKENS, ids=lambda rule: f"{rule.kind} {rule.words[0]}")
 @settings(max_examples=examples(10), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_t8_what_a_rule_finds_has_one_of_its_words(rule: TokenRule, data: st.DataObject) -> None:
@@ -416,7 +416,7 @@ def test_what_is_a_servers_own_hides_no_secret(text: str) -> None:
     assert [each.kind for each in find_secrets(alike)] == [each.kind for each in find_secrets(text)]
 
 
-@for_each("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")
+@for_each("rule", TOKENS, ids=lambda rule: f"{rule.kind} {rule.words[0]}")
 def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: TokenRule) -> None:
     # Their words again and again, with letters and with parts that never become a token.
     words = dict.fromkeys(each for word in rule.words for each in (word, word.upper(), word.capitalize()))

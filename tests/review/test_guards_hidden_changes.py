@@ -118,8 +118,8 @@ def test_finding_s17_who_may_fetch_is_no_change_of_0_servers(work: Work) -> None
     assert access == {"field": "spec.provisioning.clients", "old": ["10.0.0.0/8"], "new": [], "widens": True}
     for text in (found.text, found.markdown):
         shown = " ".join(text.split())
-        assert "who may fetch changes for every machine · 0 servers changed" in shown
-        assert "spec.provisioning.clients: 10.0.0.0/8 → every client: more clients can fetch" in shown
+        assert "access changes for every machine · 0 servers changed" in shown
+        assert "spec.provisioning.clients: 10.0.0.0/8 → every client (more clients can fetch)" in shown
 
 
 # Groups
@@ -483,11 +483,9 @@ def test_finding_m2_a_review_shows_the_risk_of_one_time_boots_in_copies() -> Non
     (danger,) = [each for each in found.find_dangers() if each.risk is Risk.ACCESS]
     assert danger.names == ("every machine",)
     (reason,) = danger.reasons
-    assert reason.startswith(
-        "spec.serving.oneTimeBoots: EndpointOnly → Copies: more clients can fetch, again and again:"
-    )
+    assert reason.startswith("spec.serving.oneTimeBoots: EndpointOnly → Copies (more clients can fetch repeatedly; ")
     assert reason.endswith(
-        "a loader that sends neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
+        "a loader that sends neither its name (User-Agent) nor uuid and serial leaves no evidence in that log)"
     )
     assert Guard.MAX_ACCESS_CHANGES in [guard for guard, _ in found.list_ack_lines()]
 

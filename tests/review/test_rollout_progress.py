@@ -80,7 +80,9 @@ def judged(
 ) -> RolloutProgress:
     known = dict.fromkeys(FIRST, HAS_IT) | records
     told = {identity(name): record for name, record in known.items() if record is not None}
-    proof = InstanceReport(**{"commit": Revision("c" * 40), "at": NOON, "doubt": None, "records": told, **of_proof})
+    proof = InstanceReport(
+        **{"commit": Revision("c" * 40), "at": NOON, "wait_reason": None, "records": told, **of_proof}
+    )
     steps = (1, 10, PERCENT, 60, 100)
     return advance("stable", here, APPLIED, proof, steps=steps, after=after, at=NOON, accept_fetched=accept_fetched)
 
@@ -105,7 +107,7 @@ def test_only_evidence_of_completion_counts(evidence: str | None, counts: bool, 
     assert (accepted.outcome == "Next") is counts_if_accepted
     is_begun = counts_if_accepted and not counts
     assert accepted.begun == (tuple(FIRST) if is_begun else ())
-    assert ("no completion was reported" in accepted.why) is is_begun
+    assert ("reported no completion" in accepted.why) is is_begun
 
 
 def test_it_is_about_whom_the_step_reaches() -> None:
@@ -122,19 +124,19 @@ def test_it_is_about_whom_the_step_reaches() -> None:
         ("one has another image", {FIRST[0]: replace(HAS_IT, image="flatcar-1")}, {"after": 100}, "Waits", FIRST[0]),
         ("one was adopted", {FIRST[0]: make_adopted_record(APPLIED.machines[0])}, {"after": 100}, "Waits", FIRST[0]),
         ("a person says so", {FIRST[0]: replace(HAS_IT, evidence="Operator")}, {"after": 100}, "Next", "4 of 4"),
-        ("one is unknown", {FIRST[0]: None}, {}, "Waits", f"not known what is on the disks of {FIRST[0]}"),
+        ("one is unknown", {FIRST[0]: None}, {}, "Waits", f"cannot tell what is on the disks of {FIRST[0]}"),
         ("one was to have another", {FIRST[0]: OVERTAKEN}, {"after": 100}, "Waits", f"not yet {FIRST[0]}"),
-        ("one has failed to", {FIRST[0]: OVERTAKEN_FAILED}, {}, "Stopped", f"installing has failed on {FIRST[0]}"),
+        ("one has failed to", {FIRST[0]: OVERTAKEN_FAILED}, {}, "Stopped", f"the installation failed on {FIRST[0]}"),
         ("one was overwritten", {FIRST[0]: replace(HAS_IT, overwritten_by="m")}, {}, "Waits", "not known"),
-        ("one has failed", {FIRST[3]: FAILED}, {}, "Stopped", f"installing has failed on {FIRST[3]}"),
+        ("one has failed", {FIRST[3]: FAILED}, {}, "Stopped", f"the installation failed on {FIRST[3]}"),
         ("one has failed, one is unknown", {FIRST[0]: None, FIRST[3]: FAILED}, {}, "Stopped", "failed"),
         ("whom it does not reach has failed", {NAMES[-1]: FAILED}, {}, "Next", "4 of 4"),
-        ("the instance is in doubt", {}, {"doubt": "RecordsVerified: NewLedger"}, "Waits", "NewLedger"),
+        ("the instance is in doubt", {}, {"wait_reason": "RecordsVerified: NewLedger"}, "Waits", "NewLedger"),
         ("it spoke an hour ago", {}, {"at": NOON - timedelta(hours=1)}, "Next", "4 of 4"),
-        ("it spoke longer ago", {}, {"at": NOON - timedelta(hours=1, seconds=1)}, "Waits", "that is not now"),
-        ("it speaks of tomorrow", {}, {"at": NOON + timedelta(days=1)}, "Waits", "that is not now"),
-        ("it says no time", {}, {"at": None}, "Waits", "that is not now"),
-        ("it is not where Git is", {}, {"here": decided_at(60)[0]}, "Waits", "cccccccccccc, in which"),
+        ("it spoke longer ago", {}, {"at": NOON - timedelta(hours=1, seconds=1)}, "Waits", "it is not current"),
+        ("it speaks of tomorrow", {}, {"at": NOON + timedelta(days=1)}, "Waits", "it is not current"),
+        ("it says no time", {}, {"at": None}, "Waits", "it is not current"),
+        ("it is not where Git is", {}, {"here": decided_at(60)[0]}, "Waits", "cccccccccccc, which has"),
         ("it rolls out another image", {}, {"here": decided_at(new="flatcar-1")[0]}, "Waits", "cccccccccccc"),
     ],
 )
@@ -167,7 +169,7 @@ def test_a_step_that_reaches_nobody_waits_for_nobody() -> None:
     found = advance("stable", here, applied, proof, steps=(0,), after=100, at=NOON)
     assert (found.outcome, found.why) == (
         StepOutcome.WAITS,
-        "0 of 0 servers have flatcar-2 at 0 %: it reaches nobody, and no step follows that does",
+        "0 of 0 servers have flatcar-2 at 0 %; the rollout reaches no server, and there is no higher step",
     )
 
 

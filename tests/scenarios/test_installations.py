@@ -325,7 +325,7 @@ def test_e11_servers_that_move_in_from_another_repository_are_not_installed(worl
     assert {shown(world.plan(name)) for name in names} == {(Phase.DISK, Cause.UNKNOWN)}
     assert shown(world.plan("new")) == INSTALLS
     (event,) = world.told("ServerUnknown")
-    assert "and 44 more: it came with provision 3" in event.message
+    assert "and 44 more: it is new with provision 3" in event.message
 
 
 def test_e11_the_number_that_counts_is_the_one_that_a_server_came_with(tmp_path: Path, world: World) -> None:

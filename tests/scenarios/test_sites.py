@@ -159,7 +159,7 @@ def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_wha
         "its first ledger does not know what the other one has made of it"
     )
     (event,) = country.instances["ams2"].told("ServerUnknown")
-    assert "the ledger saw this machine before, and nothing is recorded of it" in event.message
+    assert "the ledger saw this machine before, but has no record of it" in event.message
 
 
 def test_a_server_that_goes_and_comes_again_at_another_site_is_not_new_there(country: Country) -> None:
@@ -534,7 +534,7 @@ def test_an_instance_for_a_site_that_the_fleet_never_had_accepts_nothing(country
     ("ledgers", "labels", "found"),
     [
         (SITES, "site: ams2", []),
-        (SITES, "role: web", ["GB2022 each site has its own instance, and no site selects it"]),
+        (SITES, "role: web", ["GB2022 each site has its own instance, but no site selects the server"]),
         ((), "role: web", []),
     ],
 )
@@ -547,7 +547,7 @@ def test_each_server_is_at_one_site_where_sites_have_instances(
 
 def test_a_server_of_two_sites_is_nobodys() -> None:
     said = fleet_of({site: uuid_of(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
-    expected = ["GB2022 each site has its own instance, and the sites ams2, fra1 select it"]
+    expected = ["GB2022 each site has its own instance, but the sites ams2, fra1 select the server"]
     assert problems(said, *BOOTS, server("web01", "site: ams2")) == expected
 
 

@@ -577,10 +577,10 @@ def _format_next_steps(review: Review) -> Iterator[str]:
     yield f"  to see this review again, run: {review.command}"
     acknowledging = list(review.list_ack_lines())
     if acknowledging:
-        yield "  to accept the commit after you have checked it, add to the message of the last commit:"
+        yield "  to accept it, add to the message of the last commit:"
         yield from (f"    {line}" for _, line in acknowledging)
         if review.steps:
-            yield "  or acknowledge each commit in the message of a later commit:"
+            yield "  or acknowledge each commit in a later message:"
             yield from (f"    {line}  # {step.commit[:12]}" for step in review.steps for line in step.lines)
         yield "  or run on the host of the instance:"
         yield f"    {review.approval}"

@@ -277,10 +277,10 @@ def _render_next_steps(review: Review) -> Iterator[str]:
     acknowledging = list(review.list_ack_lines())
     if not acknowledging:
         return
-    yield "\nTo accept the commit after you have checked it, add these lines to the message of the last commit:\n"
+    yield "\nTo accept it after you have checked it, add to the message of the last commit:\n"
     yield _format_code_block([line for _, line in acknowledging])
     if review.steps:
-        yield "\nOr acknowledge each commit in the message of a later commit:\n"
+        yield "\nOr acknowledge each commit in a later message:\n"
         for step in review.steps:
             yield f"{format_code(step.commit[:12])}\n"
             yield _format_code_block(list(step.lines))

@@ -144,7 +144,7 @@ def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
     [
         ("garbage", "not exported records"),
         ("[]", "not exported records"),
-        ('{"items": [{"uuid": "x"}]}', "take ops/records of a published tree"),
+        ('{"items": [{"uuid": "x"}]}', "use ops/records of an output tree"),
         ('{"items": []}', "has no server of the accepted commit"),
         (None, "cannot be read: No such file or directory"),
     ],

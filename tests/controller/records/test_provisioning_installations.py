@@ -201,7 +201,7 @@ def test_a_failure_ends_the_attempt_and_nothing_follows_by_itself(web01: Install
     assert event.warning and event.facts["failed"]["log"] == "partitioning\nno disk found"
     status, reason, message = web01.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "Failed")
-    assert 'web01 (10.0.0.7 said so at 2026-11-20T12:00:30Z ("no disk found"))' in message
+    assert 'web01 (10.0.0.7 reported a failure at 2026-11-20T12:00:30Z ("no disk found"))' in message
 
 
 def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installing) -> None:
@@ -370,7 +370,7 @@ def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> Non
     decision, record = web01.decisions.servers["web01"], web01.record
     found = explain(repository(*web01.documents, files=FILES), decision, web01.servers["web01"].plan, record)
     (reason,) = (each for each in found.reasons if each.field == "step")
-    said = '10.0.0.7 said so at 2026-11-20T12:00:00Z ("no disk found")'
+    said = '10.0.0.7 reported a failure at 2026-11-20T12:00:00Z ("no disk found")'
     assert (reason.value, reason.rule, reason.why) == ("Pending", "R5", f"attempt 1, boot 1: {said}")
 
 

@@ -26,8 +26,8 @@ from tests.helpers.fleets import at
         (Reinstall(ReinstallReason.WRITES_DISK, None, "os-1"), "os-1 writes disks, the local disk did not"),
         (Reinstall(ReinstallReason.MAINTENANCE, None, "os-1, Once", "m"), "Maintenance/m is new: os-1, Once"),
         (Reinstall(ReinstallReason.MAINTENANCE, "run 1", "run 2", "m"), "Maintenance/m: run 1 → run 2"),
-        (Reinstall(ReinstallReason.UNCOVERED, "h", None, "m"), "Maintenance/m is no longer behind Maintenance/h"),
-        (Reinstall(ReinstallReason.UNCOVERED, "h", None), "its policy is no longer behind Maintenance/h"),
+        (Reinstall(ReinstallReason.UNCOVERED, "h", None, "m"), "Maintenance/h no longer replaces Maintenance/m"),
+        (Reinstall(ReinstallReason.UNCOVERED, "h", None), "Maintenance/h no longer replaces its policy"),
     ],
 )
 def test_a_reason_to_reinstall_reads(asked: Reinstall, expected: str) -> None:
@@ -38,7 +38,7 @@ def test_a_reason_to_reinstall_reads(asked: Reinstall, expected: str) -> None:
     ("effect", "expected"),
     [
         (Effect(EffectTime.NEXT_BOOT), "at the next boot"),
-        (Effect(EffectTime.WINDOW, None, None, "m"), "as long as Maintenance/m stands in Git"),
+        (Effect(EffectTime.WINDOW, None, None, "m"), "while Git contains Maintenance/m"),
         (Effect(EffectTime.WINDOW, at("20T22:00"), None, "m"), "in Maintenance/m, [2026-11-20T22:00:00Z, -)"),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_share_is_never_nothing_where_there_is_something(number: int, of: int,
         ({"a": {"b": 1}}, {"a": {"b": 2}}, ["a.b: 1 → 2"]),
         ({"a": 1}, {}, ["a: 1 → (absent)"]),
         ({"a": ["x", "y"]}, {"a": ["y", "z"]}, ["a: -x +z"]),
-        ({"a": ["x", "y"]}, {"a": ["y", "x"]}, ["a: in another order"]),
+        ({"a": ["x", "y"]}, {"a": ["y", "x"]}, ["a: in a different order"]),
         ({"a": [{"b": 1}, {"b": 2}]}, {"a": [{"b": 1}, {"b": 3}]}, ["a[1].b: 2 → 3"]),
         ({"a": [{"b": 1}]}, {"a": [{"b": 1}, {"b": 2}]}, ['a: +{"b": 2}']),
         ({"a": "x" * 200}, {"a": "y"}, [f"a: {'x' * 159}… → y"]),
@@ -100,4 +100,4 @@ def test_a_field_reads(old: Mapping[str, Any], new: Mapping[str, Any], expected:
 
 
 def test_a_field_of_which_only_that_it_differs_is_told_reads() -> None:
-    assert phrases.format_change(FieldChange(("files",), "(some)", "(some)")) == "files: another"
+    assert phrases.format_change(FieldChange(("files",), "(some)", "(some)")) == "files: changed"
