@@ -470,7 +470,8 @@ def check_state_directory(directory: Path, accepted_types: Collection[str], warn
     _check_locks(directory, filesystem)
     if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
         raise UsageError(
-            f"{directory} is on {filesystem}: a ledger needs a disk of this machine (put --state there, or accept that it "
+            f"{directory} is on {filesystem}: a ledger needs a disk of this machine (put --state there, or accept "
+            f"that it "
             f"may be lost or damaged with {_OPTION} {filesystem})"
         )
     if _NETWORK.fullmatch(filesystem):
@@ -492,7 +493,8 @@ def check_fetch_log_folder(
     goes_with_state = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
     if filesystem in _VOLATILE and filesystem not in accepted_types and not goes_with_state:
         raise UsageError(
-            f"{folder} is on {filesystem}, which does not last: a boot that was recorded there would be made again (put "
+            f"{folder} is on {filesystem}, which does not last: a boot that was recorded there would be made again "
+            f"(put "
             f"--spool on a disk, or accept that with {_OPTION} {filesystem})"
         )
     if _NETWORK.fullmatch(filesystem):
@@ -508,13 +510,15 @@ def check_output_directory(directory: Path, accepted_types: Collection[str], war
     _check_locks(directory, filesystem, must_be_writable=False)  # the publication says so
     if _NETWORK.fullmatch(filesystem) and filesystem not in accepted_types:
         warn(
-            f"{directory} is on {filesystem}: an endpoint on another machine may read older entries from what it remembers"
+            f"{directory} is on {filesystem}: an endpoint on another machine may read older entries from what it "
+            f"remembers"
         )
     elif (
         filesystem in _VOLATILE and filesystem not in accepted_types and state.stat().st_dev != directory.stat().st_dev
     ):
         warn(
-            f"{directory} is on {filesystem}: the tree goes with it, and the ledger is in doubt then, until a person says "
+            f"{directory} is on {filesystem}: the tree goes with it, and the ledger is in doubt then, until a "
+            f"person says "
             "that it is right (gitboot records begin as-recorded)"
         )
 
@@ -579,7 +583,8 @@ def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = T
                 command = [sys.executable, "-I", "-S", "-c", _LOCK_PROBE, str(probe)]
                 if subprocess.run(command, check=False, capture_output=True).returncode != 0:
                     raise UsageError(
-                        f"{directory} is on {filesystem or 'a file system'} where the locks of two processes do not hold: "
+                        f"{directory} is on {filesystem or 'a file system'} where the locks of two processes do not "
+                        f"hold: "
                         "choose another"
                     )
                 _LOCKABLE_DEVICES.add(device)

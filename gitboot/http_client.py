@@ -301,7 +301,8 @@ def check_credentials(url: str, credential: str = "the token", *, allow_token_ov
     parts = split_url(url)
     if parts.scheme != "https" and not allow_token_over_http and not is_loopback(parts.hostname or ""):
         raise UsageError(
-            f"http://{parts.netloc} would get {credential} unencrypted; use https, or --allow-token-over-http on a network "
+            f"http://{parts.netloc} would get {credential} unencrypted; use https, or --allow-token-over-http on a "
+            f"network "
             "that you trust"
         )
 

@@ -106,7 +106,7 @@ def test_finding_s8_a_target_whose_thread_dies_is_not_current() -> None:
             raise MemoryError("2.9 GB")
 
     class Tree:
-        def look(self) -> Any:
+        def read_summary(self) -> Any:
             return object()
 
     target: Any = Broken()

@@ -114,8 +114,8 @@ def trace_syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 _HOLD = """
 import sys, time
 from pathlib import Path
-from gitboot.files import locked
-with locked(Path(sys.argv[1]), "state is in use"):
+from gitboot.files import hold_lock
+with hold_lock(Path(sys.argv[1]), "state is in use"):
     print("held", flush=True)
     time.sleep(3600)
 """

@@ -515,7 +515,7 @@ def test_e37_a_ledger_whose_disk_has_lost_what_was_synced_is_not_gone_on_with(tm
                 server_tables.write_records(tx, [(WEB01, "web01", Record(provision=provision))])
         Path(f"{path}-wal").write_bytes(b"")
         shutil.copyfile(older, path)
-        with pytest.raises(LedgerError, match="its disk has lost what it had synced"):
+        with pytest.raises(LedgerError, match="the disk lost synced changes"):
             ledger.read_back()
 
 

@@ -107,7 +107,7 @@ DECODERS = {"decode", "msgspec.json.decode", "msgspec.msgpack.decode"}  # with a
 AT_ONCE = """
 import threading
 from dataclasses import dataclass
-from gitboot.jsonio import decoder
+from gitboot.jsonio import build_decoder
 import msgspec
 
 half_known, is_done = threading.Event(), threading.Event()
@@ -130,12 +130,12 @@ DATA = msgspec.msgpack.encode({"middle": {"number": 1}, "name": "a"})
 
 def other():
     half_known.wait()
-    decoder(Outer)(DATA)
+    build_decoder(Outer)(DATA)
     is_done.set()
 
 thread = threading.Thread(target=other)
 thread.start()
-print(decoder(Outer)(DATA))
+print(build_decoder(Outer)(DATA))
 thread.join()
 """
 

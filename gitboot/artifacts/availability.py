@@ -1,4 +1,4 @@
-"""Artifact checks: whether each file that a boot needs can be fetched and has the expected content, once and again."""
+"""Artifact checks: check periodically that each file of a boot can be fetched and has the expected content."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class Cache(Protocol):
     """Results by kind and key."""
 
     def get_many(self, kind: Any, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
-        """Return the values of those keys that are known."""
+        """Return the values of the keys that the cache has."""
 
     def insert_many(self, kind: Any, rows: Mapping[bytes, bytes]) -> None:
         """Store values that the cache does not have yet."""
 
 
 class ReadResults:
-    """What gitboot read of artifacts, in a cache, by the version that the server of an artifact names."""
+    """Results of reading artifacts, in a cache. The key contains the version that the server of the artifact states."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache, self._lock = cache, Lock()
 
     def find(self, file: BootFile, head: ArtifactHead) -> Sighting | None:
-        """Return what gitboot read of this version of a file. None: it has not read it."""
+        """Return the result for this version of a file; None: gitboot has not read this version."""
         if self._cache is None or (key := _build_key(file, head)) is None:
             return None
         with self._lock:
@@ -58,15 +58,15 @@ class ReadResults:
                 self._cache.insert_many(READ, {key: encode((sighting.presence, sighting.message))})
 
 
-READ: Final = "artifact"  # the kind of these results
+READ: Final = "artifact"  # the kind of these results in the cache
 
 
 class Presence(StrEnum):
-    VERIFIED = "Verified"  # its content was read, and has the digest
-    FOUND = "Found"  # something is there of the right size, as far as that is said; it was not read
-    MISSING = "Missing"  # whoever has to have it says that there is none
-    WRONG = "Wrong"  # what is there has another size or another digest
-    UNKNOWN = "Unknown"  # nobody has answered, or not so that anything follows
+    VERIFIED = "Verified"  # gitboot read the content, and the digest is right
+    FOUND = "Found"  # the file exists, and its size is right if the server states a size; gitboot did not read it
+    MISSING = "Missing"  # the server answers that the file does not exist
+    WRONG = "Wrong"  # the file has another size or another digest
+    UNKNOWN = "Unknown"  # no answer, or an answer that allows no conclusion
 
 
 _decode: Final[Callable[[bytes], tuple[Presence, str]]] = build_decoder(tuple[Presence, str])
@@ -82,26 +82,26 @@ def is_read_result(value: bytes) -> bool:
 
 
 def _build_key(file: BootFile, head: ArtifactHead) -> bytes | None:
-    """Return the key of a version of a file. None: the server names no version."""
     if head.version is None:
         return None
     return blake2b(encode((file.url, file.sha256, file.size, head.version)), digest_size=32).digest()
 
 
 class ArtifactHead(Struct, frozen=True, kw_only=True):
-    """What whoever has an artifact says of it."""
+    """The properties of an artifact that its server states."""
 
-    size: int | None = None  # of the whole, in bytes
+    size: int | None = None  # of the whole file, in bytes
     content_type: str | None = None
-    version: str | None = None  # changes with the content: made of ETag and Last-Modified; None: nothing does
-    redirect_url: str | None = None  # the URL to which a redirect led
+    # from ETag and Last-Modified; changes with the content; None: the server states no version
+    version: str | None = None
+    redirect_url: str | None = None  # the URL after redirects; None: no redirect
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
-    """What was seen of one artifact, and by what that is known."""
+    """The result of one check of an artifact."""
 
     presence: Presence
-    message: str = ""  # what is wrong, or why nothing is known
+    message: str = ""  # the fault, or the reason if the state is unknown
     head: ArtifactHead = ArtifactHead()
 
     @property
@@ -110,7 +110,10 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     @property
     def is_absent(self) -> bool:
-        """Whether it is known that no machine can boot by it; a server that does not answer is not known to lack it."""
+        """Return whether it is certain that machines cannot boot from the artifact.
+
+        If the server does not answer, this is not certain.
+        """
         return self.presence in (Presence.MISSING, Presence.WRONG)
 
 
@@ -126,10 +129,10 @@ def check_artifact(
     results: ReadResults = NO_RESULTS,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Sighting:
-    """What is to be seen of an artifact now; ``before`` is what was, and is not read anew while that is the same.
+    """Check an artifact. Content that ``before`` or ``results`` cover in the same version is not read again.
 
-    Nor is what ``results`` have. Without ``read`` only its server's word is taken: that it is there, and its size. Once
-    it is ``stopped``, what was not read to its end is unknown.
+    Without ``read``, only the existence and the size are checked, by a HEAD request. If ``is_stopped`` returns True, a
+    file that is not completely read counts as unknown.
     """
     try:
         found = compare_head(file, fetcher.head(file.url), before)
@@ -153,11 +156,13 @@ def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bo
             digest.update(chunk)
             size += len(chunk)
             if size > most:
-                return Sighting(presence=Presence.WRONG, message=f"it goes on after {most} bytes", head=content.head)
+                return Sighting(
+                    presence=Presence.WRONG, message=f"the file has more than {most} bytes", head=content.head
+                )
             if is_stopped():
-                raise HostUnreachable("it was not read to its end")
+                raise HostUnreachable("the check was stopped before the end of the file")
     if digest.hexdigest() != file.sha256:
-        message = f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}"
+        message = f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, and the image states {file.sha256}"
         return Sighting(presence=Presence.WRONG, message=message, head=content.head)
     return Sighting(presence=Presence.VERIFIED, head=content.head)
 
@@ -171,9 +176,9 @@ def check_artifacts(
     read: bool,
     parallel: int,
 ) -> None:
-    """Look at each of ``files``, so many at a time; ``seen`` is called as each is done, by this thread.
+    """Check each of ``files``, up to ``parallel`` at a time. This thread calls ``report`` for each result.
 
-    What ends it early, a signal or an error of ``seen``, ends what is under way, too.
+    A signal, or an error of ``report``, also stops the checks in progress.
     """
     stop = Event()
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="artifact")
@@ -190,17 +195,17 @@ def check_artifacts(
 
 
 class NeededArtifact(Struct, frozen=True, kw_only=True):
-    """One artifact, and who needs it."""
+    """An artifact, and the servers that need it."""
 
     file: BootFile
     images: tuple[str, ...]
-    sites: tuple[str, ...]  # by name; "" is the fleet itself
-    servers: int  # that may boot by it; unknown machines are none
-    by_firmware: bool  # whether UEFI HTTP boot fetches it itself
+    sites: tuple[str, ...]  # by name; "" is the fleet without a site
+    servers: int  # the number of servers that may boot from it, without unknown machines
+    by_firmware: bool  # whether firmware fetches it directly, by UEFI HTTP boot
 
 
 def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NeededArtifact, ...]:
-    """Every artifact that any server, or an unknown machine, may be told to fetch, by URL; ``sites`` are by server."""
+    """Return all artifacts that a server or an unknown machine may fetch, sorted by URL. ``sites`` are by server."""
     uses: defaultdict[BootFile, set[tuple[str, str, str | None, bool]]] = defaultdict(set)
     for server, decision in decisions.servers.items():
         for boot in decision.boots:
@@ -222,12 +227,15 @@ def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[Need
 
 
 def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact, ...]:
-    """The same, each where a mirror takes it from; what several sites fetch from their own mirrors is one there."""
+    """Return the artifacts with the URLs from which a mirror copies them.
+
+    If several sites fetch an artifact from their own mirrors, the result has it once.
+    """
     found: dict[BootFile, NeededArtifact] = {}
     for each in artifacts:
         if each.file.source is not None:
             file = replace(each.file, url=each.file.source, source=None)
-            each = structs.replace(each, file=file, by_firmware=False)  # it is served under another name
+            each = structs.replace(each, file=file, by_firmware=False)  # firmware fetches it at another URL
         other = found.get(each.file)
         if other is not None:
             each = structs.replace(
@@ -240,41 +248,41 @@ def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact
     return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256, each.file.size or 0)))
 
 
-LARGEST_ARTIFACT: Final = 32 << 30  # if the document gives no size; an installer's DVD has up to 16 GiB
+LARGEST_ARTIFACT: Final = 32 << 30  # if the document states no size; the DVD of an installer has up to 16 GiB
 
 
 class Content(NamedTuple):
-    """An artifact that is being read."""
+    """An artifact during the read."""
 
     head: ArtifactHead
-    offset: int  # in the whole, at which the chunks begin: 0 where no other was to be had
+    offset: int  # where the chunks start in the file; 0 if the server does not support offsets
     chunks: Iterator[bytes]
 
 
 class Fetcher(Protocol):
-    """Whoever knows where the artifacts of a kind of URL are; it may be asked from many threads at once.
+    """Fetches artifacts from the URLs of one kind. Several threads may use it at the same time.
 
-    It says what is there, and judges nothing: sizes and digests are compared by who asks.
-    Both raise `ArtifactMissing` where it is known that there is none, and `HostUnreachable` where nothing is known.
+    A fetcher does not compare sizes and digests. Both methods raise `ArtifactMissing` if the artifact does not exist,
+    and `HostUnreachable` if that is unknown.
     """
 
     def head(self, url: str) -> ArtifactHead:
-        """What is said of an artifact without reading it."""
+        """Return the properties of an artifact without reading it."""
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Read an artifact from an offset on, or all of it; what ends it too early is raised by the chunks."""
+        """Read an artifact from an offset, or all of it. If the connection breaks, the chunks raise the error."""
 
 
 def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
-    """What is known after another look: who does not answer any more has not got what was missing."""
+    """Return the new result, or ``before`` if the server does not answer and the artifact was absent before."""
     is_silent = now.presence is Presence.UNKNOWN
     return before if is_silent and before is not None and before.is_absent else now
 
 
 def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
-    """Whether no boot is offered that is made by a file. None: nobody looks.
+    """Return whether gitboot withholds the boots that need a file. ``sightings`` is None if nothing checks artifacts.
 
-    One of which nothing is known holds nothing back; but one that is mirrored is waited for until it was seen.
+    An artifact of unknown state does not withhold boots. A mirrored artifact withholds boots until a check finds it.
     """
     if sightings is None:
         return False
@@ -285,9 +293,9 @@ def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -
 
 
 def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
-    """What follows from what is said of an artifact, and from its having been read before, while it is the same."""
+    """Compare the properties of an artifact with the image. If its version is that of ``before``, use that result."""
     if file.size is not None and head.size not in (None, file.size):
-        message = f"it has {head.size} bytes, and the image says {file.size}"
+        message = f"the file has {head.size} bytes, and the image states {file.size}"
         return Sighting(presence=Presence.WRONG, message=message, head=head)
     was_read = before is not None and before.presence in (Presence.VERIFIED, Presence.WRONG)
     if before is not None and was_read and head.version is not None and head.version == before.head.version:
@@ -299,46 +307,46 @@ _FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "appl
 
 
 def find_firmware_obstacle(head: ArtifactHead) -> str | None:
-    """Why UEFI HTTP boot is likely to refuse what other loaders take; None: nothing is known against it.
+    """Return the reason why UEFI HTTP boot would probably reject an artifact that boot loaders accept, or None.
 
-    UEFI Specification 2.10, 24.7.3: the type names what is booted, and the size has to be known before the file is
-    fetched. No redirect is followed by most firmware.
+    UEFI Specification 2.10, 24.7.3: the content type selects the kind of file, and the size must be known before the
+    download. Most firmware follows no redirects.
     """
     if head.redirect_url is not None:
-        return f"firmware follows no redirect, and this one leads to {head.redirect_url}"
+        return f"firmware follows no redirects, and this URL redirects to {head.redirect_url}"
     if head.size is None:
-        return "firmware has to be told the size, and there is no Content-Length"
+        return "firmware needs the size, and the answer has no Content-Length"
     given = (head.content_type or "").partition(";")[0].strip().lower()
     if given not in _FIRMWARE_TYPES:
-        return f"firmware boots {' or '.join(sorted(_FIRMWARE_TYPES))}, and it is served as {given or 'nothing'}"
+        return f"firmware boots {' or '.join(sorted(_FIRMWARE_TYPES))}, and the Content-Type is {given or 'missing'}"
     return None
 
 
-# Checks again and again, beside the reconciles
+# Periodic checks in threads of their own
 
-_FIRST_RETRY_S: Final = 5.0  # after which what is not there is looked at again; twice as long each time
+_FIRST_RETRY_S: Final = 5.0  # the first wait before a missing artifact is checked again; the wait doubles each time
 _LONGEST_RETRY_S: Final = 60.0
-_PATIENCE_S: Final = 60.0  # for all to be looked at, where somebody waits for that
+_PATIENCE_S: Final = 60.0  # the limit of `wait` for all checks
 _JOIN_S: Final = 0.5
 
 
 class ArtifactWatch(Protocol):
-    """Whoever looks at artifacts for an instance."""
+    """Checks artifacts for an instance."""
 
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
-        """Look at these from now on, and at no others; ``bases`` are the fleet's own base URL, and its sites'."""
+        """Check these artifacts from now on, and no others. ``bases`` are the base URLs of the fleet and its sites."""
 
     def get_sightings(self) -> Mapping[BootFile, Sighting]:
-        """What was seen of them last; the same object for as long as that is the same."""
+        """Return the latest results. The object is the same as long as the results are the same."""
 
     def wait(self) -> None:
-        """Wait until each was looked at once, or for as long as that is worth."""
+        """Wait until each artifact was checked once, or until a timeout."""
 
 
 class ThreadedArtifactWatch:
-    """Looks at artifacts in threads of its own, until it is closed.
+    """Checks artifacts in its own threads until `close`.
 
-    What is there is looked at again after ``every_s``; what is not, sooner, and then less and less often.
+    An artifact that exists is checked again after ``every_s``. Others are checked sooner, with increasing waits.
     """
 
     def __init__(
@@ -351,19 +359,19 @@ class ThreadedArtifactWatch:
         wake: Callable[[], None],
         parallel: int = 8,
     ) -> None:
-        """``fetcher_of`` base URLs: who fetches, and of which URLs the content is read, not only the head.
+        """``fetcher_of`` returns, for base URLs, the fetcher, and a predicate for the URLs whose content is read.
 
-        ``before`` is what the instance saw before its start; it counts until this looks at the artifact.
+        ``before`` has the results before the start of the instance. They count until the first check of the artifact.
         """
         self._fetcher_of, self._results, self._every_s, self._wake = fetcher_of, results, every_s, wake
         self._before = dict(before)
         self._now = dict(self._before)
-        self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # as it was asked for last
-        self._is_news = False  # whether that is another
+        self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # the last result of `get_sightings`
+        self._is_news = False  # whether the results have changed since then
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
-        self._queue: list[tuple[float, str, BootFile]] = []  # a heap of what is looked at next, and when
-        self._unchecked: frozenset[BootFile] = frozenset()  # what was not looked at since it is wanted
+        self._queue: list[tuple[float, str, BootFile]] = []  # a heap of the next checks, by time
+        self._unchecked: frozenset[BootFile] = frozenset()  # wanted artifacts without a check so far
         self._failures: dict[BootFile, int] = {}  # in a row
         self._closed = False
         self._changed = threading.Condition()
@@ -398,12 +406,12 @@ class ThreadedArtifactWatch:
             return self._sightings
 
     def wait(self) -> None:
-        """Wait until each was looked at once, but no longer than a minute."""
+        """Wait until each artifact was checked once, but at most a minute."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._unchecked, _PATIENCE_S)
 
     def close(self) -> None:
-        """Look at nothing more; what hangs in the network ends with the process."""
+        """Stop all checks. A thread that hangs in the network ends with the process."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -420,8 +428,8 @@ class ThreadedArtifactWatch:
                 found = check_artifact(
                     self._fetcher, file, before, read=is_read, results=self._results, is_stopped=lambda: self._closed
                 )
-            except BaseException as error:  # an artifact that ends a thread is looked at again as others are
-                message = f"gitboot could not look at it: {type(error).__name__}"
+            except BaseException as error:  # if a check ends its thread, the artifact is checked again like others
+                message = f"the check failed: {type(error).__name__}"
                 self._store_sighting(
                     file, keep_known_absence(Sighting(presence=Presence.UNKNOWN, message=message), before)
                 )
@@ -430,7 +438,7 @@ class ThreadedArtifactWatch:
                 self._wake()
 
     def _next(self) -> BootFile | None:
-        """What is to be looked at now, once there is anything; None: nothing any more."""
+        """Wait for the next due artifact; None after `close`."""
         with self._changed:
             while not self._closed:
                 wait_s = self._queue[0][0] - time.monotonic() if self._queue else None
@@ -440,7 +448,7 @@ class ThreadedArtifactWatch:
         return None
 
     def _store_sighting(self, file: BootFile, sighting: Sighting) -> bool:
-        """Keep what was seen; say whether boots are offered because of it that were not, or the reverse."""
+        """Store a result. Return whether it changes which boots are withheld."""
         with self._changed:
             if file not in self._wanted or self._closed:
                 return False

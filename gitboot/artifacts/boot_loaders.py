@@ -1,4 +1,4 @@
-"""Boot loaders from the distribution's packages, placed where DHCP names them."""
+"""Boot loaders: copy them from packages of the distribution to the paths that DHCP names."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from gitboot.render.grub import NICS
 from gitboot.render.paths import PXELINUX_CORE
 
 MANIFEST: Final = "loaders/manifest.json"
-_ASSETS: Final = "assets"  # below the folder that machines see by HTTP
+_ASSETS: Final = "assets"  # below boot/
 
 
 class Packaged(Struct, frozen=True, kw_only=True):
-    """A loader that a package brings as it is."""
+    """A loader that a package contains."""
 
-    path: str  # below the TFTP root, and below assets/; gitboot.render.dhcp has those that DHCP names
-    sources: tuple[str, ...]  # the first that is there
-    package: str  # Debian's
+    path: str  # below the TFTP root and below assets/; `gitboot.render.dhcp` has the paths that DHCP names
+    sources: tuple[str, ...]  # the first existing path counts
+    package: str  # the name in Debian
 
 
 class Built(Struct, frozen=True, kw_only=True):
-    """A GRUB image that is made of a package's modules, with a configuration in its memory disk."""
+    """A GRUB image that gitboot builds from the modules of a package, with a configuration in its memory disk."""
 
     path: str
-    target: str  # as grub-mkimage calls it
+    target: str  # the format name of grub-mkimage
     package: str
 
 
@@ -75,7 +75,7 @@ LOADERS: Final[tuple[Packaged | Built, ...]] = (
     ),
     Built(path="loaders/grub-x86_64.efi", target="x86_64-efi", package="grub-efi-amd64-bin"),
     Built(path="loaders/grub-aarch64.efi", target="arm64-efi", package="grub-efi-arm64-bin:arm64"),
-    # A shim starts the GRUB that lies beside it under the name that was built into it.
+    # A shim starts the GRUB in its own folder, under the name that was compiled into the shim.
     Packaged(path="loaders/shimx64.efi", sources=("usr/lib/shim/shimx64.efi.signed",), package="shim-signed"),
     Packaged(
         path="loaders/grubx64.efi",
@@ -109,13 +109,13 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """What became of one loader."""
+    """The outcome for one loader."""
 
     path: str
-    sha256: str | None = None  # None: it is missing
+    sha256: str | None = None  # None: the loader is missing
     message: str = field(
         metadata=json_key("from")
-    )  # where it came from; or what is missing, and the package that has it
+    )  # the source of the loader; if it is missing, the package to install
     outcome: Placement = field(metadata=OMITTED)
 
 
@@ -127,11 +127,11 @@ def place(
     *,
     systems: Sequence[Path] = (Path("/"),),
 ) -> tuple[Placed, ...]:
-    """Bring every loader that there is to ``out`` and ``tftp``; report each when it is done.
+    """Copy every available loader to ``out`` and ``tftp``. Call ``report`` for each.
 
-    ``out`` is what machines see under ``base_url``. Each is taken from the first of ``systems`` that has its package.
-    Doing it twice writes nothing. The manifest lists what was placed; a loader whose package is gone stays as it lies.
-    Raises `AssetError` where a folder cannot be written, or GRUB cannot be built.
+    Machines fetch ``out`` under ``base_url``. Each loader comes from the first of ``systems`` that has its package. A
+    second call writes nothing. The manifest lists the placed loaders; a loader whose package is gone stays. Raises
+    `AssetError` if a folder is not writable, or if GRUB cannot be built.
     """
     placed = []
     for loader in LOADERS:
@@ -174,28 +174,29 @@ def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool
         for target in differing:
             write_output_file(target, [content], mode=0o644, make_folders=True, sync=True)
     except UsageError as error:
-        raise AssetError(f"{path} cannot be placed: {error}") from error
+        raise AssetError(f"cannot write {path}: {error}") from error
     return bool(differing)
 
 
 # GRUB
 
 
-# What finds and boots an entry by HTTP; the rest can be fetched from nowhere.
+# The modules to find and boot a boot script by HTTP. GRUB cannot load further modules from anywhere.
 _MODULES: Final = (
     *("all_video", "boot", "chain", "configfile", "echo", "efinet", "eval", "ext2", "fat", "gcry_sha256", "gzio"),
     *("halt", "http", "iso9660", "linux", "loopback", "ls", "memdisk", "minicmd", "net", "normal", "part_gpt"),
     *("part_msdos", "reboot", "regexp", "search", "serial", "sleep", "smbios", "tar", "terminal", "test", "tftp"),
     *("true", "xfs"),
 )
-_OPTIONAL: Final = ("linuxefi",)  # Debian's, for Secure Boot
+_OPTIONAL: Final = ("linuxefi",)  # a module of Debian for Secure Boot
 
 
 def first_grub_configuration(base_url: str) -> str:
-    """What the image carries: an address for each NIC, then the shared ``grub.cfg`` below ``base_url``.
+    """Return the configuration in the image. It configures a NIC, and then loads ``grub.cfg`` below ``base_url``.
 
-    A GRUB that firmware loaded by PXE has an interface from the start. Else ``net_bootp`` makes one for each NIC that
-    gets an answer, ``efinet0:dhcp``, whose variables begin with ``net_efinet0_dhcp``; it fails if any NIC got none.
+    A GRUB that firmware loaded by PXE has a network interface from the start. Otherwise ``net_bootp`` creates one for
+    each NIC that gets an answer, such as ``efinet0:dhcp``, with variables that start with ``net_efinet0_dhcp``. It
+    fails if any NIC gets no answer.
     """
     parts = urlsplit(base_url)
     device = f"http,{parts.netloc}"
@@ -221,7 +222,7 @@ exit
 
 def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
     if urlsplit(base_url).scheme != "http":
-        return f"GRUB fetches by http only, not from {base_url}: give --base-url for the same tree by http"
+        return f"GRUB fetches by http only, not from {base_url}: set --base-url to an http URL of the same tree"
     folders = (system / "usr/lib/grub" / loader.target for system in systems)
     if (modules := next((folder for folder in folders if (folder / "http.mod").is_file()), None)) is None:
         return f"install the package {loader.package}"
@@ -230,7 +231,7 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
     optional = [name for name in _OPTIONAL if (modules / f"{name}.mod").is_file()]
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")
-        # grub-mkstandalone's memory disk holds the instant, and every module once more.
+        # The memory disk of grub-mkstandalone would contain the current time, and a second copy of each module.
         configuration, entry = first_grub_configuration(base_url).encode(), tarfile.TarInfo("boot/grub/grub.cfg")
         entry.size = len(configuration)
         with tarfile.open(memory_disk, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -242,20 +243,20 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = done.stderr.strip().rpartition("\n")[2]
-            raise AssetError(f"{loader.path} cannot be built: {last} (is {loader.package} whole?)")
+            raise AssetError(f"cannot build {loader.path}: {last} (reinstall {loader.package})")
         return image.read_bytes(), f"grub-mkimage of {modules}"
 
 
-HEAD: Final = 4096  # bytes of a file that hold its headers, with room to spare
+HEAD: Final = 4096  # bytes at the start of a file that contain its headers
 _PE32_PLUS: Final = 0x20B
-_CERTIFICATES: Final = 4  # which of the data directories is the certificate table
+_CERTIFICATES: Final = 4  # the index of the certificate table in the data directories
 
 
 def is_signed(head: bytes) -> bool | None:
-    """Tell by the beginning of a file; None: it is no EFI program, and its signature is elsewhere, if it has one.
+    """Return whether an EFI program is signed, from the start of the file; None: the file is not an EFI program.
 
-    Whose signature it is, and whether a machine's firmware trusts them, is not looked at. The offsets are those of
-    the PE format (Microsoft, "PE Format": Optional Header Data Directories).
+    This does not check the signature, or whether firmware trusts its key. The offsets are those of the PE format
+    (Microsoft, "PE Format": Optional Header Data Directories).
     """
     try:
         if head[:2] != b"MZ":
@@ -270,6 +271,6 @@ def is_signed(head: bytes) -> bool | None:
         if count <= _CERTIFICATES:
             return False
         offset, size = struct.unpack_from("<II", head, directories + 8 * _CERTIFICATES)
-    except struct.error:  # it ends before
+    except struct.error:  # the file is too short
         return None
     return bool(offset and size)

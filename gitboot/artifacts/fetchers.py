@@ -1,4 +1,4 @@
-"""Artifact readers: from web servers, from the published folder and from OCI registries."""
+"""Artifact fetchers: read artifacts from web servers, from the published folder and from OCI registries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK: Final = 1 << 20  # bytes that are read at a time
 
 
 class PrefixFetcher:
-    """Several, each for the URLs that begin with its prefix; the longest that fits counts."""
+    """Selects a fetcher by the prefix of the URL. The longest matching prefix wins."""
 
     def __init__(self, by_prefix: Mapping[str, Fetcher]) -> None:
         self._by_prefix = dict(sorted(by_prefix.items(), key=lambda each: -len(each[0])))
@@ -29,7 +29,7 @@ class PrefixFetcher:
         for prefix, fetcher in self._by_prefix.items():
             if url.startswith(prefix):
                 return fetcher
-        raise HostUnreachable(f"nothing here can fetch {url}")
+        raise HostUnreachable(f"gitboot has no way to fetch {url}")
 
     def head(self, url: str) -> ArtifactHead:
         return self._find_fetcher(url).head(url)
@@ -39,10 +39,10 @@ class PrefixFetcher:
 
 
 class FallbackFetcher:
-    """Two that may have the same artifacts: the second is asked for what the first has not, or cannot say."""
+    """Two sources of the same artifacts. gitboot uses the second one if the first one fails."""
 
     def __init__(self, first: Fetcher, second: Fetcher, *, unless: type[GitbootError]) -> None:
-        """``unless`` is the error of the first after which the second is asked."""
+        """``unless`` is the error of the first fetcher after which the second one is used."""
         self._first, self._second, self._unless = first, second, unless
 
     def head(self, url: str) -> ArtifactHead:
@@ -61,20 +61,20 @@ class FallbackFetcher:
 
 _MOST_REDIRECTS: Final = 5
 _GONE: Final = (404, 410)
-_NO_HEAD: Final = (405, 501)  # a server that knows GET alone
+_NO_HEAD: Final = (405, 501)  # servers that support GET only
 _NO_RANGE: Final = 416
 
 
 class WebFetcher:
-    """Fetches by http and https as machines do: without a proxy, and with no more trust than this host has."""
+    """Fetches by HTTP and HTTPS as machines do: without a proxy, and with the certificates that this host trusts."""
 
     def __init__(self, *, per_host: int = 8, deadline_s: float = TOTAL_S, rate: MinimumRate = SLOWEST_DOWNLOAD) -> None:
-        """The deadline is for an answer without its body; a body has to come at the ``rate``."""
+        """The deadline applies to an answer without its body. A body must arrive at the minimum ``rate``."""
         self._client = HttpClient(uses_proxies=False, connections_per_host=per_host)
         self._deadline_s, self._rate = deadline_s, rate
 
     def head(self, url: str) -> ArtifactHead:
-        """What the server says in answer to HEAD, or to a GET whose body is left where HEAD is not known."""
+        """Return the properties from the answer to HEAD, or to GET if the server does not support HEAD."""
         with self._answer("HEAD", url, {}) as answer:
             if answer.status not in _NO_HEAD:
                 return _build_head(answer, url)
@@ -86,12 +86,12 @@ class WebFetcher:
 
     @contextmanager
     def _answer(self, method: str, url: str, headers: Mapping[str, str]) -> Iterator[AnswerStream]:
-        """The answer behind all redirects."""
+        """Yield the answer after all redirects."""
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
         try:
             with self._client.stream(method, url, headers=headers, **options) as answer:
                 yield answer
-        except UsageError as error:  # a URL that no server can have
+        except UsageError as error:  # an invalid URL
             raise HostUnreachable(str(error)) from error
 
 
@@ -116,9 +116,9 @@ def _open_content(
     build_head: Callable[[AnswerStream], ArtifactHead],
     offset: int,
 ) -> Iterator[Content]:
-    """Yield what follows ``wanted`` bytes, or all of it if the server does not give that. ``open_answer`` gets headers.
+    """Yield the content from an offset, or from 0 if the server does not support ranges. ``open_answer`` gets headers.
 
-    Raises `HostUnreachable` for another part of it.
+    Raises `HostUnreachable` if the server returns another range.
     """
     with open_answer({"Range": f"bytes={offset}-"} if offset else {}) as answer:
         if answer.status != _NO_RANGE:
@@ -126,11 +126,13 @@ def _open_content(
             first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
             if is_part and _parse_number(first) != offset:
                 given = first or "none"
-                raise HostUnreachable(f"asked for what follows {offset} bytes, and was given what follows {given}")
+                raise HostUnreachable(
+                    f"gitboot requested the file from byte {offset}, and the server returned it from {given}"
+                )
             yield Content(build_head(answer), offset if is_part else 0, iter(partial(answer.read, CHUNK), b""))
             return
     if not offset:
-        raise HostUnreachable(f"no range was asked for, and the answer is {_NO_RANGE}")
+        raise HostUnreachable(f"the server answers {_NO_RANGE} to a request without a range")
     with _open_content(open_answer, build_head, 0) as content:
         yield content
 
@@ -149,7 +151,7 @@ def _parse_number(text: str | None) -> int | None:
 
 
 class FolderFetcher:
-    """Of a directory that endpoints of this host serve under a URL: what they would answer."""
+    """Reads a folder that endpoints of this host serve under a URL."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder, self._url = folder, url
@@ -170,7 +172,7 @@ class FolderFetcher:
         except OSError as error:
             raise HostUnreachable(f"{self._folder / path}: {error.strerror}") from error
         if found is None:
-            raise ArtifactMissing(f"there is no file {self._folder / path}")
+            raise ArtifactMissing(f"{self._folder / path} does not exist")
         return found
 
 
@@ -197,7 +199,7 @@ def _read_file_head(path: Path) -> ArtifactHead:
 
 
 class RegistryFetcher:
-    """Of the registries that may be asked; one that may not is as one that does not answer."""
+    """Reads blobs of allowed registries. Other registries count as unreachable."""
 
     def __init__(self, registries: Registries) -> None:
         self._registries = registries
@@ -231,5 +233,4 @@ def _translate_errors() -> Iterator[None]:
 
 
 def _build_blob_head(answer: AnswerStream, url: str) -> ArtifactHead:
-    """A blob's version is its digest: it changes with the content."""
     return ArtifactHead(size=_read_size(answer), version=url.rpartition("@")[2])

@@ -1,4 +1,4 @@
-"""Bringing artifacts into the published tree: each below its digest, compared while it comes, and there only whole."""
+"""Local copies: download artifacts into the output tree, and verify their digests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_PART: Final = ".part"  # of hidden files, which no endpoint serves
+_PART: Final = ".part"  # the ending of hidden files, which endpoints do not serve
 _FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -36,16 +36,16 @@ class Mirroring(StrEnum):
 
 
 class MirroredArtifact(Struct, frozen=True, kw_only=True):
-    """What became of one artifact."""
+    """The outcome for one artifact."""
 
-    path: str  # below the tree that machines see
+    path: str  # below boot/
     source: str
     outcome: Mirroring
-    message: str = ""  # why it failed
+    message: str = ""  # the reason of a failure
 
 
 def mirror_path(file: BootFile) -> str:
-    """Where a file that is mirrored lies, below the tree that machines see."""
+    """Return the path of the copy of a file, below boot/."""
     return f"o/{file.sha256}/{file.url.rpartition('/')[2]}"
 
 
@@ -57,10 +57,10 @@ def mirror_all(
     *,
     parallel: int,
 ) -> None:
-    """Bring every file that has a source below ``root``, so many at a time; ``report`` each as it is done.
+    """Download every file that has a source to ``root``, up to ``parallel`` at a time. Call ``report`` for each.
 
-    What was begun before is gone on with. What is there is whole: it got its name after it was read to its end,
-    compared, and on the disk. A signal, or an error of ``report``, ends what is under way.
+    An earlier download is continued. An existing copy is complete, because it gets its name only after its digest was
+    verified and it was synced to the disk. A signal, or an error of ``report``, also stops the downloads in progress.
     """
     by_path = {mirror_path(file): file for file in files if file.source is not None}
     stop = Event()
@@ -85,14 +85,14 @@ def _mirror(
             with suppress(FileNotFoundError):
                 is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
             if is_there:
-                os.utime(target.name, dir_fd=folder)  # `prune` goes by when it was last named
+                os.utime(target.name, dir_fd=folder)  # `prune` uses this time as the last use
                 return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
             try:
                 _fetch(fetcher, file, source, part, folder, is_stopped)
                 os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
                 sync_folder(".", folder)
             except OSError as error:
-                if error.errno in _FULL:  # boot files have to be written there, too
+                if error.errno in _FULL:  # the disk must have room for boot files, too
                     with suppress(FileNotFoundError):
                         os.unlink(part, dir_fd=folder)
                 raise
@@ -105,19 +105,19 @@ def _mirror(
 
 
 class _ContentMismatch(Exception):
-    """What a source has is not what the image names."""
+    """The content at the source differs from the digest of the image."""
 
 
 def _fetch(
     fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int, is_stopped: Callable[[], bool]
 ) -> None:
-    """Bring a file to its end at ``part``, from where it was left; what is not the file is deleted."""
+    """Download a file to ``part``, and continue an earlier download. A file with a wrong digest is deleted."""
     fd = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
     with open(fd, "ab+") as written:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "expected a regular file")
         if not lock_file(fd):
-            raise HostUnreachable("another process brings it")
+            raise HostUnreachable("another process is downloading the file")
         written.seek(0)
         digest, size, most_bytes = sha256(), 0, file.size if file.size is not None else LARGEST_ARTIFACT
         while chunk := written.read(CHUNK):
@@ -133,7 +133,7 @@ def _fetch(
                     digest.update(chunk)
                     size += len(chunk)
                     if is_stopped():
-                        raise HostUnreachable("it was not read to its end")
+                        raise HostUnreachable("the download was stopped")
                     if size > most_bytes:
                         break
         written.flush()
@@ -142,14 +142,14 @@ def _fetch(
     if digest.hexdigest() != file.sha256:
         os.unlink(part, dir_fd=folder)
         raise _ContentMismatch(
-            f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}"
+            f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, and the image states {file.sha256}"
         )
 
 
 def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[str]:
-    """Delete mirrored files that are not ``needed``, and were not since then; return their paths, sorted.
+    """Delete copies that are not in ``needed_paths`` and were not used since ``before_s``. Return their paths, sorted.
 
-    User data, which lies below o/ as well, has other names. Raises OSError, and `UsageError` as `output_folder` does.
+    User data is also below o/, but under other names. Raises OSError, and `UsageError` as `output_folder` does.
     """
     check_output_folder(root / "o")
     pruned = []
@@ -161,6 +161,6 @@ def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[st
             if name in MIRRORED_NAMES and path not in needed_paths and file.stat().st_mtime < before_s:
                 file.unlink()
                 pruned.append(path)
-        with suppress(OSError):  # something else is in it
+        with suppress(OSError):  # the folder has other files
             folder.rmdir()
     return pruned

@@ -27,13 +27,14 @@ from gitboot.model.server import Architecture
 from gitboot.problems import Code, Problem
 from gitboot.text import quote_words
 
-_LARGEST_MANIFEST: Final = 4 << 20  # what registries have to take: "Pushing Manifests"
+# the size that registries must accept: OCI distribution specification, "Pushing Manifests"
+_LARGEST_MANIFEST: Final = 4 << 20
 _MOST_REDIRECTS: Final = 5
 _AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
 
 
 class Registries:
-    """The registries that may be asked, and what it takes to be let in."""
+    """A client for the allowed registries, with their credentials and tokens."""
 
     def __init__(
         self,
@@ -44,13 +45,13 @@ class Registries:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """The deadline is for each answer; the body of a blob has to come at the ``rate`` instead."""
+        """The deadline applies to each answer. The body of a blob must arrive at the minimum ``rate`` instead."""
         self._allowed, self._client, self._credentials = tuple(allowed_registries), client, credentials
         self._deadline_s, self._rate = deadline_s, rate
         self._tokens: dict[tuple[str, str], str] = {}  # Authorization, by origin and repository
 
     def manifest(self, reference: OciReference) -> tuple[Digest, bytes]:
-        """An index or manifest and its digest, which is the one that was asked for where that was given.
+        """Return the digest and the content of an index or manifest, and check a digest in the reference.
 
         Raises `RegistryRefused`, `NotInRegistry`, `HostUnreachable`.
         """
@@ -59,19 +60,19 @@ class Registries:
             while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
                 content += chunk
         if len(content) > _LARGEST_MANIFEST:
-            raise RegistryRefused(f"{reference}: a manifest of more than {_LARGEST_MANIFEST >> 20} MiB")
+            raise RegistryRefused(f"{reference}: the manifest is larger than {_LARGEST_MANIFEST >> 20} MiB")
         found = Digest(sha256(content).hexdigest())
         if reference.digest not in (None, found):
-            raise RegistryRefused(f"{reference} is not what the registry answered, which is sha256:{found}")
+            raise RegistryRefused(f"{reference}: the registry returned other content, with the digest sha256:{found}")
         return found, content
 
     @contextmanager
     def blob(
         self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
     ) -> Iterator[AnswerStream]:
-        """A file as it comes; whoever reads it checks its digest. With a Range the status may be 206 or 416.
+        """Yield the answer for a file. The caller checks the digest. With a Range header, the status may be 206 or 416.
 
-        Raises as `manifest` does.
+        Raises the errors of `manifest`.
         """
         with self._open(reference, "blobs", headers or {}, method) as answer:
             yield answer
@@ -89,7 +90,7 @@ class Registries:
                 return
             challenge = answer.headers.getlist("WWW-Authenticate")
         if (given := self._authorization(at, reference, challenge)) is None:
-            raise RegistryRefused(f"{reference} is not given to the anonymous: give --registry-credentials")
+            raise RegistryRefused(f"{reference} needs credentials: add --registry-credentials")
         self._tokens[key] = given
         with self._follow_redirects(url, headers, given, method) as answer:
             yield _check_answer(answer, reference)
@@ -98,7 +99,7 @@ class Registries:
     def _follow_redirects(
         self, url: str, headers: Mapping[str, str], authorization: str | None, method: str
     ) -> Iterator[AnswerStream]:
-        """The answer behind redirects, which registries give for blobs; a registry's token goes to itself alone."""
+        """Yield the answer after redirects, which are common for blobs. The token is sent to the registry only."""
         credentials = {"Authorization": authorization or ""}
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
         try:
@@ -133,20 +134,20 @@ class Registries:
         found = answer.json if isinstance(answer.json, dict) else {}
         token = found.get("token") or found.get("access_token")
         if answer.status != HTTPStatus.OK or not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            whose = "these credentials" if own else "the anonymous; give --registry-credentials"
-            raise RegistryRefused(f"{urlsplit(realm).netloc} gives no token for {reference} to {whose}")
+            hint = "check the credentials" if own else "add --registry-credentials"
+            raise RegistryRefused(f"{urlsplit(realm).netloc} issues no token for {reference}: {hint}")
         return f"Bearer {token}"
 
 
 _PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
-_TOKEN: Final = re.compile(r"[!-~]+")  # it becomes part of a header
+_TOKEN: Final = re.compile(r"[!-~]+")  # the token becomes part of a header
 
 
 def _check_realm(realm: str, at: str) -> None:
-    """Raise `RegistryRefused` where a token is to be asked for at a place that anybody could have named.
+    """Raise `RegistryRefused` if a token server could have been named by an attacker.
 
-    A registry that was asked by https may name another host, since it could ask for the credentials itself. What an
-    unencrypted answer says may be anybody's word: there it has to be the same host.
+    A registry on HTTPS may name another host, because it could ask for the credentials itself. Anyone can fake an
+    answer without encryption, so there the token server must be the same host.
     """
     try:
         found, own = urlsplit(realm), urlsplit(at)
@@ -155,7 +156,7 @@ def _check_realm(realm: str, at: str) -> None:
     except ValueError:
         is_good = False
     if not is_good:
-        raise RegistryRefused(f"{at} wants its token asked for at {realm[:100]!r}, where credentials are not sent")
+        raise RegistryRefused(f"{at} names the token server {realm[:100]!r}, and gitboot sends no credentials there")
 
 
 def _check_answer(answer: AnswerStream, reference: OciReference) -> AnswerStream:
@@ -163,15 +164,15 @@ def _check_answer(answer: AnswerStream, reference: OciReference) -> AnswerStream
         return answer
     _check_reachable(answer.status, reference.host)
     if answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-        raise NotInRegistry(f"{reference} is not in the registry")
+        raise NotInRegistry(f"{reference} does not exist in the registry")
     if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        raise RegistryRefused(f"{reference} is not given to these credentials")
+        raise RegistryRefused(f"the credentials do not allow access to {reference}")
     raise RegistryRefused(f"{reference.host} answers {answer.status} for {reference}")
 
 
 def _check_reachable(status: int, host: str) -> None:
     if status in _AGAIN:
-        raise HostUnreachable(f"{host} answers {status}: not now")
+        raise HostUnreachable(f"{host} answers {status}: try again later")
 
 
 MANIFESTS: Final = (
@@ -180,7 +181,7 @@ MANIFESTS: Final = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
-# IronCore's image specification, its first version, and what Garden Linux publishes by.
+# IronCore's image specification, its first version, and the media types of Garden Linux.
 ROLES: Final[Mapping[str, str]] = {
     "application/vnd.ironcore.image.kernel": "kernel",
     "application/vnd.ironcore.image.initramfs": "initrds",
@@ -198,18 +199,18 @@ ROLES: Final[Mapping[str, str]] = {
 _ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "amd64": Architecture.X86_64,
     "arm64": Architecture.AARCH64,
-}  # as Go calls them, and so OCI
+}  # the names of Go, which OCI uses
 
 
 class OciPlatform(msgspec.Struct, frozen=True):
-    """What a manifest of an index is for."""
+    """The platform of a manifest in an index."""
 
     architecture: str = ""
     os: str = ""
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
-    """What a registry has under a digest."""
+    """A reference to content in a registry, by digest."""
 
     digest: str
     size: int
@@ -219,27 +220,27 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def sha256(self) -> Digest:
-        """Its digest; raises `RegistryRefused` where that is of another kind."""
+        """Return the digest. Raises `RegistryRefused` if it is not a sha256."""
         try:
             return parse_digest(self.digest.removeprefix("sha256:"))
         except Malformed:
-            raise RegistryRefused(f"{self.digest[:80]!r} is no sha256, which is what decisions name files by") from None
+            raise RegistryRefused(f"{self.digest[:80]!r} is not a sha256 digest, which gitboot needs") from None
 
     @property
     def architecture(self) -> Architecture | None:
-        """Of the machines that it is for; None: it does not say, or of none that gitboot knows."""
+        """Return the architecture of the machines; None: unknown, or not supported by gitboot."""
         if self.platform is not None and self.platform.architecture:
             return _ARCHITECTURES.get(self.platform.architecture) if self.platform.os in ("", "linux") else None
         return _ARCHITECTURES.get((self.annotations or {}).get("architecture", ""))
 
     @property
     def cname(self) -> str:
-        """Garden Linux's name for what it was built as: metal_pxe-amd64-1877.3."""
+        """Return Garden Linux's name of the build, such as metal_pxe-amd64-1877.3."""
         return (self.annotations or {}).get("cname", "")
 
 
 class ImageManifest(msgspec.Struct, frozen=True):
-    """An index, which has manifests, or an image's manifest, which has layers."""
+    """An index, which has manifests, or the manifest of an image, which has layers."""
 
     manifests: tuple[Descriptor, ...] | None = None
     layers: tuple[Descriptor, ...] | None = None
@@ -247,18 +248,18 @@ class ImageManifest(msgspec.Struct, frozen=True):
 
 
 def parse_manifest(content: bytes, name: str) -> ImageManifest:
-    """Raise `RegistryRefused` for what is neither an index nor an image's manifest."""
+    """Parse an index or the manifest of an image. Raises `RegistryRefused`."""
     try:
         found = _manifest(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise RegistryRefused(f"{name} is not an image's manifest: {error}") from None
+        raise RegistryRefused(f"{name} is not the manifest of an image: {error}") from None
     if (found.manifests is None) == (found.layers is None):
-        raise RegistryRefused(f"{name} is neither an index nor an image's manifest")
+        raise RegistryRefused(f"{name} is neither an index nor the manifest of an image")
     return found
 
 
 def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict[Architecture, Descriptor]:
-    """The one manifest for each architecture, of those whose cname begins so; raises `RegistryRefused`."""
+    """Return the manifest for each architecture whose cname starts with ``cname``. Raises `RegistryRefused`."""
     found: dict[Architecture, list[Descriptor]] = {}
     for each in index:
         if (architecture := each.architecture) is not None and each.cname.startswith(cname):
@@ -267,7 +268,7 @@ def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict
         if len(several) > 1:
             names = ", ".join(sorted({each.cname or each.digest for each in several}))
             raise RegistryRefused(
-                f"{name} has {len(several)} images for {architecture}: choose one by --cname, the beginning of {names}"
+                f"{name} has {len(several)} images for {architecture}: add --cname with the start of one of {names}"
             )
     if not found:
         known = ", ".join(sorted({each.cname for each in index if each.cname}))
@@ -277,20 +278,22 @@ def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict
 
 
 def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor, ...]]:
-    """An image's layers by what a BootImage calls them; raises `RegistryRefused` where they cannot be booted.
+    """Return the layers of an image by their field in a BootImage. Raises `RegistryRefused` if they cannot be booted.
 
-    Layers of other media types are left out: disk images, command lines.
+    Layers of other media types, such as disk images and command lines, are ignored.
     """
     found: dict[str, tuple[Descriptor, ...]] = {}
     for each in layers:
         if (role := ROLES.get(each.media_type)) is not None:
             found[role] = (*found.get(role, ()), each)
     if not found.keys() & {"kernel", "uki", "iso"}:
-        types = ", ".join(sorted({each.media_type for each in layers})) or "none at all"
-        raise RegistryRefused(f"{name} has no kernel, uki or iso; its layers are {types}")
+        types = ", ".join(sorted({each.media_type for each in layers})) or "none"
+        raise RegistryRefused(f"{name} has no kernel, uki or iso (types of its layers: {types})")
     for role, several in found.items():
         if role != "initrds" and len(several) > 1:
-            raise RegistryRefused(f"{name} has {len(several)} layers of type {several[0].media_type}: which is meant?")
+            raise RegistryRefused(
+                f"{name} has {len(several)} layers of type {several[0].media_type}, and gitboot expects one"
+            )
     return found
 
 
@@ -308,12 +311,15 @@ class _AuthFile(msgspec.Struct):
 
 
 class RegistryCredentials(Struct, frozen=True):
-    """A file of credentials, read anew at each use: they change."""
+    """A file of credentials. It is read at each use, because it may change."""
 
     file: Path
 
     def authorization(self, host: str) -> str | None:
-        """What is sent to a registry as ``Authorization``; None: nothing is known for it. Raises `UsageError`."""
+        """Return the ``Authorization`` header for a registry; None: the file has no credentials for it.
+
+        Raises `UsageError`.
+        """
         auth = self._read().auths.get(host)
         if auth is None:
             return None
@@ -323,11 +329,11 @@ class RegistryCredentials(Struct, frozen=True):
         except ValueError:
             user, colon = b"", b""
         if not user or not colon:
-            raise UsageError(f"{self.file}: the entry for {host} holds no USER:PASSWORD as base64 under auth")
+            raise UsageError(f"{self.file}: the entry for {host} needs USER:PASSWORD in base64 under auth")
         return f"Basic {pair}"
 
     def check(self) -> None:
-        """Raise `UsageError` where it cannot be read, or others can read it."""
+        """Raise `UsageError` if the file is not readable, or if other users can read it."""
         self._read()
 
     def _read(self) -> _AuthFile:
@@ -338,13 +344,13 @@ class RegistryCredentials(Struct, frozen=True):
             raise UsageError(f"{self.file} cannot be read: {error.strerror}") from None
         if mode & stat.S_IRWXO:
             raise UsageError(
-                f"{self.file} holds passwords, and everybody can read it: chmod 600 {quote_words(self.file)}"
+                f"{self.file} contains passwords, and all users can read it: run chmod 600 {quote_words(self.file)}"
             )
         try:
             return _auth_file(content)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise UsageError(
-                f'{self.file} is not a file of registries\' credentials: {{"auths": {{"HOST": …}}}}'
+                f'{self.file} is not a file of registry credentials: expected {{"auths": {{"HOST": …}}}}'
             ) from None
 
 
@@ -354,18 +360,18 @@ _auth_file: Final = build_json_decoder(_AuthFile)
 class OciReference(Struct, frozen=True, kw_only=True):
     """``oci://HOST/REPOSITORY`` with a tag, or with the digest of a manifest or blob."""
 
-    host: str  # with its port, where it has one
+    host: str  # with a port, if there is one
     repository: str
     tag: str | None
     digest: Digest | None
 
     @classmethod
     def parse(cls, text: str) -> OciReference:
-        """Raise `UsageError` for what names nothing in a registry; a digest wins over a tag beside it."""
+        """Parse a reference. If it has a tag and a digest, the digest counts. Raises `UsageError`."""
         found = OCI.fullmatch(text)
         if found is None or (found["tag"] is None and found["digest"] is None):
             raise UsageError(
-                f"{text!r} is no image of a registry: expected oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:…"
+                f"{text!r} is not an image in a registry: expected oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:…"
             )
         digest = Digest(found["digest"]) if found["digest"] is not None else None
         return cls(host=found["host"], repository=found["repository"], tag=found["tag"], digest=digest)
@@ -375,7 +381,7 @@ class OciReference(Struct, frozen=True, kw_only=True):
 
     @property
     def version(self) -> str:
-        """What stands last in the registry's URLs."""
+        """Return the last part of the registry's URL: a digest or a tag."""
         return f"sha256:{self.digest}" if self.digest is not None else self.tag or ""
 
     def __str__(self) -> str:
@@ -388,7 +394,7 @@ _PATTERN: Final = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<re
 
 
 class AllowedRegistry(Struct, frozen=True, kw_only=True):
-    """Registries that may be asked: a host and a repository, each a name or with ``*`` and ``?``."""
+    """An allowed registry: a host and a repository, each with the wildcards ``*`` and ``?``."""
 
     scheme: str
     host: str
@@ -396,42 +402,43 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> AllowedRegistry:
-        """``[http://]HOST[/REPOSITORY]``; raises `UsageError`. Without a repository: all of the host's."""
+        """Parse ``[http://]HOST[/REPOSITORY]``. Without a repository, all repositories of the host are allowed.
+
+        Raises `UsageError`.
+        """
         found = _PATTERN.fullmatch(text)
         if found is None or "@" in found["host"]:
-            raise UsageError(f"{text!r} is no registry: expected HOST or HOST/REPOSITORY, with * for any characters")
+            raise UsageError(f"{text!r} is not a registry: expected HOST or HOST/REPOSITORY, with * for any characters")
         if set(found["host"]) <= set("*?."):
-            raise UsageError(f"{text!r} would allow any registry: name its host, or the domain it is below")
+            raise UsageError(f"{text!r} would allow any registry: name the host or its domain")
         scheme = (found["scheme"] or "https://").removesuffix("://")
         return cls(scheme=scheme, host=found["host"].lower(), repository=found["repository"] or "*")
 
     def allows(self, reference: OciReference) -> bool:
-        # Each by itself: a * of the host's must not reach into what stands behind the slash.
+        # Match each part by itself: a * in the host must not match a part of the repository.
         is_host = fnmatchcase(reference.host.lower(), self.host)
         return is_host and fnmatchcase(reference.repository, self.repository)
 
 
 def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedRegistry]) -> str:
-    """The scheme and host by which a registry is asked; raises `RegistryRefused` for one that is not allowed."""
+    """Return the scheme and host of a registry. Raises `RegistryRefused` if it is not allowed."""
     for each in allowed_registries:
         if each.allows(reference):
             return f"{each.scheme}://{reference.host}"
-    raise RegistryRefused(
-        f"{reference.host}/{reference.repository} is not among the registries that may be asked: give --registries"
-    )
+    raise RegistryRefused(f"{reference.host}/{reference.repository} is not an allowed registry: add it to --registries")
 
 
 class Resolved(Struct, frozen=True, kw_only=True):
-    """What a tag names now."""
+    """The files that a tag refers to now."""
 
-    image: OciReference  # by the digest of its index or manifest
-    architectures: dict[str, dict[str, Any]]  # as a BootImage's spec has them
+    image: OciReference  # with the digest of the index or manifest
+    architectures: dict[str, dict[str, Any]]  # in the form of a BootImage's spec
 
 
 def resolve(
     reference: OciReference, registries: Registries, *, cname: str = "", architecture: Architecture | None = None
 ) -> Resolved:
-    """Ask what an image's files are; an index names its architectures, a single manifest is for ``architecture``.
+    """Look up the files of an image. A manifest that is not in an index is for ``architecture``.
 
     Raises `UsageError`, `RegistryRefused`, `NotInRegistry`, `HostUnreachable`.
     """
@@ -440,9 +447,7 @@ def resolve(
     if found.layers is not None:
         only = architecture or Descriptor(digest, 0, annotations=found.annotations).architecture
         if only is None:
-            raise UsageError(
-                f"{reference} is no index, and does not say for which architecture it is: give --architecture"
-            )
+            raise UsageError(f"{reference} is a single manifest without an architecture: add --architecture")
         architectures = {only: _artifacts(found.layers, reference)}
     else:
         manifests = choose_manifests(found.manifests or (), cname, str(reference))
@@ -468,7 +473,7 @@ def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[
 
 
 def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
-    """The problems; those about a tag have a hint with the digests that it names now, or why nobody knows."""
+    """Return the problems. A problem about a tag gets a hint with the current digests of the tag, or the error."""
 
     @cache
     def hint(image: str) -> str:
@@ -480,7 +485,9 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
                     lines.append(f"{architecture}.{role} is {', '.join(urls)}")
             return "; ".join(lines)
         except (HostUnreachable, OperatorError) as error:
-            return f"`gitboot artifacts resolve {quote_words(image)}` prints what to write; asked now: {error}"
+            return (
+                f"`gitboot artifacts resolve {quote_words(image)}` prints the fields to write; lookup failed: {error}"
+            )
 
     return tuple(
         structs.replace(problem, hint=hint(found[0].partition("@")[0]))

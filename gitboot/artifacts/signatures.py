@@ -1,4 +1,4 @@
-"""Signatures of images: keys, and verification by gpg, minisign and sigstore."""
+"""Image signatures: keys, and verification by gpg, minisign and sigstore."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ class SignatureKind(StrEnum):
 
 
 class ImageKeys:
-    """The keys in one directory: each of them may vouch for any image.
+    """The keys in a directory. Each key may sign any image.
 
-    ``*.asc`` and ``*.gpg`` are OpenPGP keys, ``*.pub`` minisign's, and ``*.toml`` say who may sign by sigstore, whose
-    ``trusted_root.json`` lies beside them. What the programs need besides is made in ``scratch``.
+    ``*.asc`` and ``*.gpg`` files are OpenPGP keys, ``*.pub`` files are minisign keys. ``*.toml`` files have the
+    identities that may sign with sigstore, and ``trusted_root.json`` is the trusted root of sigstore. ``scratch`` is a
+    folder for temporary files.
     """
 
     def __init__(self, directory: Path, scratch: Path) -> None:
@@ -47,16 +48,16 @@ class ImageKeys:
         self._minisign = _list_key_files(directory, ".pub")
         self._identities = _list_key_files(directory, ".toml")
         if not (self._openpgp or self._minisign or self._identities):
-            raise UsageError(f"{directory} has no key of images: *.asc or *.gpg, *.pub, or *.toml for sigstore")
+            raise UsageError(f"{directory} has no keys of images: expected *.asc, *.gpg, *.pub, or *.toml for sigstore")
         self._keyring = Keyring.create(self._openpgp, scratch / "openpgp") if self._openpgp else None
         self._verifier: tuple[Verifier, tuple[tuple[str, Identity], ...]] | None = None
 
     def signer(self, kind: SignatureKind, signature: bytes, file: Path, digest: Digest) -> str:
-        """Who has signed a file that has this sha256; raises `Distrusted`, in words that follow "it is"."""
+        """Return the signer of a file with this sha256. Raises `Distrusted`, with a text that follows "it is"."""
         match kind:
             case SignatureKind.OPENPGP:
                 if self._keyring is None:
-                    raise UnlistedKey("signed by an OpenPGP key, and none is listed")
+                    raise UnlistedKey("signed by an OpenPGP key, and no OpenPGP keys are listed")
                 return printable(str(self._keyring.find_signer(signature, file)))
             case SignatureKind.MINISIGN:
                 return self._by_minisign(signature, file)
@@ -85,12 +86,12 @@ class ImageKeys:
             if "the public key file" in said:
                 raise UsageError(f"{key} is not a public key of minisign")
             if "the key id in the public key is" not in said:
-                raise UntrustedSignature("not what its minisign signature is of, or that is none")
+                raise UntrustedSignature("not the file of its minisign signature, or the signature is malformed")
         raise UnlistedKey("signed by a minisign key that is not listed")
 
     def _by_sigstore(self, bundle: bytes, digest: Digest) -> str:
         if not self._identities:
-            raise UnlistedKey("signed by sigstore, and nobody is listed for it")
+            raise UnlistedKey("signed with sigstore, and no sigstore identities are listed")
         verifier, identities = self._sigstore()
         from sigstore.errors import Error
         from sigstore.hashes import Hashed
@@ -106,20 +107,20 @@ class ImageKeys:
                 reason = printable(str(error))[:_LONGEST_REASON]
             else:
                 return f"sigstore identity {name}"
-        raise UntrustedSignature(f"not signed by anybody who is listed for sigstore: {reason}")
+        raise UntrustedSignature(f"not signed by a listed sigstore identity: {reason}")
 
     def _sigstore(self) -> tuple[Verifier, tuple[tuple[str, Identity], ...]]:
-        # It asks nobody: the files alone say whom to believe.
+        # The verification works offline, with the trusted root in the directory.
         if self._verifier is None:
             try:
                 from sigstore.models import TrustedRoot
                 from sigstore.verify import Verifier
             except ImportError:
-                raise UsageError("sigstore is not installed: pip install gitboot[sigstore]") from None
+                raise UsageError("sigstore is not installed: run pip install 'gitboot[sigstore]'") from None
             try:
                 root = TrustedRoot.from_file(str(self._root))
             except (OSError, ValueError) as error:
-                raise UsageError(f"{self._root} is not a trusted root of sigstore: {printable(str(error))}") from None
+                raise UsageError(f"{self._root} is not a trusted root for sigstore: {printable(str(error))}") from None
             self._verifier = Verifier(trusted_root=root), tuple(map(_identity, self._identities))
         return self._verifier
 
@@ -136,7 +137,7 @@ def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
 
 
 def _identity(file: Path) -> tuple[str, Identity]:
-    """``identity`` and ``issuer``, as the certificate that signs has them."""
+    """Read ``identity`` and ``issuer``, as they are in the signing certificate."""
     from sigstore.verify.policy import Identity
 
     try:
@@ -150,23 +151,24 @@ def _identity(file: Path) -> tuple[str, Identity]:
 
 
 class VouchedFile(Struct, frozen=True, kw_only=True):
-    """One file of an image, and who vouches for it."""
+    """A file of an image, and its signer."""
 
-    at: Field  # in the BootImage's document
+    at: Field  # the path of the field in the BootImage
     sha256: Digest
-    by: str | None  # whose key; None: nobody's that counts
-    fault: str | None  # why not, as it follows "it is"; None: no signature is named
+    by: str | None  # the trusted signer; None: no trusted signature
+    # why the signature is not trusted, as a text that follows "it is"; None: the image names no signature
+    fault: str | None
 
 
 class SignatureCheck:
-    """Checks what images name as signatures; a list of digests is fetched and checked once."""
+    """Checks the signatures that images name. A list of digests is fetched and checked once."""
 
     def __init__(self, fetcher: Fetcher, keys: ImageKeys, base_url: str) -> None:
         self._fetcher, self._keys, self._base_url = fetcher, keys, base_url
         self._lists: dict[Checksums, tuple[frozenset[str], str] | UntrustedSignature] = {}
 
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
-        """Each file of an image, by architecture; ``only`` those with these digests, where that is given."""
+        """Check each file of an image, by architecture. With ``only``, check only files with these digests."""
         for architecture, artifacts in sorted(image.spec.architectures.items()):
             for at, artifact in artifacts.files():
                 if only is not None and artifact.sha256 not in only:
@@ -186,14 +188,14 @@ class SignatureCheck:
             detached = self._read_small(url, _LARGEST_SIGNATURE)
             with TemporaryDirectory(prefix="gitboot-") as folder:
                 file = Path(folder, "file")
-                if kind is not SignatureKind.SIGSTORE:  # whose signature is of the digest
+                if kind is not SignatureKind.SIGSTORE:  # sigstore signs the digest
                     self._fetch(artifact, file)
                 return self._keys.signer(kind, detached, file, artifact.sha256)
         if checksums is None:
             return None
         digests, by = self._read_checksums(checksums)
         if artifact.sha256 not in digests:
-            raise UntrustedSignature(f"not in the list at {checksums.url}, which is signed by {by}")
+            raise UntrustedSignature(f"not in the list at {checksums.url}, which {by} signed")
         return by
 
     def _read_checksums(self, checksums: Checksums) -> tuple[frozenset[str], str]:
@@ -222,7 +224,7 @@ class SignatureCheck:
         for chunk in self._chunks(url):
             content += chunk
             if len(content) > most_bytes:
-                raise UntrustedSignature(f"not known to be signed: {url} has more than {most_bytes:,} bytes")
+                raise UntrustedSignature(f"not verified: {url} has more than {most_bytes:,} bytes")
         return bytes(content)
 
     def _fetch(self, artifact: Artifact, file: Path) -> None:
@@ -233,22 +235,22 @@ class SignatureCheck:
                 written.write(chunk)
                 if written.tell() > most_bytes:
                     raise UntrustedSignature(
-                        f"not what lies at {artifact.url}: that has more than {most_bytes:,} bytes"
+                        f"not the file at {artifact.url}, which has more than {most_bytes:,} bytes"
                     )
         if digest.hexdigest() != artifact.sha256:
-            raise UntrustedSignature(f"not what lies at {artifact.url}: that has the sha256 {digest.hexdigest()}")
+            raise UntrustedSignature(f"not the file at {artifact.url}, which has the sha256 {digest.hexdigest()}")
 
     def _chunks(self, url: str) -> Iterator[bytes]:
         try:
             with self._fetcher.read(choose_download_url(url, self._base_url)) as content:
                 yield from content.chunks
         except (ArtifactMissing, HostUnreachable) as error:
-            raise UntrustedSignature(f"not known to be signed, for {url} is unavailable: {error}") from error
+            raise UntrustedSignature(f"not verified, because {url} is unavailable: {error}") from error
 
 
 _LARGEST_SIGNATURE: Final = 1 << 20
 _LARGEST_LIST: Final = 16 << 20
-# As sha256sum prints it, and as it does with --tag, which is how BSD's sha256 does.
+# A line of sha256sum, or of sha256sum --tag, which is also the format of BSD's sha256.
 _LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-f]{64}))$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""BMC credentials: where they come from, and at which hosts they may be used."""
+"""BMC credentials: their files, the commands that print passwords, and the hosts at which gitboot may use them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import did_you_mean, format_names
 
-FILE: Final = "access.toml"  # beside username and password; or beside all credentials, for those without their own
+FILE: Final = "access.toml"  # in the folder of one credential, or as the default in the directory of all
 AUTHORITY: Final = "ca.crt"  # likewise
 Address = IPv4Address | IPv6Address
-Place = IPv4Network | IPv6Network | str  # a network, a host, *.NAME: every name below it
+Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME for every name below NAME
 AddressFilter = Callable[[Address], bool]
-CredentialUse = tuple[str, str]  # where a BMC answers, in one spelling, and the name of credentials
-# What lies behind such an address depends on who asks: metadata of a cloud, this machine itself.
+CredentialUse = tuple[str, str]  # a BMC's normalized origin, and the name of its credentials
+# Such an address means something else on each machine: a cloud's metadata service, or the machine itself.
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
 
 def credential_use(bmc: BmcAccess) -> CredentialUse:
-    """Return where a BMC answers, and the name of the credentials that it is sent."""
+    """Return the origin of a BMC, and the name of the credentials that gitboot sends to it."""
     return normalize_origin(bmc.address), bmc.credentials
 
 
 def normalize_origin(address: str) -> str:
-    """Scheme, host and port, in one spelling: who answers, whatever the path."""
+    """Return scheme, host and port of an address in one spelling, without the path."""
     parts = urlsplit(address)
     return normalize_bmc_address(f"{parts.scheme}://{parts.netloc}", None)[0]
 
@@ -49,30 +49,31 @@ def normalize_origin(address: str) -> str:
 class Credentials:
     username: str
     password: str = field(repr=False)
-    name: str = ""  # by which documents name them
+    name: str = ""  # as documents refer to them
 
 
 class Trust(Struct, frozen=True, kw_only=True):
-    """The content of `FILE`: where credentials may be used, and how."""
+    """The content of `FILE`: the hosts at which credentials may be used, and the allowed connections."""
 
-    file: Path  # where it says so, or would
-    networks: tuple[IPv4Network | IPv6Network, ...] = ()  # in which they may be used
-    hosts: tuple[str, ...] = ()  # names that they may be used for; *.NAME: every name below it
+    file: Path  # the path of the file, even if it does not exist
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()  # in which gitboot may use them
+    hosts: tuple[str, ...] = ()  # host names at which gitboot may use them; *.NAME: every name below NAME
     http: bool = False  # unencrypted
-    ipmi: bool = False  # by IPMI, which hands a hash of the password to whoever asks for it
+    ipmi: bool = False  # IPMI sends a hash of the password to any client that asks for it
     unverified: bool = False  # for BMCs with verify: false
-    repository_authorities: bool = False  # for BMCs with an authority out of the repository
-    certificates: tuple[tuple[str, str], ...] = ()  # by host: the one that its BMC shows, whoever has signed it
-    password_command: tuple[str, ...] = ()  # what says the password, where no file has it
-    authority: str | None = None  # PEM; who has a certificate of it may be sent them, unless places are named
-    authorities: tuple[tuple[Place, str], ...] = ()  # of single places: a site, a BMC; the first that fits counts
+    repository_authorities: bool = False  # for BMCs whose authority is in the repository
+    certificates: tuple[tuple[str, str], ...] = ()  # fingerprint by host; the issuer does not matter
+    password_command: tuple[str, ...] = ()  # prints the password if there is no file with it
+    # PEM. Without networks and hosts, gitboot sends the credentials to each BMC with a certificate of this authority.
+    authority: str | None = None
+    authorities: tuple[tuple[Place, str], ...] = ()  # of single sites or BMCs; the first match counts
 
     @property
     def names_places(self) -> bool:
         return bool(self.networks or self.hosts)
 
     def covers(self, bmc: BmcAccess) -> bool:
-        """Return whether a BMC may be sent the credentials. The addresses of a name are checked when it is resolved."""
+        """Return whether gitboot may send the credentials to a BMC. A host name is checked again on connect."""
         try:
             self.build_address_filter(bmc, is_in_ledger=False)
         except BmcNotTrusted:
@@ -80,9 +81,9 @@ class Trust(Struct, frozen=True, kw_only=True):
         return True
 
     def build_address_filter(self, bmc: BmcAccess, *, is_in_ledger: bool) -> AddressFilter:
-        """Return the addresses at which a BMC may be sent the credentials.
+        """Return a function that accepts the addresses at which gitboot may send the credentials to a BMC.
 
-        ``known``: the ledger has the pair of both. Raises `BmcNotTrusted` if no address is allowed.
+        ``is_in_ledger``: the ledger has this credential use. Raises `BmcNotTrusted` if no address is allowed.
         """
         self._check_channel(bmc)
         host, literal = _get_host(bmc), _get_literal_address(bmc)
@@ -92,22 +93,24 @@ class Trust(Struct, frozen=True, kw_only=True):
             return self._is_in_networks
         if literal is None and self.networks:
             return self._is_in_networks
-        if not self.names_places and is_in_ledger:  # an address that a person has let in is named by that
+        if not self.names_places and is_in_ledger:  # a person approved it, which counts like an entry in networks
             return self._is_allowed_by_name if literal is None else literal.__eq__
         if not self.names_places and self._must_prove_identity(bmc):
             return self._is_allowed_by_name
-        where = "names others" if self.names_places else "names no networks, and this BMC is new here"
+        problem = (
+            "allows other hosts only" if self.names_places else "lists no networks, and this BMC is not in the ledger"
+        )
         raise BmcNotTrusted(
-            f"{bmc.address} is sent no credentials {bmc.credentials}: {self.file} {where}; gitboot bmc access-files "
-            "prints what that file may say"
+            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {self.file} {problem}; "
+            "gitboot bmc access-files prints the lines to add"
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
-        """Return the fingerprint of the certificate that the instance names for a BMC."""
+        """Return the fingerprint in `FILE` for the certificate of a BMC."""
         return dict(self.certificates).get(_get_host(bmc))
 
     def find_authority(self, bmc: BmcAccess) -> str | None:
-        """Return whose certificate a BMC has to show, as PEM; None: the machine's own authorities."""
+        """Return the authority for a BMC's certificate, as PEM. None: any authority that this machine trusts."""
         return bmc.ca or self._find_own_authority(bmc)
 
     def _find_own_authority(self, bmc: BmcAccess) -> str | None:
@@ -122,19 +125,19 @@ class Trust(Struct, frozen=True, kw_only=True):
         return self.authority
 
     def _check_channel(self, bmc: BmcAccess) -> None:
-        """How a BMC is reached may be less safe than it could be only where the instance says so."""
+        """Raise `BmcNotTrusted` if a BMC is reached in a weak way that `FILE` does not allow."""
         by_authority = self.find_certificate(bmc) is None
         for channel in _WEAK_CHANNELS:
             if not channel.applies_to(bmc) or getattr(self, channel.key.replace("-", "_")):
                 continue
             if by_authority or not channel.fixed_by_certificate:
                 raise BmcNotTrusted(
-                    f"{bmc.address} is sent no credentials {bmc.credentials}: {channel.problem}, and {self.file} does not "
-                    f"say {channel.key} = true; gitboot bmc access-files prints what that file may say"
+                    f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}: {channel.problem}, and "
+                    f"{self.file} does not set {channel.key} = true; gitboot bmc access-files prints the lines to add"
                 )
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
-        """Return whether a BMC has to prove who it is by an authority, or a certificate, that the instance names."""
+        """Return whether a BMC has to show a certificate, or one of an authority, that the access files name."""
         if _is_https(bmc) and self.find_certificate(bmc) is not None:
             return True
         return self._find_own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
@@ -150,13 +153,13 @@ class Trust(Struct, frozen=True, kw_only=True):
 
 
 class _WeakChannel(NamedTuple):
-    """A way to reach BMCs that is less safe than another, and that the instance has to allow."""
+    """A way to reach BMCs that is less safe than others, and that `FILE` has to allow."""
 
     key: str  # in `FILE`
     applies_to: Callable[[BmcAccess], bool]
-    problem: str  # is the matter with it
-    comment: str  # the same, beside the key
-    fixed_by_certificate: bool = False  # whether a certificate that the instance names makes up for it
+    problem: str  # in messages
+    comment: str  # in the comment after the key
+    fixed_by_certificate: bool = False  # whether it is safe with a certificate in `FILE`
 
 
 def _is_http(bmc: BmcAccess) -> bool:
@@ -168,32 +171,32 @@ def _is_https(bmc: BmcAccess) -> bool:
 
 
 _WEAK_CHANNELS: Final = (
-    _WeakChannel("http", _is_http, "it is reached unencrypted", "unencrypted"),
+    _WeakChannel("http", _is_http, "its address is not encrypted", "unencrypted"),
     _WeakChannel(
         "ipmi",
         lambda bmc: bmc.uses_ipmi,
-        "IPMI hands a hash of the password to whoever asks",
-        "a hash of the password goes to whoever asks",
+        "IPMI sends a hash of the password to any client",
+        "any client can get a hash of the password",
     ),
     _WeakChannel(
         "unverified",
         lambda bmc: _is_https(bmc) and not bmc.verify,
-        "nobody verifies its certificate",
+        "its certificate is not verified",
         "verify: false",
         fixed_by_certificate=True,
     ),
     _WeakChannel(
         "repository-authorities",
         lambda bmc: _is_https(bmc) and bmc.verify and bmc.ca is not None,
-        "its authority is out of the repository",
-        f"better: the authority as {AUTHORITY}",
+        "its authority comes from the repository",
+        f"safer: store the authority as {AUTHORITY}",
         fixed_by_certificate=True,
     ),
 )
 
 
 def read_trust(directory: Path, name: str) -> Trust:
-    """Read what the instance says of credentials. Raises `UsageError` for a file that cannot be understood."""
+    """Read the access file and the authorities of one credential. Raises `UsageError` for a file that is not valid."""
     own, shared = directory / name / FILE, directory / FILE
     file = shared if shared.exists() and not own.exists() else own
     settings = _parse_access_file(file) if file.exists() else {}
@@ -212,7 +215,7 @@ def _read_pem(file: Path) -> str:
 
 
 def render_access_file(bmcs: Iterable[BmcAccess]) -> str:
-    """Return the file that lets one name's credentials be used for these BMCs, and for no others."""
+    """Return an access file that allows one credential for these BMCs only."""
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
     hosts = []
@@ -238,7 +241,7 @@ def _parse_access_file(file: Path) -> dict[str, Any]:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{file} cannot be read: {why}") from None
     for key in sorted(content.keys() - _PARSERS.keys()):
-        raise UsageError(f"{file}: there is no {key!r}; {did_you_mean(key, _PARSERS, f'it may have {_KEYS}')}")
+        raise UsageError(f"{file}: unknown key {key!r}; {did_you_mean(key, _PARSERS, f'valid keys are {_KEYS}')}")
     found = {}
     for key, value in content.items():
         try:
@@ -256,15 +259,15 @@ def _parse_hosts(value: object) -> tuple[str, ...]:
     names = tuple(each.lower().removesuffix(".") for each in _parse_text_list(value))
     for name in names:
         if not all(part and part.replace("-", "").isalnum() for part in name.removeprefix("*.").split(".")):
-            raise ValueError(f"{name!r} is no host name; *.NAME means every name below it")
+            raise ValueError(f"{name!r} is not a host name; *.NAME means every name below NAME")
         if name.replace(".", "").isdigit():
-            raise ValueError(f"{name!r} is an address: it belongs to networks")
+            raise ValueError(f"{name!r} is an address: write it in networks")
     return names
 
 
 def _parse_text_list(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError("expected a list of texts")
+        raise ValueError("expected a list of strings")
     return value
 
 
@@ -282,9 +285,9 @@ def _parse_command(value: object) -> tuple[str, ...]:
 
 
 def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
-    """Return places with their files, the narrowest first: a host before the names below it."""
+    """Return places with the files of their authorities, the narrowest first: a host comes before *.NAME."""
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
-        raise ValueError("expected networks and hosts, each with the file of its authority")
+        raise ValueError("expected networks or hosts, each with the file of its authority")
     found: list[tuple[Place, str]] = []
     for text, file in value.items():
         try:
@@ -302,7 +305,7 @@ def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
 
 def _parse_certificates(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
-        raise ValueError("expected hosts, each with the sha256 of its certificate")
+        raise ValueError("expected hosts, each with the SHA-256 of its certificate")
     return tuple(
         sorted((host.lower().strip("[]").removesuffix("."), parse_fingerprint(each)) for host, each in value.items())
     )
@@ -327,7 +330,7 @@ def _get_host(bmc: BmcAccess) -> str:
 
 
 def _get_literal_address(bmc: BmcAccess) -> Address | None:
-    """Return the IP address of a BMC if its document has one, and not a name."""
+    """Return the IP address in a BMC's document. None: the document has a host name."""
     try:
         return ip_address(_get_host(bmc))
     except ValueError:
@@ -339,29 +342,29 @@ def _matches_host(host: str, name: str) -> bool:
 
 
 def _unmap_ipv4(address: Address) -> Address:
-    """Return an address of IPv4 that is written as one of IPv6, as what it is."""
+    """Return an IPv4-mapped IPv6 address as an IPv4 address."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
 
-_FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # this process's own: a fingerprint is of no use outside
-_CACHE_S: Final = 1.0  # also where a file is another and does not show it: times of files are coarse
-_PASSWORD_CACHE_S: Final = 300.0  # a command
-_RETRY_AFTER_FAILURE_S: Final = 60.0  # one whose password was refused, or that has failed
+_FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # per process, so that a fingerprint is useless elsewhere
+_CACHE_S: Final = 1.0  # file times are coarse, so a file can change without a new time
+_PASSWORD_CACHE_S: Final = 300.0  # a password from a command
+_RETRY_AFTER_FAILURE_S: Final = 60.0  # of a command that failed, or whose password a BMC refused
 _COMMAND_TIMEOUT_S: Final = 10.0
-_MAX_OUTPUT_BYTES: Final = 4096  # bytes, of what a command says
+_MAX_OUTPUT_BYTES: Final = 4096  # of a command's output
 _MAX_READS: Final = 10
 _FileVersion = tuple[int, int, int, int] | None
 
 
 def read_credentials(directory: Path, name: str) -> Credentials:
-    """``directory/name/username`` and ``…/password``, of one moment, as Kubernetes mounts them; read anew each time."""
+    """Read ``directory/name/username`` and ``directory/name/password`` as they were at one moment."""
     username, password = _read_files(directory / name, name, ("username", "password"))
     return Credentials(username=username, password=password, name=name)
 
 
 def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Return whether the instance allows a BMC its credentials, or does not have them."""
+    """Return whether gitboot may send a BMC its credentials. True if the instance does not have these credentials."""
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
     try:
@@ -371,7 +374,7 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
 
 
 class TrustedCredentials(Struct, frozen=True, kw_only=True):
-    """Credentials, what the instance says of them, and what tells both from others without telling either."""
+    """Credentials with their `Trust`, and a fingerprint of both that does not reveal them."""
 
     credentials: Credentials
     trust: Trust
@@ -392,7 +395,7 @@ class _CommandResult(Struct):
 
 
 class CredentialDirectory:
-    """All credentials of an instance; for many threads at a time."""
+    """All credentials of an instance. Several threads may use it at the same time."""
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
@@ -401,16 +404,16 @@ class CredentialDirectory:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def read(self, name: str) -> TrustedCredentials:
-        """Return credentials by their name, as they are now. Raises `UsageError` if there are none."""
+        """Return the current credentials of a name. Raises `UsageError` if there are no such credentials."""
         if self._root is None:
-            raise UsageError(f"no directory of credentials is given, and {name} is needed (--credentials)")
-        with self._locks[name]:  # a command is asked once, however many wait for it
+            raise UsageError(f"the credentials {name} are needed: name their directory with --credentials")
+        with self._locks[name]:  # run a command once, even if several threads wait for its password
             return self._read_current(self._root, name, may_run_command=True)
 
     def fingerprint(self, name: str) -> str | None:
-        """Return a text that changes when credentials or their `Trust` change; None: no credentials are known.
+        """Return a text that changes when credentials or their `Trust` change. None: there are no such credentials.
 
-        The method runs no command. A new password of a command changes the text when a task needs the password.
+        The method runs no command. A new password from a command changes the text when a task needs the password.
         """
         if self._root is None:
             return None
@@ -420,7 +423,7 @@ class CredentialDirectory:
             return None
 
     def report_failure(self, name: str) -> None:
-        """Say that a BMC has refused them: a command is asked again for the next, but not at once for each."""
+        """Note that a BMC refused credentials, so that their password command runs again, at most once a minute."""
         if (said := self._command_results.get(name)) is not None:
             said.valid_until_s = min(said.valid_until_s, time.monotonic() + _RETRY_AFTER_FAILURE_S)
 
@@ -458,24 +461,24 @@ class CredentialDirectory:
         ):
             result = self._command_results[name] = _run_password_command(command)
         if result is None or result.password is None:
-            why = result.error if result is not None else "it was not asked yet"
+            why = result.error if result is not None else "the command did not run yet"
             raise UsageError(f"no password for credentials {name}: password-command of {trust.file}: {why}")
         return result.password
 
 
 def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
-    """Run a command that prints the password in one line. Its output is never shown."""
+    """Run a command that prints the password on one line. No message contains its output."""
     password, error = None, ""
     try:
         status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, most_bytes=_MAX_OUTPUT_BYTES)
         lines = output.decode().removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
-        error = "what it wrote is no text" if isinstance(problem, UnicodeDecodeError) else str(problem)
+        error = "its output is not text" if isinstance(problem, UnicodeDecodeError) else str(problem)
     else:
         if status != 0:
             error = f"{command[0]} ended with status {status}"
         elif lines == [""] or len(lines) > 1:
-            error = f"{command[0]} wrote {'nothing' if lines == [''] else 'several lines'}, not the password alone"
+            error = f"{command[0]} printed {'no line' if lines == [''] else 'several lines'} instead of the password"
         else:
             password = lines[0]
     return _CommandResult(
@@ -484,7 +487,7 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
 
 
 def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
-    """Read files of a folder, all of the same moment: a link may be led to other files between two of them."""
+    """Read files of one folder as they were at one moment. Kubernetes replaces a mounted secret by moving a symlink."""
     files = [folder / part for part in parts]
     try:
         for _ in range(_MAX_READS):
@@ -494,26 +497,26 @@ def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
                 return [_decode_line(file, content) for file, content in zip(files, contents, strict=True)]
     except OSError as error:
         raise UsageError(
-            f"no credentials named {name}: {folder} needs the files {' and '.join(parts)} ({error})"
+            f"there are no credentials {name}: {folder} needs the files {' and '.join(parts)} ({error})"
         ) from None
-    raise UsageError(f"the files of {folder} change all the time")
+    raise UsageError(f"the files in {folder} changed during each of {_MAX_READS} reads")
 
 
 def _decode_line(file: Path, content: bytes) -> str:
-    """Return the one line of a file. Raises `UsageError`, which shows nothing of the content."""
+    """Return the one line of a file. Raises `UsageError`, without the content of the file."""
     try:
         text = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
-        raise UsageError(f"{file} is not text in UTF-8: write the value alone, on one line") from None
+        raise UsageError(f"{file} is not UTF-8 text: write only the value, on one line") from None
     if not text:
-        raise UsageError(f"{file} is empty: write the value alone, on one line")
+        raise UsageError(f"{file} is empty: write only the value, on one line")
     if any(character in text for character in "\r\n\0"):
-        raise UsageError(f"{file} has several lines: write the value alone, on one line")
+        raise UsageError(f"{file} has several lines: write only the value, on one line")
     return text
 
 
 def _read_file_version(file: Path) -> _FileVersion:
-    """Return what is another once a file was written or replaced, or a link on the way to it leads elsewhere."""
+    """Return a value that changes when a file is written or replaced, or when a symlink in its path changes."""
     try:
         found = file.stat()
     except OSError:
@@ -521,14 +524,14 @@ def _read_file_version(file: Path) -> _FileVersion:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-# How far a BMC is reached
+# Response times of BMCs
 
 
 class ResponseSample(Struct, frozen=True, kw_only=True):
-    """What one BMC tells of the way to it."""
+    """How long one BMC took to respond, or that it did not respond."""
 
-    latency_s: float | None = None  # until its last answer began; None: it gave none
-    is_lost: bool = False  # it gave none, and did the time before
+    latency_s: float | None = None  # until its last response began; None: it did not respond
+    is_lost: bool = False  # it did not respond now, but did the time before
 
 
 NO_SAMPLE: Final = ResponseSample()

@@ -1,4 +1,4 @@
-"""BMC identity: compare the system that a BMC shows with the machine's document."""
+"""BMC identity: comparison of the system that a BMC reports with the machine's document."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial
 
 
 class ReportedIdentity(Struct, frozen=True, kw_only=True):
-    """The identity that a ComputerSystem shows. None: it shows no such value."""
+    """The identity that a ComputerSystem reports. None: it does not report this value."""
 
     uuid: SystemUuid | None = None
     serial: str | None = None  # SerialNumber
-    sku: str | None = None  # SKU: Dell's service tag, elsewhere the number of a product
+    sku: str | None = None  # SKU: the service tag on Dell servers, a product number on others
 
     def __str__(self) -> str:
         return _format_identity(self.uuid, self.serial, self.sku)
@@ -28,18 +28,18 @@ def _format_identity(uuid: SystemUuid | None, *serials: str | None) -> str:
     parts = [f"UUID {uuid}"] if uuid is not None else []
     names = ("serial", "SKU")
     parts += [f'{name} "{value}"' for name, value in zip(names, serials, strict=False) if value is not None]
-    return ", ".join(parts) or "neither UUID nor serial number"
+    return ", ".join(parts) or "no UUID and no serial number"
 
 
 NO_IDENTITY: Final = ReportedIdentity()
 
 
 class DocumentIdentity(Struct, frozen=True, kw_only=True):
-    """The identity that a document gives to its machine."""
+    """The identity of a machine in its document."""
 
     uuid: SystemUuid
     serial: str | None = None
-    reports_uuid: SystemUuid | None = None  # what its BMC shows instead
+    reports_uuid: SystemUuid | None = None  # what its BMC reports instead
     reports_serial: str | None = None
 
     @classmethod
@@ -57,15 +57,17 @@ class DocumentIdentity(Struct, frozen=True, kw_only=True):
 
 
 class PinnedIdentity(Struct, frozen=True, kw_only=True):
-    """What the BMC of a machine showed at first contact, or what a person has accepted since."""
+    """The identity that a machine's BMC reported at first contact, or that a person accepted later."""
 
     uuid: SystemUuid | None
     serial: str | None
     at: datetime
     place: tuple[str, str | None]  # of the BMC
-    accepted: bool = False  # by a person: it is the machine, whatever its document says
-    changed: ReportedIdentity | None = None  # what it shows instead, and what holds until a person accepts it
-    certificate: str | None = None  # the fingerprint of its certificate, where no authority verifies that
+    accepted: bool = False  # by a person: it is the machine, even if the document differs
+    changed: ReportedIdentity | None = (
+        None  # what the BMC reports now; `uuid` and `serial` stay until a person accepts it
+    )
+    certificate: str | None = None  # the fingerprint of its certificate, if no authority verifies it
 
     @property
     def latest_identity(self) -> ReportedIdentity:
@@ -73,25 +75,25 @@ class PinnedIdentity(Struct, frozen=True, kw_only=True):
 
 
 class SameMachine(Struct, frozen=True, kw_only=True):
-    """It is the machine of the document."""
+    """The BMC belongs to the machine in the document."""
 
     accepted: bool = False  # by a person
 
 
 class UnprovenIdentity(Struct, frozen=True, kw_only=True):
-    """Nothing that could be compared is set on both sides; allowed, and worth a warning."""
+    """The document and the BMC have no value in common to compare. gitboot allows this, with a warning."""
 
     message: str
 
 
 class AnotherMachine(Struct, frozen=True, kw_only=True):
-    """It is another machine than the document's."""
+    """The BMC belongs to another machine than the one in the document."""
 
     message: str
 
 
 class IdentityChanged(Struct, frozen=True, kw_only=True):
-    """It shows something else than at first contact, which the document does not name."""
+    """The BMC reports another identity than at first contact, and the document does not have it."""
 
     message: str
 
@@ -106,13 +108,16 @@ def identify(
     pinned: PinnedIdentity | None = None,
     shared_values: frozenset[str] = frozenset(),
 ) -> IdentityResult:
-    """Compare what a BMC shows with its document, and with what it has shown before.
+    """Compare the identity that a BMC reports with its document, and with what it reported before.
 
-    ``pinned`` is what was seen at the same place before; ``shared`` is `Sharing.values` of all pins.
+    ``pinned`` is what a BMC reported at the same place before. ``shared_values`` is `SharedIdentityValues.values` of
+    all pins.
     """
     if pinned is not None and (changes := _list_changes(document, pinned, reported)):
         changed = ", ".join(changes)
-        return IdentityChanged(message=f"what the BMC shows has changed: {changed}{_format_remedy(document, reported)}")
+        return IdentityChanged(
+            message=f"the BMC reports another identity than before: {changed}{_format_remedy(document, reported)}"
+        )
     if pinned is not None and pinned.accepted:
         return SameMachine(accepted=True)
     is_same, document_text = (
@@ -122,13 +127,15 @@ def identify(
     if is_same:
         return SameMachine()
     if is_same is None:
-        return UnprovenIdentity(message=f"the BMC shows {reported}, so nothing tells whether it is {document_text}")
-    message = f"the BMC shows {reported}, and the document says {document_text}{_format_remedy(document, reported)}"
+        return UnprovenIdentity(
+            message=f"the BMC shows {reported}, so gitboot cannot check whether it is {document_text}"
+        )
+    message = f"the BMC shows {reported}, and the document has {document_text}{_format_remedy(document, reported)}"
     return AnotherMachine(message=message)
 
 
 def is_another_system(before: ReportedIdentity, now: ReportedIdentity) -> bool:
-    """Return whether two readings are of two systems, as far as they show who they are."""
+    """Return whether two reported identities belong to two different systems. False if they cannot be compared."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
     return _is_same(uuids, serials, structs.replace(now, sku=None), frozenset()) is False
@@ -142,7 +149,7 @@ def update_pin(
     place: tuple[str, str | None],
     at: datetime,
 ) -> PinnedIdentity:
-    """Return the pin after a reading: ``pinned`` itself if the reading shows nothing new."""
+    """Return the pin after a BMC reported its identity. It is ``pinned`` itself if there is no new value."""
     if pinned is None or pinned.place != place:
         return PinnedIdentity(uuid=reported.uuid, serial=reported.serial, at=at, place=place)
     if isinstance(result, IdentityChanged):
@@ -153,7 +160,7 @@ def update_pin(
 
 
 def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
-    """Take a person's word that what the BMC shows now is the machine."""
+    """Return the pin after a person accepted the identity that the BMC reports now."""
     return structs.replace(
         pinned,
         uuid=pinned.latest_identity.uuid,
@@ -167,7 +174,7 @@ def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
 def pin_certificate(
     pinned: PinnedIdentity | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
 ) -> PinnedIdentity | None:
-    """Return what is to be kept once a certificate was seen that no authority verifies."""
+    """Return the pin after the BMC showed a certificate that no authority verifies. None: there was no certificate."""
     if certificate is None or (pinned is not None and pinned.certificate == certificate):
         return pinned
     return structs.replace(
@@ -176,12 +183,12 @@ def pin_certificate(
 
 
 def find_pin_at(pinned: PinnedIdentity | None, place: tuple[str, str | None]) -> PinnedIdentity | None:
-    """Return what is pinned, if it was seen at this place: at another one is another first contact."""
+    """Return ``pinned`` if it belongs to this place. A BMC at another place starts with a new first contact."""
     return pinned if pinned is not None and pinned.place == place else None
 
 
 def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
-    """Return what a BMC has shown that may tell its machine from others."""
+    """Return the UUIDs and serial numbers of a pin."""
     shown = (
         ReportedIdentity(uuid=pinned.uuid, serial=pinned.serial),
         *((pinned.changed,) if pinned.changed is not None else ()),
@@ -190,7 +197,7 @@ def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
 
 
 def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """Return the values that documents give to their machines, by UUID and serial number."""
+    """Return the UUIDs, in both byte orders, and the serial numbers that documents give to their machines."""
     serials = (serial.upper() for serial in serials_by_uuid.values() if serial is not None)
     return frozenset((*(order for uuid in serials_by_uuid for order in byte_orders(uuid)), *serials))
 
@@ -198,7 +205,7 @@ def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> fr
 def _is_same(
     uuids: Iterable[SystemUuid], serials: Iterable[str], reported: ReportedIdentity, shared_values: frozenset[str]
 ) -> bool | None:
-    """Compare identities with what is shown; None: nothing tells. Placeholders count for nothing, on either side."""
+    """Compare identities with the reported one, without placeholders. None: they have no value to compare."""
     known_uuids = {each for uuid in uuids if _is_real_uuid(uuid, shared_values) for each in byte_orders(uuid)}
     known_serials = {serial.upper() for serial in serials if _is_real_serial(serial, shared_values)}
     uuid = reported.uuid if reported.uuid is not None and _is_real_uuid(reported.uuid, shared_values) else None
@@ -208,7 +215,7 @@ def _is_same(
     )
     if uuid in known_uuids or {serial, sku} & known_serials:
         return True
-    # A SKU can agree, as Dell's service tag does; what others call so is of a product, and contradicts nothing.
+    # A SKU can only prove a match: it is the service tag on Dell servers, and a product number on others.
     differs = (known_uuids and uuid is not None) or (known_serials and serial is not None)
     return False if differs else None
 
@@ -222,9 +229,9 @@ def _is_real_serial(serial: str, shared_values: frozenset[str]) -> bool:
 
 
 def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity) -> list[str]:
-    """Return what is not as it was at first contact, and not as the document says either.
+    """Return the values that differ from the first contact and from the document.
 
-    What is no longer shown is a change only where the other is not as it was: BMCs show less while they start.
+    A missing value is a change only if the other value is not the same: BMCs report less while they start.
     """
     uuid_is_same = reported.uuid is not None and pinned.uuid is not None and reported.uuid in byte_orders(pinned.uuid)
     serial_is_same = reported.serial is not None and reported.serial.upper() == _upper(pinned.serial)
@@ -257,23 +264,23 @@ def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> st
         fields.append(f'serial: "{reported.serial}"')
     if not fields:
         return ""
-    return f"; correct bmc.address, or add to bmc, where it is this machine: reports: {{{', '.join(fields)}}}"
+    return f"; correct bmc.address, or if it is this machine, add to bmc: reports: {{{', '.join(fields)}}}"
 
 
 class SharedIdentityValues(Struct, frozen=True, kw_only=True):
-    """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
+    """The values that BMCs at two places report and that no document has: vendor defaults, which gitboot ignores.
 
-    It is kept with its pins and machines: after a reading, only what that changes is looked at.
+    It keeps its pins and machines, so that `update` looks only at the ones that changed.
     """
 
-    values: frozenset[str] = frozenset()  # what tells no machine from another
+    values: frozenset[str] = frozenset()  # that do not identify a machine
     pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
     _places_by_value: Mapping[str, tuple[tuple[str, str | None], ...]] = field(
         default_factory=dict
-    )  # who shows a value, one for each pin
-    _repeated_values: frozenset[str] = frozenset()  # values that are shown at two places
-    _document_values: frozenset[str] | None = None  # what documents say of their machines; None: nobody had to know
+    )  # the places that report a value, one for each pin
+    _repeated_values: frozenset[str] = frozenset()  # values that BMCs at two places report
+    _document_values: frozenset[str] | None = None  # the values in documents; None: not computed yet
 
     def update(
         self, pins: Mapping[SystemUuid, PinnedIdentity], machines: Mapping[SystemUuid, Machine]

@@ -1,7 +1,8 @@
-"""One BMC through IPMI 2.0, where it has no Redfish: its boot flags, and setting them, by ipmitool.
+"""IPMI 2.0 client of one BMC without Redfish: reads and sets the boot flags with ipmitool.
 
-IPMI has no instant of the last reset and no boot progress, so nothing proves that an override was consumed: one that is
-gone is lost, and evidence or a person says what became of it. Why ipmitool and no library: docs/adr/0035.
+IPMI does not show the time of the last reset or the boot progress, so gitboot cannot prove that an override was
+consumed. An override that disappears is lost, and evidence or a person decides. docs/adr/0035 explains why gitboot uses
+ipmitool and not a library.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _PORT: Final = 623
 # IPMI 2.0, 28.12 and 28.13: Set and Get System Boot Options, parameters 3 and 5.
 _GET_FLAGS: Final = (0x00, 0x09, 0x05, 0x00, 0x00)
 _SET: Final = (0x00, 0x08)
-_KEEP_VALID: Final = (*_SET, 0x03, 0x1F)  # the flags are for the next boot, however it begins, and not for a minute
+_KEEP_VALID: Final = (*_SET, 0x03, 0x1F)  # keep the flags for any next boot, and longer than a minute
 _VALID, _PERSISTENT, _EFI = 0x80, 0x40, 0x20
 _DEVICES: Final = {OverrideTarget.NONE: 0, OverrideTarget.PXE: 1, OverrideTarget.HDD: 2, OverrideTarget.CD: 5}
 _TARGETS: Final = {number: target for target, number in _DEVICES.items()}
 _GET_STATUS: Final = (0x00, 0x01)
 _GET_GUID: Final = (0x06, 0x37)
-_CHASSIS_CONTROL: Final = (0x00, 0x02)  # 28.3: that of a graceful shutdown, 5, is told to the system by an ACPI event
+_CHASSIS_CONTROL: Final = (0x00, 0x02)  # 28.3; 5, a graceful shutdown, sends the system an ACPI event
 _CONTROLS: Final = {
     ResetType.FORCE_OFF: 0,
     ResetType.ON: 1,
@@ -51,7 +52,7 @@ _CONTROLS: Final = {
 }
 
 _NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})  # 5.2, completion codes: busy, or not in this state
-# What ipmitool says, by its -v. "is not what we requested": a BMC that takes what it likes, whatever it was asked for.
+# What ipmitool prints with -v. "is not what we requested": the BMC chose another algorithm than ipmitool requested.
 _NO_SESSION: Final = "Unable to establish"
 _SUITE_REFUSED: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)
 _REFUSED: Final = re.compile(r"HMAC is invalid|unauthorized name|password is longer|Set Session Privilege Level", re.I)
@@ -59,11 +60,11 @@ _RESULT_LINE: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\
 _OCTETS_A_LINE: Final = 16
 
 
-_Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # an answer, or why there is none
+_Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # an answer, or the reason why it is missing
 
 
 class IpmiConnection:
-    """A BMC that is asked by a process of its own each time; for one thread at a time.
+    """A BMC that gitboot reaches with one ipmitool process for each call; for one thread at a time.
 
     Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     """
@@ -74,19 +75,19 @@ class IpmiConnection:
         self._address = address.rstrip("/")
         self._credentials = credentials
         self.policy = reach or ConnectionPolicy()
-        self.login = self.media = self.firmware = None  # IPMI has none of them
+        self.login = self.media = self.firmware = None  # IPMI does not have them
         self._timeout_s = timeout_s
-        self._suite: int | None = None  # that the BMC took last
+        self._suite: int | None = None  # the one that the BMC accepted last
 
     def close(self, *, log_out: bool = True) -> None:
-        pass  # nothing is kept open
+        pass  # there is no open connection
 
     def observe(self) -> BmcObservation:
-        """Read the boot flags, the power state and who the system is, in one session."""
+        """Read the boot flags, the power state and the identity of the system, in one session."""
         flags, status, guid = self._send_requests(_GET_FLAGS, _GET_STATUS, _GET_GUID)
         flags, status = _unwrap(flags), _unwrap(status)
         if len(flags) < 4 or not status:
-            raise BmcUnreachable(f"{self._address}: an answer that is too short: {flags.hex(' ')}")
+            raise BmcUnreachable(f"{self._address}: the answer is too short: {flags.hex(' ')}")
         return BmcObservation(
             system="",
             override=_parse_override(flags[2], flags[3]),
@@ -98,26 +99,26 @@ class IpmiConnection:
         )
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
-        """Return what was seen: a BMC shows no clock by IPMI."""
+        """Return ``observed``. IPMI does not show a clock."""
         return observed
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:
-        """Write the boot flags, unless they are as wanted, or the BMC has changed since: then `BmcChanged`.
+        """Write the boot flags if they differ from ``override``. A BMC may accept flags and not keep them.
 
-        That the BMC took them does not say that it keeps them.
+        Raises `BmcChanged` if the BMC has changed since ``observed`` was read.
         """
         if is_shown(override, observed):
             return
         if has_changed(observed, self.observe()):
-            raise BmcChanged(f"{self._address}: the BMC has changed since it was read")
+            raise BmcChanged(f"{self._address}: the BMC has changed since gitboot read it")
         self.policy.check_fence()
         _, answer = self._send_requests(
             _KEEP_VALID, (*_SET, 0x05, *_encode_flags(override))
-        )  # not every BMC knows the first
+        )  # some BMCs do not support the first request
         _unwrap(answer)
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
-        """Return what was seen: the reset types of IPMI are known without a request."""
+        """Return ``observed``. It has the reset types already, because all BMCs with IPMI have the same."""
         return observed
 
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
@@ -126,7 +127,7 @@ class IpmiConnection:
         _unwrap(answer)
 
     def _read_identity(self, guid: _Answer) -> ReportedIdentity:
-        """Return who the system is: by its GUID, or where that could be read in two ways, by its serial number."""
+        """Return the UUID of the system, or its serial number if the GUID is missing or ambiguous."""
         if isinstance(guid, bytes) and (uuid := parse_system_guid(guid)) is not None:
             return ReportedIdentity(uuid=uuid)
         printed = self._run_ipmitool(("fru", "print", "0")).stdout
@@ -146,10 +147,12 @@ class IpmiConnection:
                 needed = max(1, -(-int(size) // _OCTETS_A_LINE))
                 try:
                     answers.append(bytes.fromhex(b"".join(islice(lines, needed)).decode("ascii")))
-                except ValueError:  # ipmitool prints another text
+                except ValueError:  # ipmitool printed other text
                     answers.append(b"")
-        if len(answers) != len(requests):  # which of them has none, nothing says
-            raise BmcUnreachable(f"{self._address}: {len(answers)} answers to {len(requests)} requests")
+        if len(answers) != len(requests):  # ipmitool does not show which request failed
+            raise BmcUnreachable(
+                f"{self._address}: ipmitool printed {len(answers)} responses to {len(requests)} requests"
+            )
         return answers
 
     def _run_ipmitool(self, command: tuple[str, ...], script: str = "") -> subprocess.CompletedProcess[bytes]:
@@ -166,7 +169,7 @@ class IpmiConnection:
             name = f' "{self._credentials.name}"' if self._credentials.name else ""
             raise BmcRejected(f"{self._address}: the BMC refuses the user name or password of credentials{name}")
         lines = [line.strip("> ") for line in stderr.splitlines() if line.strip() and "IANA PEN" not in line]
-        raise BmcUnreachable(f"{self._address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
+        raise BmcUnreachable(f"{self._address}: no IPMI session: {lines[0][:200] if lines else 'no answer'}")
 
     def _start_ipmitool(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
         parts = urlsplit(self._address)
@@ -178,7 +181,7 @@ class IpmiConnection:
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "LC_ALL": "C",
-            "IPMI_PASSWORD": self._credentials.password,  # seen by nobody else, as an argument would be
+            "IPMI_PASSWORD": self._credentials.password,  # other users could read an argument
         }
         began_s = time.monotonic()
         try:
@@ -194,13 +197,13 @@ class IpmiConnection:
             raise BmcUnreachable(f"{self._address}: no answer within {self._timeout_s:g} s") from None
         except OSError as error:
             raise BmcRejected(
-                f"{self._address}: ipmitool cannot be started: {error.strerror}; install it here"
+                f"{self._address}: cannot start ipmitool: {error.strerror}; install ipmitool on this machine"
             ) from None
         self.policy.latency_s = time.monotonic() - began_s
         return process
 
     def _resolve(self, host: str, port: int) -> str:
-        """Return the address that is asked: looked at, and not resolved again after that."""
+        """Return the checked address for ipmitool, which then does not resolve the name again."""
         try:
             return self.policy.resolve_allowed(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
         except RequestAborted as error:
@@ -228,7 +231,7 @@ def _parse_override(flags: int, device: int) -> Override:
 
 
 def _encode_flags(override: Override) -> Iterator[int]:
-    """Parameter 5: what is valid, which device, and nothing of the rest."""
+    """Yield the five bytes of parameter 5: the flags, the device, and three zeros."""
     if override.enabled is OverrideEnabled.DISABLED:
         yield from (0, 0, 0, 0, 0)
         return
@@ -239,10 +242,10 @@ def _encode_flags(override: Override) -> Iterator[int]:
 
 
 def parse_system_guid(guid: bytes) -> SystemUuid | None:
-    """Return the UUID that a GUID means; None where its bytes could be read in two ways, or in none.
+    """Return the UUID of a GUID. None: the bytes are not a UUID in either order, or in both.
 
-    IPMI 2.0, 20.8 sends the last byte first, and many BMCs send SMBIOS's bytes instead, of which `byte_orders` knows
-    both orders. Only version and variant of RFC 9562 tell which it is.
+    IPMI 2.0, 20.8 sends the last byte first. Many BMCs send the bytes of SMBIOS instead, which `byte_orders` covers.
+    The version and variant bits of RFC 9562 show which order it is.
     """
     if len(guid) != 16:
         return None

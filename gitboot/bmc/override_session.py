@@ -1,4 +1,4 @@
-"""Override session: the steps of one task at one BMC, for its override and then for its power."""
+"""Override session: one task at one BMC, first for its override and then for its power."""
 
 from __future__ import annotations
 
@@ -72,69 +72,71 @@ if TYPE_CHECKING:
     Driver = BmcConnection | IpmiConnection
 
 
-_MAX_STEPS: Final = 16  # withdraw, eject, insert, set, each confirmed, and some more for a BMC that changes under us
-_MAX_POWER_STEPS: Final = 4  # confirm what was asked for before, read what the BMC allows, ask
+_MAX_STEPS: Final = (
+    16  # clear, eject, insert and set, each with a confirmation, and some more for a BMC that changes meanwhile
+)
+_MAX_POWER_STEPS: Final = 4  # confirm the last request, read the allowed types, send the request
 
 
 class Outcome(StrEnum):
     UNCHANGED = "Unchanged"
     APPLIED = "Applied"
-    WAITING = "Waiting"  # it is tried again
+    WAITING = "Waiting"  # gitboot tries again
     STALLED = "Stalled"  # a person must act
 
 
 class BmcTask(Struct, frozen=True, kw_only=True):
-    """One machine's BMC, and what it is to become."""
+    """One machine's BMC, and the override and power that it should have."""
 
     server: str
     uuid: SystemUuid
     bmc: BmcAccess
     wanted: WantedOverride | None
     records: tuple[OverrideRecord, ...]
-    site: str | None = None  # whose network the BMC is in
-    dry_run: bool = False  # say what would be written, and write nothing
-    read_only: bool = False  # a fetch is to be judged by what stands now: nothing is set before
-    with_clock: bool = False  # read the Manager's clock too, because marks alone tell if the machine has come up
-    serial: str | None = None  # as its document says
-    pinned: PinnedIdentity | None = None  # what its BMC showed before
-    bmc_is_in_ledger: bool = False  # whether its BMC is one that the ledger lets have its credentials
-    keep_media: tuple[str, ...] = ()  # the media of a boot that was given: they stay until the machine resets
-    wanted_power: WantedPowerChange | None = None  # what is to become of its power
-    power_records: tuple[PowerRecord, ...] = ()  # what was done to it before
-    shared_values: frozenset[str] = frozenset()  # what the BMCs of several machines show: `Sharing.values`
+    site: str | None = None  # the site in whose network the BMC is
+    dry_run: bool = False  # only report the request that gitboot would send
+    read_only: bool = False  # only read, because gitboot needs the current state to judge a fetch
+    with_clock: bool = False  # also read the clock, because only marks show whether the machine booted
+    serial: str | None = None  # from its document
+    pinned: PinnedIdentity | None = None  # what its BMC reported before
+    bmc_is_in_ledger: bool = False  # the ledger allows this BMC its credentials
+    keep_media: tuple[str, ...] = ()  # the media of a boot that was served; they stay until the machine resets
+    wanted_power: WantedPowerChange | None = None  # the wanted power operation
+    power_records: tuple[PowerRecord, ...] = ()  # the earlier power operations
+    shared_values: frozenset[str] = frozenset()  # `SharedIdentityValues.values`
 
     def identify(self, observed: BmcObservation, pinned: PinnedIdentity | None) -> IdentityResult:
-        """Return whose machine a BMC shows; ``pinned`` is what it showed before at the same place."""
+        """Return whether the BMC belongs to this machine. ``pinned`` is what it reported before at the same place."""
         described = DocumentIdentity.from_document(self.uuid, self.serial, self.bmc)
         return identify(described, observed.identity, pinned=pinned, shared_values=self.shared_values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResult:
-    """What came of a task."""
+    """The result of a task."""
 
     server: str
     uuid: SystemUuid
     outcome: Outcome
-    message: str  # what was done, or why not
-    first_override: Override | None = None  # what the first reading showed
+    message: str  # what gitboot did, or why not
+    first_override: Override | None = None  # from the first reading
     observed: BmcObservation | None = None  # the last reading
-    written_records: tuple[OverrideRecord, ...] = ()  # records as they were written, in order
-    power_records: tuple[PowerRecord, ...] = ()  # likewise
-    was_attempted: bool = True  # False: the instance's own settings forbid it, which says nothing of the network
-    is_reachable: bool = True  # whether the BMC, and the way to it, are in order
-    identity_result: IdentityResult | None = None  # whose machine answered, by the last reading
-    pinned: PinnedIdentity | None = None  # what is to be kept of what it shows
-    credentials_fingerprint: str | None = None  # tells whether its credentials have changed since; None: it had none
-    condition: OperatorCondition | None = None  # what a person has to decide
-    was_power_allowed: bool = False  # whether it was its machine's turn to be switched
-    firmware_uri: str | None = None  # what firmware was told to boot by HTTP, from the reset on that was asked for
-    retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone
-    took_s: float | None = field(default=None, compare=False)  # None: nobody has measured it
+    written_records: tuple[OverrideRecord, ...] = ()  # the records that were written, in order
+    power_records: tuple[PowerRecord, ...] = ()  # the power records that were written, in order
+    was_attempted: bool = True  # False: the instance's own settings forbid it, so the network was not tried
+    is_reachable: bool = True  # whether the BMC and the network to it work
+    identity_result: IdentityResult | None = None  # from the last reading
+    pinned: PinnedIdentity | None = None  # the pin to store
+    credentials_fingerprint: str | None = None  # changes when the credentials change; None: there were no credentials
+    condition: OperatorCondition | None = None  # the reason why a person must act
+    was_power_allowed: bool = False  # its power wave allowed a reset
+    firmware_uri: str | None = None  # the URI that gitboot stored in the firmware settings
+    retry_after_s: int | None = None  # the time to wait that a busy BMC named
+    took_s: float | None = field(default=None, compare=False)  # None: not measured
 
 
 class OverrideSession:
-    """One task at one BMC, from its first reading until nothing is left to do now.
+    """One task at one BMC, from its first reading until there is no step to do now.
 
     ``write`` returns when its record is durable. The session calls it before it changes the BMC.
     """
@@ -156,12 +158,12 @@ class OverrideSession:
         self._identity_result: IdentityResult | None = None
 
     def run(self) -> TaskResult:
-        """Carry out the steps of the override; once it is as wanted, those of the power."""
+        """Carry out the steps of the override, and when it is as wanted, those of the power."""
         try:
             return self._run_override_steps() or self._run_power_steps()
         except BmcBusy as error:
             return self._result(Outcome.WAITING, str(error), retry_after_s=error.retry_after_s)
-        except LedgerError as error:  # what cannot be written down is not done
+        except LedgerError as error:  # gitboot does not act without its record
             return self._result(Outcome.WAITING, str(error))
         except BmcUnreachable as error:
             return self._result(Outcome.WAITING, str(error), is_reachable=False)
@@ -171,10 +173,10 @@ class OverrideSession:
             return self._result(Outcome.STALLED, str(error), was_attempted=False, is_reachable=False)
 
     def _run_override_steps(self) -> TaskResult | None:
-        """Record, set, confirm; return None if the override is as wanted."""
+        """Record, set and confirm the override. None: the override is as wanted."""
         bmc, task, clock = self._bmc, self._task, self._clock
         observed: BmcObservation | None = None
-        was_confirmed = False  # what was seen says no less than another reading would
+        was_confirmed = False  # the last reading is still current
         for _ in range(_MAX_STEPS):
             records = tuple(self._records.values())
             if observed is None or not was_confirmed or needs_clock(records, observed, clock()):
@@ -194,11 +196,11 @@ class OverrideSession:
                 keep_media=task.keep_media,
             )
             if isinstance(step, Change):
-                if was_confirmed:  # what is written rests on a reading of its own
+                if was_confirmed:  # read the BMC again before a request
                     was_confirmed = False
                     continue
                 if task.read_only:
-                    return self._result(Outcome.UNCHANGED, "only read, to judge a fetch")
+                    return self._result(Outcome.UNCHANGED, "only read the BMC, to judge a fetch")
                 if task.dry_run:
                     return self._result(Outcome.UNCHANGED, " ".join(("would", *describe_request(step, observed))))
             match step:
@@ -224,10 +226,10 @@ class OverrideSession:
                     self._write_record(record)
                     with bmc.policy.mark_as_ending():
                         bmc.set_override(NO_OVERRIDE, observed)
-        return self._result(Outcome.WAITING, f"not settled after {_MAX_STEPS} steps")
+        return self._result(Outcome.WAITING, f"the override was not as wanted after {_MAX_STEPS} steps")
 
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
-        """Record and set an override. Raises what the BMC refuses, once its traces are read and recorded."""
+        """Record and set an override. If the BMC refuses it, record what the BMC shows, and raise the error."""
         if record.override.enabled is OverrideEnabled.ONCE:
             self._observed = observed = self._bmc.with_clock(observed, self._clock)
         record, earlier_records = structs.replace(record, marks=observed.marks), tuple(self._records.values())
@@ -235,7 +237,7 @@ class OverrideSession:
         try:
             self._bmc.set_override(record.override, observed)
         except (BmcRejected, BmcBusy) as error:
-            # A refusal alone proves nothing: what it left behind is read.
+            # A refusal is no proof, so gitboot reads the BMC.
             self._observed = after = self._bmc.observe()
             if isinstance(error, BmcChanged) and self._task.wanted is not None:
                 self._write_record(update_overtaken_record(record, after, self._task.wanted, earlier_records))
@@ -282,22 +284,22 @@ class OverrideSession:
                     power_message = f"{record.type} for {record.reason} is {record.state.lower()}"
                 case RequestReset(record=asked):
                     if not observed.reset_types and (shown := bmc.with_reset_types(observed)).reset_types:
-                        observed = shown  # decided anew, by what the BMC allows
+                        observed = shown  # decide again with the allowed types
                         continue
                     if not may_write:
-                        return self._finish(power_message, f"would ask for {asked.type}" if not task.read_only else "")
+                        return self._finish(power_message, f"would request {asked.type}" if not task.read_only else "")
                     self._write_power_record(asked)
                     uri_message, uri = self._store_firmware_uri(observed)
                     bmc.reset(asked.type, observed)
                     self._write_power_record(structs.replace(asked, state=PowerRecordState.REQUESTED))
-                    message = f"{asked.type} was asked for, for {asked.reason}{uri_message}"
+                    message = f"gitboot requested {asked.type} for {asked.reason}{uri_message}"
                     return self._result(Outcome.APPLIED, message, firmware_uri=uri)
         return self._finish(power_message)
 
     def _store_firmware_uri(self, observed: BmcObservation) -> tuple[str, str | None]:
-        """Have firmware keep the loader's URI if the BMC takes none; return a part of the message, and the kept URI.
+        """Store the loader's URI in the firmware settings if the BMC takes no URI. Return a text about it, and the URI.
 
-        The reset that follows lets the setting take effect. If the BMC refuses it, DHCP names the loader, as before.
+        The setting takes effect at the reset that follows. If the BMC refuses the setting, DHCP names the loader.
         """
         uri = choose_firmware_uri(self._task.wanted, observed)
         if uri is None or self._bmc.firmware is None:
@@ -305,8 +307,8 @@ class OverrideSession:
         try:
             is_changed = self._bmc.firmware.store_uri(uri, observed)
         except (BmcRejected, BmcBusy) as error:
-            return f"; DHCP names the loader, as firmware was to keep {uri}, and {error}", None
-        return (f"; firmware keeps {uri} from then on", uri) if is_changed else ("", None)
+            return f"; DHCP names the loader, because the BMC did not store {uri}: {error}", None
+        return (f"; firmware boots {uri} from then on", uri) if is_changed else ("", None)
 
     def _write_record(self, record: OverrideRecord) -> None:
         record = structs.replace(record, bmc=self._task.bmc)
@@ -320,9 +322,9 @@ class OverrideSession:
         self._written_power.append(record)
 
     def _finish(self, power_message: str = "", power_reason: str = "") -> TaskResult:
-        """Return the result of a task with nothing left to do now, with the first message that there is.
+        """Return the result of a task that has no step to do now.
 
-        ``noted`` is what was confirmed of the power; ``why`` is why the power stays as it is.
+        ``power_message`` describes a confirmed power operation. ``power_reason`` is why there is no power operation.
         """
         if power_message:
             return self._result(Outcome.APPLIED, power_message)
@@ -360,7 +362,7 @@ def observe_bmc(
     *,
     with_clock: bool = False,
 ) -> BmcObservation:
-    """Read a BMC: in one request, and more for what else the next step depends on: slots, firmware, clock."""
+    """Read a BMC, in one request. If the next step needs slots, firmware settings or the clock, send more requests."""
     records = tuple(records)
     observed = bmc.observe()
     if bmc.media is not None and needs_slots(wanted, records):
@@ -373,7 +375,7 @@ def observe_bmc(
 
 
 def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:
-    """Return the method and the request by which a step changes a BMC; by IPMI the command alone; () for no change."""
+    """Return the method and the request of a step; for IPMI only the command; () if the step sends no request."""
     match step:
         case InsertMedium(slot=slot, url=url):
             return (

@@ -1,4 +1,4 @@
-"""Override steps: the pure table from wanted, observed and recorded state to the next step."""
+"""Override steps: pure functions from the wanted, observed and recorded override to the next step."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, as_utc, parse_t
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
-MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
+MAX_CORRECTIONS = 3  # within an hour; after that, somebody else keeps changing it, and a person must decide
 _CORRECTION_PERIOD = timedelta(hours=1)
 
-# How long what was just written may take to be shown. Without it, one pass would write again and again.
+# How long a BMC may take to show a change. Without this time, gitboot would repeat the request.
 _SET_DELAY = timedelta(minutes=1)
 _CLEAR_DELAY = timedelta(seconds=10)
 
-# No machine is in POST for half an hour. A BMC that goes on saying so has stopped watching: Supermicro's
-# AS-1015CS shows SystemHardwareInitializationComplete for ever (bmclib, pull request 459).
+# POST never takes half an hour. Some BMCs stop updating the state: Supermicro's AS-1015CS shows
+# SystemHardwareInitializationComplete forever (bmclib, pull request 459).
 _MAX_POST = timedelta(minutes=30)
 
 
@@ -50,16 +50,14 @@ NO_OVERRIDE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.N
 
 
 class UnrecordedClearing(NamedTuple):
-    """A record that only ends something, of a machine, which was noted beside the ledger."""
+    """The end of an override that gitboot stored outside the ledger, because the ledger was not available."""
 
     uuid: SystemUuid
     record: OverrideRecord
-    is_from_earlier_process: bool = (
-        False  # whether an earlier process has noted it: no result of a job tells of it any more
-    )
+    is_from_earlier_process: bool = False  # an earlier process stored it, so no task result contains it
 
 
-Change = SetOverride | InsertMedium | EjectMedium | ClearOverride  # what something is sent for
+Change = SetOverride | InsertMedium | EjectMedium | ClearOverride  # steps that send a request to the BMC
 
 
 def next_step(
@@ -71,20 +69,20 @@ def next_step(
     identity_result: IdentityResult,
     keep_media: Collection[str] = (),
 ) -> Step:
-    """Decide what comes next for one BMC.
+    """Return the next step for one BMC.
 
-    ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. An override of
-    another reason is withdrawn first, and its media are ejected. Media in ``keeps`` belong to a boot that was served,
-    and stay until the machine resets. gitboot leaves alone what it has not set itself. It sets nothing on another
-    machine, and withdraws an override only on the system on which it was set.
+    ``records`` are all records of the server, one for each reason. gitboot first clears overrides with another reason,
+    and ejects their media. Media in ``keep_media`` belong to a boot that was served, and stay until the machine resets.
+    gitboot leaves an override alone that it did not set. It sets no override on another machine, and clears an override
+    only on the system on which it was set.
     """
     records = tuple(each for each in records if each.state is not OverrideState.UNSENT)
     is_accepted = isinstance(identity_result, SameMachine) and identity_result.accepted
     for record in records:
         if not is_accepted and record.may_be_left_on_bmc and is_another_system(record.shown, observed.identity):
             message = (
-                f"{record.override} for {record.reason} was set where the BMC showed {record.shown}; now it shows"
-                f" {observed.identity}, and nothing is withdrawn or set there"
+                f"{record.override} for {record.reason} was set on a BMC that reported {record.shown}; now it"
+                f" reports {observed.identity}, so gitboot does not clear or set an override there"
             )
             return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=message)
     moving_marks = frozenset[str]().union(*(observed.marks.find_later_marks(record.marks) for record in records))
@@ -93,8 +91,8 @@ def next_step(
     inserted_media = ((record, medium) for record in records for medium in record.media if medium.may_be_inserted)
     to_eject = [(record, medium) for record, medium in inserted_media if medium.url not in wanted_media]
     for record in records:
-        # Without a medium that has to go, its override would boot what comes next in the firmware's order, or without
-        # the data that it was to find.
+        # Without an ejected medium, its override would boot the next device in the firmware's order, or an installer
+        # without its user data.
         loses_medium = any(record is each for each, _ in to_eject)
         may_stay = record is own_record and not isinstance(identity_result, AnotherMachine) and not loses_medium
         if record.state.is_open and not may_stay:
@@ -119,12 +117,12 @@ def next_step(
 
 
 def needs_slots(wanted: WantedOverride | None, records: Iterable[OverrideRecord]) -> bool:
-    """Return whether the slots of virtual media have to be read before the next step is decided."""
+    """Return whether `next_step` needs the virtual media slots."""
     return (wanted is not None and wanted.override.medium is not None) or any(each.has_media for each in records)
 
 
 def needs_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> bool:
-    """Return whether firmware's own URI has to be read: ``UefiHttp`` would boot that, where the BMC takes no other."""
+    """Return whether `next_step` needs the URI in the firmware settings, which ``UefiHttp`` boots without a URI."""
     if wanted is None or not observed.has_uri_setting or observed.firmware_uri is not None:
         return False
     adapted = adapt_override(wanted.override, observed)
@@ -132,10 +130,11 @@ def needs_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) 
 
 
 def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation) -> str | None:
-    """The URI that firmware is to keep from a reset on; None: nothing is to be changed, or it keeps somebody else's.
+    """Return the URI to store in the firmware settings from the next reset on. None: leave the setting alone.
 
-    It stays behind when its reason ends, and is booted by whoever chooses HTTP then: so only that of a loader, which
-    is told each time what to boot. By https firmware would need the authority's certificate, which is not given here.
+    The URI stays there after its reason ends, and firmware boots it whenever somebody chooses HTTP. So gitboot stores
+    only the URI of a loader, which requests the current boot script each time. For https, firmware would need the
+    certificate of the authority, which gitboot does not install. gitboot does not overwrite a URI of somebody else.
     """
     if wanted is None or wanted.loader_url_prefix is None or observed.firmware_uri is None:
         return None
@@ -146,9 +145,9 @@ def choose_firmware_uri(wanted: WantedOverride | None, observed: BmcObservation)
 
 
 def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now: datetime) -> bool:
-    """Return whether the BMC's clock has to be read, beside its marks, before the next step is decided.
+    """Return whether `next_step` needs the BMC's clock.
 
-    It tells what has become of an override, and whether a machine is in POST that seems to have been for too long.
+    The clock shows how an override ended, and whether the time in POST is too long to be true.
     """
     if observed.marks.bmc_time is not None:
         return False
@@ -162,10 +161,9 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
 
 
 def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> OverrideRecord:
-    """Return the record of a `Set` that was refused, by a reading made right after it.
+    """Return the record of a `SetOverride` that the BMC refused, from a reading right after the refusal.
 
-    A refusal alone proves nothing: iDRAC 8 answers 400 and sets the override all the same
-    (community.general, issue 5091).
+    A refusal is no proof: iDRAC 8 answers 400 and still sets the override (community.general, issue 5091).
     """
     state = OverrideState.CONFIRMED if is_shown(record.override, observed) else OverrideState.CLEARED
     return structs.replace(record, state=state, marks=add_known_clock(observed, record))
@@ -177,10 +175,10 @@ def update_overtaken_record(
     wanted: WantedOverride,
     earlier_records: Collection[OverrideRecord],
 ) -> OverrideRecord:
-    """Return the record of a `Set` that was not sent, or refused, because the BMC was not any more as it was read.
+    """Return the record of a `SetOverride` that was not sent, or refused, because the BMC had changed.
 
-    ``before`` are the server's records without that of the `Set`; if none is of its reason, another instance may
-    have been faster, which has set the same, or may yet be.
+    ``earlier_records`` are the server's records without that of the `SetOverride`. If they do not contain its reason,
+    another instance may have set the same override.
     """
     earlier_records = [each for each in earlier_records if each.state is not OverrideState.UNSENT]
     if any(each.reason == record.reason for each in earlier_records):
@@ -194,7 +192,7 @@ def update_overtaken_record(
 
 
 def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
-    """Return whether anything on which a step rests is another in a later reading; the clock always is."""
+    """Return whether a later reading differs in a value that `next_step` uses. The clock does not count."""
     return (before.override, before.power, before.in_post, before.marks) != (
         *(after.override, after.power, after.in_post),
         after.marks.with_clock_from(before.marks),
@@ -202,7 +200,7 @@ def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
 
 
 def is_shown(override: Override, observed: BmcObservation) -> bool:
-    """Return whether ``override`` is what the BMC shows, as far as it shows it."""
+    """Return whether the BMC shows ``override``. Values that the BMC does not show do not count."""
     current = observed.override
     if override.enabled is OverrideEnabled.DISABLED:
         return current.enabled is OverrideEnabled.DISABLED
@@ -215,9 +213,9 @@ def is_shown(override: Override, observed: BmcObservation) -> bool:
 
 
 def adapt_override(override: Override, observed: BmcObservation) -> Override | None:
-    """Translate ``override`` into what this BMC can do, or None if it cannot.
+    """Return ``override`` in the form that this BMC supports. None: the BMC does not support it.
 
-    If the BMC takes no URI, DHCP names a loader, and the loader finds the server's entry.
+    If the BMC takes no URI, DHCP names a loader, and the loader requests the server's boot script.
     """
     target, uri = override.target, override.http_boot_uri
     if target == OverrideTarget.CD:
@@ -227,7 +225,7 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
         if not _allows_target(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
             target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
-            if observed.firmware_uri not in (None, "", uri):  # somebody else's, which it would boot
+            if observed.firmware_uri not in (None, "", uri):  # firmware would boot this URI, which gitboot did not set
                 target = OverrideTarget.PXE
             uri = None
     mode = override.mode if observed.override.mode else None
@@ -238,16 +236,16 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
 
 
 def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | None:
-    """Return why DHCP names the loader for a boot that is wanted by its URI, as of this BMC: ``has no UefiHttp``."""
+    """Return why this BMC needs DHCP for a boot with a URI, for example ``has no UefiHttp``. None: it does not."""
     adapted = adapt_override(override, observed) if override.http_boot_uri is not None else None
     if adapted is None or not adapted.gets_loader_from_dhcp:
         return None
     if adapted.target == OverrideTarget.UEFI_HTTP:
         return "takes no HttpBootUri" if observed.firmware_uri != override.http_boot_uri else None
     if observed.firmware_uri not in (None, "", override.http_boot_uri):
-        return f"would boot {observed.firmware_uri}, which stands in its firmware's settings"
+        return f"would boot {observed.firmware_uri}, which is in its firmware settings"
     lacks = not _allows_target(OverrideTarget.UEFI_HTTP, observed)
-    return "has no UefiHttp" if lacks else "would boot by HTTP for good, were it set Continuous"
+    return "has no UefiHttp" if lacks else "would change its boot order permanently with a Continuous UefiHttp"
 
 
 def _allows_target(target: str, observed: BmcObservation) -> bool:
@@ -255,14 +253,14 @@ def _allows_target(target: str, observed: BmcObservation) -> bool:
 
 
 def allows_enabled(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
-    """Return whether a BMC takes overrides for so long: XCC knows no Continuous, and iRMC no Disabled."""
+    """Return whether a BMC supports a BootSourceOverrideEnabled. XCC lacks Continuous, and iRMC lacks Disabled."""
     return not observed.allowable_enabled or enabled in observed.allowable_enabled
 
 
 def _clear_override(
     record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
 ) -> Step:
-    """Withdraw what is no longer wanted, or settle what has become of it."""
+    """Clear an override that is no longer wanted, or record how it ended."""
     if _was_not_replaced(record, observed):
         record = structs.replace(
             record, override=record.replaces or record.override, replaces=None, state=OverrideState.CONFIRMED
@@ -276,7 +274,7 @@ def _clear_override(
             record=structs.replace(record, state=_infer_final_state(record, observed, now, moving_marks))
         )
     if record.state is OverrideState.CLEARING and _is_within(_CLEAR_DELAY, record, now):
-        return Wait(why="it was cleared a moment ago, and is still shown")
+        return Wait(why="gitboot cleared the override a moment ago, and the BMC still shows it")
     return ClearOverride(
         record=structs.replace(record, state=OverrideState.CLEARING, marks=add_known_clock(observed, record), at=now)
     )
@@ -285,41 +283,41 @@ def _clear_override(
 def _eject_medium(
     record: OverrideRecord, medium: Medium, keep_media: Collection[str], observed: BmcObservation, now: datetime
 ) -> Step | None:
-    """Eject a medium that was inserted for a record, or settle what has become of it; None: it stays."""
-    # Left there after the system that was booted from it ran no more, it might boot once more.
+    """Eject a medium that was inserted for a record, or record that it is gone. None: the medium stays."""
+    # A medium that stays after its system stopped could boot again.
     booted = medium.booted
     is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
     if medium.url in keep_media and not is_over:
         if booted is not None:
             return None
-        # Without the clock, which later readings may lack: beside them these instants would mean nothing.
+        # Without the clock: later readings may lack it, and then the times could not be compared.
         return ConfirmRecord(
             record=record.with_medium(structs.replace(medium, booted=observed.marks.with_clock_from(NO_MARKS)))
         )
     slot, since = find_slot(medium.url, observed.slots), now - medium.at
     if slot is None:
         if medium.state is MediumState.INSERTED and timedelta() <= since < _SET_DELAY:
-            return Wait(why="its medium was inserted a moment ago, and is not shown yet")
+            return Wait(why="gitboot inserted the medium a moment ago, and the BMC does not show it yet")
         return ConfirmRecord(record=record.with_medium(structs.replace(medium, state=MediumState.EJECTED)))
     if medium.state is MediumState.EJECTING and timedelta() <= since < _CLEAR_DELAY:
-        return Wait(why="its medium was ejected a moment ago, and is still shown")
+        return Wait(why="gitboot ejected the medium a moment ago, and the BMC still shows it")
     return EjectMedium(
         record=record.with_medium(structs.replace(medium, state=MediumState.EJECTING, at=now)), slot=slot
     )
 
 
 def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
-    """Return whether the override that stands is the one that the record was to replace: it is gitboot's own, too."""
+    """Return whether the BMC shows the override that this record replaces, which gitboot also set."""
     if record.state is not OverrideState.RECORDED or record.replaces is None or is_shown(record.override, observed):
         return False
     return is_shown(record.replaces, observed)
 
 
 def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bool:
-    """Return whether a one-time override stands that cannot be the recorded one: a reset since has consumed that.
+    """Return whether the BMC shows a one-time override that is not the recorded one, because a reset consumed that.
 
-    A machine that is still in POST has not consumed it yet. What was only about to be set may have been set after
-    the reset.
+    A machine in POST has not consumed it yet. An override that was only about to be set may have been set after the
+    reset.
     """
     return (
         record.override.enabled is OverrideEnabled.ONCE
@@ -339,11 +337,12 @@ def _infer_consumed_state(record: OverrideRecord, now: datetime) -> OverrideStat
 def _infer_final_state(
     record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
 ) -> OverrideState:
-    """Return the state of an override that no longer stands.
+    """Return the state of an override that the BMC no longer shows.
 
-    Marks that stand still prove for a boot that writes a disk only what they are known to do: to move. But no
-    machine shuts down and boots within the moment that a withdrawal takes. From `OverrideRecord.clears_from` on, this
-    or another instance may have cleared a one-time override without a record of that: then nothing proves a boot.
+    For a boot that writes a disk, unchanged marks rule out a reset only if earlier resets of this machine changed
+    them. During a clearing any mark counts, because no machine boots in such a short time. From
+    `OverrideRecord.clears_from` on, any instance may have cleared a one-time override without a record, so that its
+    absence proves no boot.
     """
     if record.override.enabled is OverrideEnabled.CONTINUOUS:
         return OverrideState.CLEARED
@@ -360,7 +359,7 @@ def _infer_final_state(
 
 
 def add_known_clock(observed: BmcObservation, record: OverrideRecord) -> Marks:
-    """Return the marks that were seen, by the clock as it was read last."""
+    """Return the observed marks. If this reading has no clock, they get the clock of the record."""
     return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_from(record.marks)
 
 
@@ -371,29 +370,31 @@ def _apply_override(
     now: datetime,
     moving_marks: frozenset[str],
 ) -> Step:
-    """Decide what comes next for the wanted override, of which ``record`` is the ledger's."""
+    """Return the next step for the wanted override. ``record`` is the ledger's record for its reason."""
     override, current = adapt_override(wanted.override, observed), observed.override
     if override is None:
         return AskOperator(
             condition=OperatorCondition.UNSUPPORTED, message=_explain_unsupported(wanted.override, observed)
         )
     if wanted.needs_http_uri and override.gets_loader_from_dhcp:
-        message = "an ISO is wanted by its URI, and the BMC takes no HttpBootUri; no loader can start one"
+        message = (
+            "the plan boots an ISO by its URI, and the BMC does not support HttpBootUri; a loader cannot start an ISO"
+        )
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     if record is not None and record.state is OverrideState.OPENED:
         return _set_override(wanted, record, override, observed, now)
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
         uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
         return request_operator(
-            f"the BMC has shown {record.override}{uri} for {record.reason} before this ledger has set it: another"
-            " instance may have installed the machine; nothing is set"
+            f"the BMC has shown {record.override}{uri} for {record.reason} before this instance set it: another"
+            " instance may have installed the machine, so gitboot does not set it"
         )
     if record is None and _is_set_by_another(wanted, override, observed):
         return ConfirmRecord(
             record=_build_record(wanted, None, override, observed, now, state=OverrideState.SET_BY_ANOTHER)
         )
     if record is None or wanted.should_set(record):
-        # What somebody else has set does not have to give way.
+        # gitboot does not replace an override that somebody else set.
         step = _set_override(wanted, record, override, observed, now)
         is_free = current.enabled is OverrideEnabled.DISABLED or current.target == OverrideTarget.NONE
         if is_free or is_shown(override, observed) or not isinstance(step, SetOverride | InsertMedium):
@@ -401,14 +402,14 @@ def _apply_override(
         uri = (
             f" {current.http_boot_uri}" if current.http_boot_uri and current.target == OverrideTarget.UEFI_HTTP else ""
         )
-        message = f"the BMC shows {current}{uri}, which gitboot has not set; {override} is set when it is gone"
+        message = f"the BMC shows {current}{uri}, which gitboot did not set; gitboot sets {override} when it is gone"
         return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=message)
     if not record.state.is_open:
         if not (wanted.set_again and record.state is OverrideState.LOST):
             return NoChange()
         return request_operator(
-            f"{record.override} for {record.reason} is gone, and nothing proves that a reset consumed it: it is not set"
-            " anew"
+            f"{record.override} for {record.reason} is gone, and gitboot cannot prove that a reset consumed it, so"
+            " gitboot does not set it again"
         )
     if not is_shown(record.override, observed):
         return _restore_override(wanted, record, override, observed, now, moving_marks)
@@ -430,7 +431,7 @@ def _apply_override(
     if record.state is OverrideState.CONFIRMED and not may_mark:
         moved = structs.replace(record, clears_from=wanted.planned_end)
         return NoChange() if moved == record else ConfirmRecord(record=moved)
-    marks = add_known_clock(observed, record)  # also where the machine has come up since: it has not consumed it
+    marks = add_known_clock(observed, record)  # also if the machine has booted since, without consuming the override
     confirmed = structs.replace(
         record, state=OverrideState.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.planned_end
     )
@@ -445,7 +446,7 @@ def _restore_override(
     now: datetime,
     moving_marks: frozenset[str],
 ) -> Step:
-    """Set a wanted override that does not stand once more, if it cannot have been consumed."""
+    """Set a wanted override again that the BMC no longer shows, if it cannot have been consumed."""
     final_state, current = _infer_final_state(record, observed, now, moving_marks), observed.override
     if record.state is OverrideState.CLEARING:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
@@ -456,18 +457,17 @@ def _restore_override(
         return _set_override(wanted, record, override, observed, now, corrections=corrections, replaces=record.replaces)
     if final_state is OverrideState.CLEARED and len(corrections) >= MAX_CORRECTIONS:
         times = f"{MAX_CORRECTIONS + 1} times within an hour"
-        message = f"{record.override} was set {times}, and the BMC shows {current}"
+        message = f"gitboot set {record.override} {times}, and the BMC shows {current}"
         return AskOperator(condition=OperatorCondition.CONTENDED, message=message)
     if final_state is OverrideState.CLEARED:
         return _set_override(wanted, record, override, observed, now, corrections=(*corrections, now))
     if record.state is OverrideState.CONFIRMED:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if _is_in_post(observed, now):
-        return Wait(why="the machine is in POST, and its override is not known to be set")
+        return Wait(why="the machine is in POST, and its override is not confirmed")
     shown = f"; the BMC shows {current}" if current.enabled is not OverrideEnabled.DISABLED else ""
     return request_operator(
-        f"{record.override} was to be set for {record.reason} and does not stand: it was never set, or it was set and"
-        f" consumed{shown}"
+        f"{record.override} for {record.reason} is not set: gitboot never set it, or it was set and consumed{shown}"
     )
 
 
@@ -481,11 +481,11 @@ def _set_override(
     replaces: Override | None = None,
 ) -> Step:
     if wanted.valid_until is not None and now >= wanted.valid_until:
-        return Wait(why="what is wanted from now on is still to be planned")
+        return Wait(why="the plan ended, and gitboot has not made the next plan yet")
     if _is_in_post(observed, now):
         return Wait(why="the machine is in POST")
     if wanted.only_while_off and observed.power != "Off":
-        return Wait(why="the machine runs, and its boot is set while it is off")
+        return Wait(why="the machine is on, and gitboot sets this boot only while it is off")
     if (step := _insert_media(wanted, record, override, observed, now)) is not None:
         return step
     recorded = _build_record(wanted, record, override, observed, now, state=OverrideState.RECORDED)
@@ -517,10 +517,10 @@ def _build_record(
 
 
 def _is_set_by_another(wanted: WantedOverride, override: Override, observed: BmcObservation) -> bool:
-    """Whether another instance is at work: what this one is about to set for the first time stands, or has stood.
+    """Return whether the BMC shows, or showed, the override that this instance is about to set for the first time.
 
-    Two that nobody named, each told that nothing is installed, see nothing of each other but the BMC. It shows the
-    override until a boot has consumed it, and many go on showing its URI after that.
+    Then another instance manages the same machine. Two new instances that share no ledger can detect each other only by
+    the BMC. It shows the override until a boot consumes it, and many BMCs show its URI after that.
     """
     if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False
@@ -532,18 +532,18 @@ def _is_set_by_another(wanted: WantedOverride, override: Override, observed: Bmc
 def _insert_media(
     wanted: WantedOverride, record: OverrideRecord | None, override: Override, observed: BmcObservation, now: datetime
 ) -> Step | None:
-    """Insert the media of an override, one after the other; None: they are shown, or there is none to boot.
+    """Insert the media of an override, one after the other. None: the BMC shows all of them.
 
-    They are inserted before the override is set: one without a medium would boot what comes next in the firmware's
-    order. Nothing is inserted where there is no place for both, and what boots comes last: whatever happens between,
-    no installer starts without its data.
+    gitboot inserts them before it sets the override: without its medium, the machine would boot the next device in the
+    firmware's order. It inserts the boot medium last, and only if there are slots for both, so that an
+    installer never starts without its user data.
     """
     url = next((each for each in override.media if find_slot(each, observed.slots) is None), None)
     if url is None or override.medium is None:
         return None
     before = next((each for each in record.media if each.url == url), None) if record is not None else None
     if before is not None and timedelta() <= now - before.at < _SET_DELAY:
-        return Wait(why="its medium was inserted a moment ago, and is not shown yet")
+        return Wait(why="gitboot inserted the medium a moment ago, and the BMC does not show it yet")
     if (slots := assign_slots(observed.slots, override.medium, override.data_medium)) is None:
         return _report_missing_slot(override, override.medium, observed)
     if record is not None and (record.state.is_open or record.state is OverrideState.OPENED):
@@ -560,11 +560,11 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
     needs_data = override.data_medium is not None
     if assign_slots([slot.without_medium for slot in observed.slots], medium, override.data_medium) is None:
         disc = next((slot for slot in observed.slots if slot.accepts_discs), None)
-        message = "a medium is wanted, and the BMC has no slot for a CD"
+        message = "the plan needs a medium, and the BMC has no slot for a CD"
         if disc is not None and needs_data:
             message = (
-                f"a second medium is wanted, with the user data, and the BMC has one slot alone, {disc.path};"
-                " nothing is inserted. An image that says configFrom: SystemUUID needs one"
+                f"the plan needs a second medium, with the user data, and the BMC has only the slot {disc.path};"
+                " gitboot does not insert it. An image with configFrom: SystemUUID needs one medium only"
             )
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     taken = ", ".join(
@@ -572,8 +572,8 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
         for slot in observed.slots
         if not slot.is_free and slot.image not in override.media and (slot.accepts_discs or needs_data)
     )
-    what = "two media are" if needs_data else "a medium is"
-    message = f"{what} wanted, and {taken}, which gitboot has not inserted; it is left alone"
+    needed = "two media" if needs_data else "a medium"
+    message = f"the plan needs {needed}, and {taken}, which gitboot did not insert and does not eject"
     return AskOperator(condition=OperatorCondition.FOREIGN_MEDIUM, message=message)
 
 
@@ -582,13 +582,13 @@ def _is_in_post(observed: BmcObservation, at: datetime) -> bool:
     if not observed.in_post or marks.boot_progress_time is None:
         return observed.in_post
     since, now = parse_time(marks.boot_progress_time), parse_time(marks.bmc_time)
-    if now is None:  # by our clock, if the BMC says which time it means
+    if now is None:  # by our clock, if the BMC shows its offset from UTC
         now = at if since is not None and since.tzinfo is not None else None
     return since is None or now is None or abs(as_utc(now) - as_utc(since)) < _MAX_POST
 
 
 def _is_within(period: timedelta, record: OverrideRecord, now: datetime) -> bool:
-    return timedelta() <= now - record.at < period  # a clock that went back holds nothing up
+    return timedelta() <= now - record.at < period  # a clock that was set back does not delay a step
 
 
 def _recent_corrections(record: OverrideRecord, now: datetime) -> tuple[datetime, ...]:
@@ -602,16 +602,17 @@ def request_operator(message: str) -> AskOperator:
 def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
     if not _allows_target(override.target, observed):
         allowable = ", ".join(sorted(observed.allowable_targets))
-        return f"{override.target} is wanted, and the BMC boots only {allowable}"
+        return f"the plan needs {override.target}, and the BMC supports only {allowable}"
     if not allows_enabled(override.enabled, observed):
         allowable = ", ".join(sorted(observed.allowable_enabled))
         return (
-            f"{override.enabled} is wanted, and the BMC knows only {allowable}: override: Once in the policy, or None"
+            f"the plan needs {override.enabled}, and the BMC supports only {allowable}: set override: Once in the"
+            " policy, or None"
         )
-    return f"mode {override.mode} is wanted, and the BMC has {observed.override.mode}, which it cannot change"
+    return f"the plan needs mode {override.mode}, and the BMC has {observed.override.mode} and cannot change it"
 
 
 def _explain_not_shown(record: OverrideRecord, observed: BmcObservation) -> str:
     if observed.override.enabled is OverrideEnabled.DISABLED:
-        return "it was set a moment ago, and is not shown yet"
-    return f"{record.override} was set a moment ago, and the BMC shows {observed.override}"
+        return "gitboot set the override a moment ago, and the BMC does not show it yet"
+    return f"gitboot set {record.override} a moment ago, and the BMC shows {observed.override}"

@@ -1,4 +1,4 @@
-"""Power steps: from wanted, observed and recorded power to the next step, and reset types."""
+"""Power steps: pure functions from the wanted, observed and recorded power to the next reset."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from gitboot.bmc.override_steps import add_known_clock, is_shown, request_operat
 from gitboot.bmc.reboot_detection import Marks, Reset
 from gitboot.resolve.server_decision import OverrideEnabled
 
-_SHOW_DELAY: Final = timedelta(minutes=1)  # how long it may take until a BMC shows what it was asked for
-# How long an operating system may take to shut down; as long as Ironic gives it ([conductor]soft_power_off_timeout).
+_SHOW_DELAY: Final = timedelta(minutes=1)  # how long a BMC may take to show a reset
+# How long an operating system may take to shut down: Ironic's default ([conductor]soft_power_off_timeout).
 SHUTDOWN_TIMEOUT: Final = timedelta(minutes=10)
-# A BMC that stamps how far a boot has come does so at each; LastResetTime there are some that no reset moves.
+# A BMC with boot progress updates its time at each boot. Some BMCs do not update LastResetTime at a reset.
 _RELIABLE_MARKS: Final = frozenset({"boot_progress_time"})
 
 
 class PowerOperation(StrEnum):
-    """What is done to a machine's power."""
+    """A change of a machine's power that a plan can want."""
 
-    ON = "On"  # where it is off
-    RESTART = "Restart"  # where it is on, without asking its operating system
-    GRACEFUL_RESTART = "GracefulRestart"  # the same, asking it first
+    ON = "On"  # if it is off
+    RESTART = "Restart"  # if it is on, without its operating system
+    GRACEFUL_RESTART = "GracefulRestart"  # if it is on, first by its operating system
 
 
 class ResetType(StrEnum):
-    """Redfish ResetType, as far as it is used."""
+    """The Redfish ResetType values that gitboot uses."""
 
     ON = "On"
     FORCE_ON = "ForceOn"
@@ -52,7 +52,7 @@ class ResetType(StrEnum):
 
 
 _POWER_ON_TYPES: Final = (ResetType.ON, ResetType.FORCE_ON)
-# The first that a BMC allows is taken; of a graceful restart that nobody obeys, the first of those for a restart.
+# gitboot uses the first type that the BMC allows. If a graceful restart has no effect, a forced restart follows.
 _RESET_TYPES: Final = {
     PowerOperation.ON: _POWER_ON_TYPES,
     PowerOperation.RESTART: (ResetType.FORCE_RESTART, ResetType.POWER_CYCLE),
@@ -61,52 +61,52 @@ _RESET_TYPES: Final = {
 
 
 class PowerRecordState(StrEnum):
-    """How far a recorded switch has come."""
+    """The state of a recorded power operation. The values are stored in ledgers."""
 
-    RECORDED = "Recorded"  # about to be asked for; a crash may have come between
-    REQUESTED = "Asked"  # the BMC has taken it
+    RECORDED = "Recorded"  # about to be requested; gitboot may have crashed before the request
+    REQUESTED = "Asked"  # the BMC accepted the request
     DONE = "Done"  # the machine has reset since, or is on
-    BACK = "Back"  # and its operating system runs
-    REFUSED = "Refused"  # proven not to have been done: the reason is open again
+    BACK = "Back"  # its operating system runs again
+    REFUSED = "Refused"  # it provably did not happen: gitboot may request it again
 
     @property
     def is_open(self) -> bool:
-        """Whether the machine may be down because of it."""
+        """True if the machine may be down because of this operation."""
         return self in (PowerRecordState.RECORDED, PowerRecordState.REQUESTED, PowerRecordState.DONE)
 
 
 class WantedPowerChange(Struct, frozen=True, kw_only=True):
-    """What a plan wants of a machine's power."""
+    """The power operation that a plan wants."""
 
-    reason: str  # what it is switched for at most once: a provision key, a maintenance's run
+    reason: str  # gitboot does the operation once for each reason: a provision key, or a run of a maintenance
     operation: PowerOperation
-    override_reason: str | None = None  # the reason of the override that has to stand; None: none is wanted
-    valid_until: datetime | None = None  # from when on the plan may want something else
-    window_end: datetime | None = None  # of the window
-    may_start_now: bool = False  # whether its turn has come
-    may_reset: bool = True  # else it is seen to what became of what was asked for, and nothing is asked for
+    override_reason: str | None = None  # the reason of the override that must be set first; None: no override
+    valid_until: datetime | None = None  # the plan may change then
+    window_end: datetime | None = None  # of the maintenance window
+    may_start_now: bool = False  # the power wave allows it
+    may_reset: bool = True  # False: only check earlier requests
 
 
 class PowerRecord(Struct, frozen=True, kw_only=True):
-    """The ledger's record of how a machine was switched for one reason."""
+    """The ledger's record of the power operation for one reason on one machine."""
 
     reason: str
-    type: ResetType  # what was asked for last
-    marks: Marks  # as they were before
+    type: ResetType  # of the last request
+    marks: Marks  # before the request
     state: PowerRecordState
-    at: datetime  # when that was
-    since: datetime  # when it was asked for something first
-    end: datetime | None = None  # of the window in which it was: a later one is another reason
+    at: datetime  # of the last request
+    since: datetime  # of the first request
+    end: datetime | None = None  # of its maintenance window; a later window is another reason
 
 
 class RequestReset(Struct, frozen=True, kw_only=True):
-    """Write ``record``, then ask the BMC for its type."""
+    """Write ``record``, then request its reset type from the BMC."""
 
     record: PowerRecord
 
 
 class WritePowerRecord(Struct, frozen=True, kw_only=True):
-    """Write ``record``: it is what the BMC shows. Then ask again."""
+    """Write ``record``, which describes what the BMC shows. Then decide again."""
 
     record: PowerRecord
 
@@ -124,9 +124,9 @@ def next_power_step(
     identity_result: IdentityResult,
     moving_marks: frozenset[str] = frozenset(),
 ) -> PowerChangeStep:
-    """Decide what comes next for the power of one machine; ``record`` is the one for the reason that is wanted.
+    """Return the next step for the power of one machine. ``record`` is the record for the wanted reason.
 
-    ``moving`` are the marks that its resets are known to move.
+    ``moving_marks`` are the marks that earlier resets of this machine changed.
     """
     request = partial(_request_reset, wanted, record, observed, now)
     find_delay = partial(
@@ -137,7 +137,7 @@ def next_power_step(
             return Wait(why=f"its power is {observed.power or 'not shown'}")
         if (observed.power == "On") is (wanted.operation is PowerOperation.ON):
             return NoChange(
-                why="it is on" if wanted.operation is PowerOperation.ON else "it is off, and is not restarted"
+                why="it is on" if wanted.operation is PowerOperation.ON else "it is off, so gitboot does not restart it"
             )
         return Wait(why=why) if (why := find_delay(wanted)) is not None else request(_RESET_TYPES[wanted.operation])
     if record.state is PowerRecordState.BACK:
@@ -146,7 +146,7 @@ def next_power_step(
         is_back = observed.runs_os and observed.marks.has_passed_post_since(record.marks)
         return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.BACK)) if is_back else NoChange()
     just_asked = timedelta() <= now - record.at < _SHOW_DELAY
-    not_shown_yet = Wait(why=f"{record.type} was asked for a moment ago, and is not shown yet")
+    not_shown_yet = Wait(why=f"{record.type} was requested a moment ago, and the BMC does not show it yet")
     if record.type in _POWER_ON_TYPES:
         if observed.power == "On":
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
@@ -155,33 +155,33 @@ def next_power_step(
         if record.state is PowerRecordState.RECORDED and _has_not_booted(wanted, observed, overrides):
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
         return request_operator(
-            f"{record.type} was asked for, for {record.reason}, and the machine is off: it is not switched on again"
+            f"gitboot requested {record.type} for {record.reason}, and the machine is off: gitboot does not repeat it"
         )
     match observed.marks.reset_since(record.marks, moving_marks=moving_marks | _RELIABLE_MARKS):
         case Reset.SEEN:
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
-        case Reset.UNKNOWN if record.state is PowerRecordState.REQUESTED:  # the BMC took it: it counts as done
-            return NoChange(why=f"the BMC has taken {record.type}, and does not show what came of it")
+        case Reset.UNKNOWN if record.state is PowerRecordState.REQUESTED:  # the BMC accepted it, so it counts as done
+            return NoChange(why=f"the BMC accepted {record.type}, and does not show its result")
         case Reset.UNKNOWN if just_asked:
             return not_shown_yet
         case Reset.UNKNOWN:
             return request_operator(
-                f"{record.type} was to be asked for, for {record.reason}, and nothing proves whether it was: the"
-                " machine is not reset again"
+                f"gitboot cannot tell whether the BMC received {record.type} for {record.reason}, so gitboot does not"
+                " reset the machine again"
             )
-    # It has not reset since: it is still shutting down, or was not asked to, or does not obey.
+    # It has not reset since: it is still shutting down, it received no request, or it ignores the request.
     if record.type is ResetType.GRACEFUL_RESTART:
         if timedelta() <= now - record.at < SHUTDOWN_TIMEOUT:
-            return NoChange(why=f"its operating system was asked to restart at {record.at:%H:%M:%S}")
+            return NoChange(why=f"gitboot requested a restart by its operating system at {record.at:%H:%M:%S}")
         why = find_delay(structs.replace(wanted, may_start_now=True))
         return Wait(why=why) if why is not None else request(_RESET_TYPES[PowerOperation.RESTART])
     if just_asked or record.state is PowerRecordState.REQUESTED:
-        return NoChange(why=f"{record.type} was asked for, and the machine has not reset since")
+        return NoChange(why=f"{record.type} was requested, and the machine has not reset since")
     return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
 
 
 def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> tuple[PowerRecord, ...]:
-    """Return the records of machines whose system runs again, as they are now."""
+    """Return the open records of a machine whose operating system runs again, with the state Back."""
     return tuple(
         structs.replace(each, state=PowerRecordState.BACK)
         for each in records
@@ -192,7 +192,7 @@ def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> 
 def find_moving_marks(
     observed: BmcObservation, overrides: Iterable[OverrideRecord], switches: Iterable[PowerRecord]
 ) -> frozenset[str]:
-    """The marks that a machine's resets are known to move: those that have, since anything was written down of it."""
+    """Return the marks that resets of this machine changed after any of its records was written."""
     before = (*(each.marks for each in overrides), *(each.marks for each in switches))
     return frozenset[str]().union(*(observed.marks.find_later_marks(marks) for marks in before))
 
@@ -204,14 +204,14 @@ def _explain_delay(
     now: datetime,
     identity_result: IdentityResult,
 ) -> str | None:
-    """Return why a machine is not to be switched for a reason at this moment; None: it may be."""
+    """Return why gitboot must not change the power of a machine now. None: it may."""
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return f"AnotherMachine: {identity_result.message}"
     if not wanted.may_start_now:
-        return "its turn has not come"
+        return "its power wave has not started"
     if wanted.valid_until is not None and now >= wanted.valid_until:
-        return "what is wanted from now on is still to be planned"
-    if observed.in_post:  # however long it has said so: it may be writing firmware
+        return "the plan ended, and gitboot has not made the next plan yet"
+    if observed.in_post:  # without a time limit: the machine may be updating firmware
         return "the machine is in POST"
     is_set = wanted.override_reason is None or any(
         each.reason == wanted.override_reason
@@ -219,7 +219,7 @@ def _explain_delay(
         and is_shown(each.override, observed)
         for each in overrides
     )
-    return None if is_set else "its override is not known to stand"
+    return None if is_set else "its override is not confirmed"
 
 
 def _request_reset(
@@ -232,7 +232,7 @@ def _request_reset(
     allowed = observed.reset_types
     found = next((each for each in types if not allowed or each in allowed), None)
     if found is None:
-        message = f"{wanted.operation} is wanted, and the BMC allows only {', '.join(sorted(allowed))}"
+        message = f"the plan needs {wanted.operation}, and the BMC allows only {', '.join(sorted(allowed))}"
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     if not wanted.may_reset:
         return NoChange()
@@ -251,7 +251,7 @@ def _request_reset(
 
 
 def _has_not_booted(wanted: WantedPowerChange, observed: BmcObservation, overrides: Iterable[OverrideRecord]) -> bool:
-    """Return whether the one-time override of a machine that was to be switched on still stands: it was not booted."""
+    """Return whether a machine that gitboot was to turn on did not boot, because its one-time override is still set."""
     return any(
         each.reason == wanted.override_reason
         and each.override.enabled is OverrideEnabled.ONCE
@@ -263,14 +263,14 @@ def _has_not_booted(wanted: WantedPowerChange, observed: BmcObservation, overrid
 
 
 class PowerAction(StrEnum):
-    """A power action of an operator."""
+    """A power action that an operator requests."""
 
     ON = "on"
     OFF = "off"
     RESET = "reset"
 
 
-# By what is asked for, and whether the operating system is left out of it: the first that a BMC allows.
+# By action, and whether it is forced. gitboot uses the first type that the BMC allows.
 _ACTION_RESET_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ...]]] = {
     (PowerAction.ON, False): _POWER_ON_TYPES,
     (PowerAction.ON, True): _POWER_ON_TYPES,
@@ -283,7 +283,7 @@ _RESULTING_POWER: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
 
 
 class PowerChangeRefused(Struct, frozen=True, kw_only=True):
-    """It is not done, and a person has to know why."""
+    """gitboot does not carry out the action, and shows the reason."""
 
     why: str
 
@@ -294,21 +294,22 @@ PowerStep = ResetType | NoChange | PowerChangeRefused
 def choose_reset_type(
     action: PowerAction, observed: BmcObservation, identity_result: IdentityResult, *, force: bool
 ) -> PowerStep:
-    """Return the reset type to send for ``action``; ``force``: without asking the operating system.
+    """Return the reset type to send for ``action``. ``force`` leaves out the operating system.
 
-    Nothing is switched on another machine than the document's, and none during POST: some BMCs lose settings then.
+    gitboot does not change the power of another machine than the document's. It waits until POST is over, because some
+    BMCs lose settings otherwise.
     """
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")
     if observed.power is not None and observed.power == _RESULTING_POWER.get(action):
         return NoChange(why=f"it is {observed.power.lower()}")
     if action is PowerAction.RESET and observed.power == "Off":
-        return PowerChangeRefused(why="it is off: gitboot bmc power on")
+        return PowerChangeRefused(why="it is off: use gitboot bmc power on")
     if observed.in_post:
-        return PowerChangeRefused(why="it is in POST: ask again when that is over")
+        return PowerChangeRefused(why="it is in POST: try again later")
     types = _ACTION_RESET_TYPES[action, force]
     found = next((each for each in types if not observed.reset_types or each in observed.reset_types), None)
     if found is not None:
         return found
-    hint = "" if force or action is PowerAction.ON else "; --force asks no operating system"
+    hint = "" if force or action is PowerAction.ON else "; --force does not need the operating system"
     return PowerChangeRefused(why=f"the BMC allows only {', '.join(sorted(observed.reset_types))}{hint}")

@@ -1,4 +1,4 @@
-"""Reboot detection: the marks of a BMC, and whether its machine has reset between two readings."""
+"""Reboot detection: the values of a BMC that change at a reset, and their comparison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-_CLOCK_STEP = timedelta(minutes=2)  # no clock drifts so far, or is read so late
+_CLOCK_STEP = timedelta(minutes=2)  # more than drift and slow requests explain
 
 # ComputerSystem BootProgress.LastState in the order of one boot, DSP0268.
 _PROGRESS: Final = (
@@ -25,7 +25,7 @@ _PROGRESS: Final = (
 
 
 class Reset(Enum):
-    """Whether a machine has reset between two readings."""
+    """The result of a comparison of two readings."""
 
     SEEN = "seen"
     RULED_OUT = "ruled out"
@@ -33,24 +33,25 @@ class Reset(Enum):
 
 
 class Marks(Struct, frozen=True, kw_only=True):
-    """What moves when a machine resets, as far as its BMC shows it, and by which clock."""
+    """The values of a BMC that change when the machine resets, and the clock to read them by. Ledgers store them."""
 
     last_reset_time: str | None = None  # LastResetTime
     boot_progress: str | None = None  # BootProgress.LastState
     boot_progress_time: str | None = None  # BootProgress.LastStateTime
-    settled: bool = False  # the machine was known to run, past POST
+    settled: bool = False  # the machine was on and past POST
     bmc_time: str | None = None  # the Manager's DateTime; None: not read
-    bmc_ahead_s: int | None = None  # of our clock
+    bmc_ahead_s: int | None = None  # how far the BMC's clock is ahead of ours
     manager_reset_time: str | None = None  # the Manager's LastResetTime
 
     def reset_since(self, earlier: Marks, *, moving_marks: frozenset[str] | None = None) -> Reset:
         """Return whether the machine has reset since ``earlier`` was read.
 
-        A mark that moved proves a reset if it is an instant later than ``earlier``, by a clock that has run through;
-        but no reset is needed for a machine that was coming up to have come further.
-        Marks that stand still rule it out only if they were settled: a machine in POST consumes an override that is
-        set behind its back without another reset. Of ``moving``, where it is given, at least one has to stand still:
-        there are BMCs whose LastResetTime no reset moves.
+        A mark proves a reset if its time is later than ``earlier``, by a clock that was not set meanwhile. The boot
+        progress of a machine that was still booting may move on without a reset.
+
+        Unchanged marks rule out a reset only if ``earlier`` is settled: a machine in POST may consume an override that
+        is set meanwhile, without another reset. With ``moving_marks``, one of these marks must be shown and unchanged,
+        because some BMCs do not update LastResetTime at a reset.
         """
         if self._clock_was_lost(earlier):
             return Reset.UNKNOWN
@@ -62,7 +63,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         return Reset.RULED_OUT if still and earlier.settled else Reset.UNKNOWN
 
     def find_later_marks(self, earlier: Marks) -> frozenset[str]:
-        """Return the marks that are instants later than ``earlier``, by a clock that nothing shows to have been set."""
+        """Return the names of the marks with a later time than in ``earlier``. Empty if the clock was set meanwhile."""
         if self.bmc_time is not None and self._clock_was_lost(earlier):
             return frozenset()
         since = _parse_utc(earlier.bmc_time)
@@ -74,17 +75,17 @@ class Marks(Struct, frozen=True, kw_only=True):
         return frozenset(found)
 
     def may_follow(self, earlier: Marks) -> bool:
-        """Return whether the machine has come further than ``earlier``, so that both may be of the same boot."""
+        """Return whether the boot progress is further than in ``earlier``, so that both may belong to the same boot."""
         if self.boot_progress not in _PROGRESS or earlier.boot_progress not in _PROGRESS:
             return False
         return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(earlier.boot_progress)
 
     def has_passed_post_since(self, earlier: Marks) -> bool:
-        """Return whether the machine has gone through POST since ``earlier`` was read, as far as its BMC can say."""
+        """Return whether the BMC shows that the machine went through POST since ``earlier`` was read."""
         return "boot_progress_time" in self.find_later_marks(earlier)
 
     def with_clock_from(self, other: Marks) -> Marks:
-        """These marks, by the clock as it was read with others."""
+        """Return these marks with the clock values of other marks."""
         return structs.replace(
             self,
             bmc_time=other.bmc_time,
@@ -93,7 +94,7 @@ class Marks(Struct, frozen=True, kw_only=True):
         )
 
     def _pair_with(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
-        """Yield each mark that is shown now and was shown then: (its name, then, now)."""
+        """Yield the marks that both readings have, as (name, earlier value, value now)."""
         marks = (
             ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
             ("boot_progress_time", earlier.boot_progress_time, self.boot_progress_time),
@@ -103,9 +104,9 @@ class Marks(Struct, frozen=True, kw_only=True):
                 yield name, before, after
 
     def _clock_was_lost(self, earlier: Marks) -> bool:
-        """Whether instants from before mean nothing now: the Manager has restarted, its clock was set, or is gone."""
+        """Return whether times cannot be compared: the Manager restarted, or its clock was set or is not shown."""
         if earlier.bmc_time is None:
-            return False  # it never had one
+            return False  # the BMC never had a clock
         if self.bmc_time is None or self.bmc_ahead_s is None or earlier.bmc_ahead_s is None:
             return True
         stepped = abs(self.bmc_ahead_s - earlier.bmc_ahead_s) > _CLOCK_STEP.total_seconds()
@@ -121,7 +122,7 @@ def _differ(before: str, after: str) -> bool:
 
 
 def _has_moved(before: str | None, after: str | None) -> bool:
-    """Return whether a Manager has restarted; some work the instant out from their uptime, a second more or less."""
+    """Return whether a Manager restarted. Some compute the time from their uptime, with an error of a second."""
     if before is None:
         return False
     then, now = _parse_utc(before), _parse_utc(after)
@@ -129,7 +130,7 @@ def _has_moved(before: str | None, after: str | None) -> bool:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Return the instant of a text of a BMC, with its offset if it has one; None: the text is no instant."""
+    """Return the time in a text from a BMC, with its UTC offset if it has one. None: the text is not a time."""
     try:
         return datetime.fromisoformat(text) if text is not None else None
     except ValueError:
@@ -137,7 +138,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def as_utc(instant: datetime) -> datetime:
-    """Return an instant in UTC. An instant without an offset counts as UTC, as all of the same BMC."""
+    """Return a time with an offset. A time without an offset counts as UTC, like all times of the same BMC."""
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 

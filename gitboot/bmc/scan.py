@@ -1,4 +1,4 @@
-"""Scan of networks for Redfish services, and comparison of what they show with the fleet."""
+"""Network scan for Redfish services, and comparison of the servers found with the fleet."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _ROOT: Final = "/redfish/v1/"
 
 
 class Probe(Struct, frozen=True, kw_only=True):
-    """The result of one address. Without machines and without a reason, no Redfish service answers there."""
+    """The result for one address. Without servers and without an error, there is no Redfish service."""
 
     address: str
     servers: tuple[FoundServer, ...] = ()
-    error: str | None = None  # why what answers could not be read
+    error: str | None = None  # why gitboot could not read the BMC
 
 
 def list_addresses(places: Sequence[str], ports: Sequence[int]) -> tuple[str, ...]:
-    """Return the base URLs that networks, addresses, host names and URLs mean, each once, in their order.
+    """Return the base URLs of networks, addresses, host names and URLs, each once, in their order.
 
-    Raises `UsageError` for what is none of these, and for more than ``MOST_ADDRESSES``.
+    Raises `UsageError` for any other text, and for more than ``MAX_ADDRESSES``.
     """
     found: dict[str, None] = {}
     for place in places:
@@ -67,14 +67,17 @@ def _list_hosts(place: str) -> Iterable[str]:
     if "://" in place:
         parts = urlsplit(place)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
-            raise UsageError(f"{place!r} is no address of a BMC: write https://10.112.0.13 or https://10.112.0.13:8443")
+            raise UsageError(
+                f"{place!r} is not the address of a BMC: write https://10.112.0.13 or https://10.112.0.13:8443"
+            )
         return [place]
     try:
         network = ip_network(place, strict=False)
     except ValueError:
         if not all(part and part.replace("-", "").isalnum() for part in place.rstrip(".").split(".")) or "/" in place:
             raise UsageError(
-                f"{place!r} is no network, address or host name: write 10.112.0.0/24, 10.112.0.13 or bmc7.example.net"
+                f"{place!r} is not a network, an address or a host name: write 10.112.0.0/24, 10.112.0.13 or "
+                "bmc7.example.net"
             ) from None
         return [place]
     if network.num_addresses > 2 * MAX_ADDRESSES:
@@ -83,13 +86,13 @@ def _list_hosts(place: str) -> Iterable[str]:
 
 
 def _build_too_many_error(place: str, number: int) -> UsageError:
-    return UsageError(f"{place} makes {number:,} addresses; at most {MAX_ADDRESSES:,} at a time: name smaller networks")
+    return UsageError(f"{place}: {number:,} addresses are more than {MAX_ADDRESSES:,}: name smaller networks")
 
 
 def scan(
     addresses: Sequence[str], connect: Callable[[str], BmcConnection], *, parallel: int, on_result: Callable[[], None]
 ) -> Iterator[Probe]:
-    """Look at all addresses, so many at a time, and tell of each as it is known; ``each`` is called after each."""
+    """Probe all addresses, ``parallel`` at a time, and yield each result. ``on_result`` is called for each."""
     with ThreadPoolExecutor(parallel, thread_name_prefix="scan") as pool:
         for future in as_completed([pool.submit(_probe, address, connect) for address in addresses]):
             on_result()
@@ -101,7 +104,7 @@ def _probe(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
         with connect(address) as bmc, bmc.policy.measure_requests():
             try:
                 is_redfish = bmc.is_redfish()
-            except BmcUnreachable:  # nobody is there, or somebody who speaks another language
+            except BmcUnreachable:  # no answer, or an answer that is not Redfish
                 is_redfish = False
             if not is_redfish:
                 return Probe(address=address)
@@ -130,7 +133,7 @@ def _read_members(bmc: BmcConnection, collection: str | None) -> Iterator[Resour
 
 
 def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
-    """Return a resource that not every BMC has, or shows to every role."""
+    """Return a resource, or None: some BMCs do not have it, or do not show it to each role."""
     if path is None:
         return None
     try:
@@ -140,35 +143,35 @@ def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
 
 
 class DiscrepancyKind(StrEnum):
-    SWAPPED = "Swapped"  # two machines, each where the other's document says
-    MOVED = "Moved"  # it is not where its document says
-    MISSING = "Missing"  # nobody answers where its document says
-    UNKNOWN = "Unknown"  # no document describes it
-    INTERFACES = "Interfaces"  # its document has addresses that its BMC does not show
+    SWAPPED = "Swapped"  # two machines answer at each other's documented address
+    MOVED = "Moved"  # it answers at another address than the one in its document
+    MISSING = "Missing"  # no BMC answers at the address in its document
+    UNKNOWN = "Unknown"  # it has no document
+    INTERFACES = "Interfaces"  # its document has MAC addresses that its BMC does not show
 
 
 class Discrepancy(Struct, frozen=True, kw_only=True):
-    """One thing that is not as the documents say."""
+    """One difference between the documents and the network."""
 
     kind: DiscrepancyKind
-    server: str | None  # by its document; None: there is none
+    server: str | None  # the name in its document; None: it has no document
     address: str
     message: str
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """Which machine each found one is, and what is not as described."""
+    """The names of the servers found, and the differences from their documents."""
 
-    servers: Mapping[FoundServer, str]  # by name, those that a document describes
+    servers: Mapping[FoundServer, str]  # the names of the servers that have a document
     differences: tuple[Discrepancy, ...]
 
 
 def compare(
     servers: Iterable[FoundServer], documents: Collection[Machine], scanned: Collection[str], unread: Collection[str]
 ) -> Comparison:
-    """Compare what was found at the ``asked`` addresses with all machines that documents describe.
+    """Compare the servers found at the ``scanned`` addresses with all machines in documents.
 
-    A BMC answered at the ``unread`` addresses and could not be read: they are not compared.
+    At the ``unread`` addresses, a BMC answered that gitboot could not read. They are not compared.
     """
     servers = sorted(servers, key=lambda each: (each.address, each.system))
     machines = dict(_match_servers(servers, documents))
@@ -190,7 +193,7 @@ def compare(
         ):
             place, address = machine.bmc.normalized_address, machine.bmc.address
             instead = next((each.identity for each in servers if place in each.places), None)
-            message = f"another machine answers there: {instead}" if instead is not None else "nobody answers there"
+            message = f"another machine answers there: {instead}" if instead is not None else "no BMC answers there"
             differences.append(
                 Discrepancy(kind=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
             )
@@ -203,7 +206,7 @@ def compare(
 def _match_servers(
     servers: Iterable[FoundServer], documents: Iterable[Machine]
 ) -> Iterator[tuple[FoundServer, Machine]]:
-    """Yield each found machine with the one that it is, by UUID in either byte order or by serial number."""
+    """Yield each server found with its documented machine: same UUID, in either byte order, or same serial number."""
     index: dict[str, list[Machine]] = {}
     for machine in documents:
         identity = DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc)
@@ -229,26 +232,26 @@ def _list_discrepancies(
 ) -> Iterator[Discrepancy]:
     here = next((by_place[place] for place in server.places if place in by_place), None)
     if machine is None:
-        instead = f", where {here.name} is described" if here is not None else ""
+        instead = f" at the address of {here.name}" if here is not None else ""
         yield Discrepancy(
             kind=DiscrepancyKind.UNKNOWN,
             server=None,
             address=server.address,
-            message=f"no document describes {server.identity}{instead}",
+            message=f"no document matches {server.identity}{instead}",
         )
         return
-    if here is not machine:  # it answers where its document does not say
+    if here is not machine:  # it answers at another address than documented
         document_address = machine.bmc.address if machine.bmc is not None else None
         other = server_by_name.get(here.name) if here is not None else None
         is_swapped = other is not None and machine.bmc is not None and machine.bmc.normalized_address in other.places
         if here is not None and is_swapped:
             kind, message = (
                 DiscrepancyKind.SWAPPED,
-                f"it is where {here.name} is described, and {here.name} is at {document_address}",
+                f"it answers at the address of {here.name}, and {here.name} answers at {document_address}",
             )
         else:
-            also = f", where {here.name} is described" if here is not None else ""
-            kind, message = DiscrepancyKind.MOVED, f"its document says {document_address or 'nothing of a BMC'}{also}"
+            also = f"; it answers at the address of {here.name}" if here is not None else ""
+            kind, message = DiscrepancyKind.MOVED, f"its document has {document_address or 'no BMC'}{also}"
         yield Discrepancy(kind=kind, server=machine.name, address=server.address, message=message)
     shown = {nic.mac for nic in server.nics}
     if shown and (gone := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):
@@ -274,18 +277,18 @@ _ARCHITECTURES: Final = {
 
 
 class FoundNic(Struct, frozen=True, kw_only=True):
-    """A network interface of a machine, as its BMC shows it."""
+    """A network interface that a BMC reports."""
 
     name: str
     mac: MacAddress
 
 
 class FoundServer(Struct, frozen=True, kw_only=True):
-    """A machine, as its BMC shows it."""
+    """A machine that a BMC reports."""
 
     address: str
     system: str  # the path of its ComputerSystem
-    is_only_system: bool = True  # whether its BMC has no other system
+    is_only_system: bool = True  # its BMC has no other system
     identity: ReportedIdentity
     maker: str = ""
     model: str = ""
@@ -297,22 +300,22 @@ class FoundServer(Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> tuple[tuple[str, str | None], ...]:
-        """How a document may name its BMC."""
+        """The places by which a document may refer to its BMC."""
         named = normalize_bmc_address(self.address, self.system)
         return (named, normalize_bmc_address(self.address, None)) if self.is_only_system else (named,)
 
     @property
     def serial(self) -> str | None:
-        """The serial number as SMBIOS has it: at Dell the service tag, which its BMC shows as SKU."""
+        """The serial number as in SMBIOS. On Dell servers it is the service tag, which the BMC reports as SKU."""
         shown = self.identity.sku if self.maker.lower().startswith("dell") else self.identity.serial
         return shown if shown is not None and not is_placeholder_serial(shown) else None
 
     @property
     def missing_identity(self) -> str | None:
-        """What no document can do without, and it does not show."""
+        """Return what a document needs and the BMC does not report. None: it reports all."""
         if self.identity.uuid is None or is_placeholder_uuid(self.identity.uuid):
-            return "it shows no UUID"
-        return None if self.nics else "it shows no MAC address"
+            return "it reports no UUID"
+        return None if self.nics else "it reports no MAC address"
 
 
 def build_found_server(
@@ -324,7 +327,7 @@ def build_found_server(
     manager: Resource | None = None,
     processor: Resource | None = None,
 ) -> FoundServer:
-    """Put together what the resources of one system say; what is not shown stays empty."""
+    """Build a server from the resources of one system. A value that the BMC does not report stays empty."""
     body, shown_by = system.body, ("InstructionSet", "ProcessorArchitecture")
     architectures = [_to_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
     shown: dict[MacAddress, FoundNic] = {}  # by their permanent addresses
@@ -354,7 +357,7 @@ def build_found_server(
 
 
 def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
-    """Return a name for its document that none has: its serial number, else of its UUID."""
+    """Return an unused name for the document of a server, from its serial number or else its UUID."""
     plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
     name = plain or f"server-{(found.identity.uuid or '')[:8]}"
     number = 2
@@ -364,10 +367,10 @@ def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
 
 
 def render_document(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
-    """Return the Server document of a machine that has none: parked, so that nothing is booted or set by it."""
+    """Return a Server document for a new machine. It is Parked, so that gitboot does not boot it or set its BMC."""
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
-    assumed = "" if found.architecture else "  # not shown by its BMC: look"
+    assumed = "" if found.architecture else "  # not reported by its BMC: check it"
     lines = [
         f"# {known}{versions}; found at {found.address}.",
         "apiVersion: gitboot.dev/v1alpha1",
@@ -381,7 +384,7 @@ def render_document(found: FoundServer, name: str, credentials: str, *, verify: 
         f"  firmware: {found.firmware}",
         "  interfaces:",
         *(f"    - {{name: {_quote(nic.name)}, mac: {_quote(nic.mac.replace('-', ':'))}}}" for nic in found.nics),
-        f"  lifecycle: {Lifecycle.PARKED}  # until somebody knows what it is to be: then take this line out",
+        f"  lifecycle: {Lifecycle.PARKED}  # remove this line to let gitboot manage the machine",
         "  bmc:",
         f"    address: {_quote(found.address)}",
         *([] if found.is_only_system else [f"    system: {_quote(found.system)}"]),
@@ -396,5 +399,5 @@ def _quote(text: str) -> str:
 
 
 def _to_line(value: Any) -> str:
-    """Return text from outside as one line, for a comment too; nothing for what is no text."""
+    """Return a text from a BMC as one line that is safe in a comment; "" for any other value."""
     return one_line(value) if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""Worker pool: tasks at many BMCs at once, at a pace that the network bears."""
+"""Worker pool: tasks at many BMCs in parallel, with limits that adapt to the network."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from gitboot.bmc.override_session import Driver
 
 
-_IDLE_S: Final = 900  # longer than until any BMC that is asked is asked again
-_LOGOUT_TIMEOUT_S: Final = 2  # for all at the end, which is near
+_IDLE_S: Final = 900  # longer than the time between two tasks at a busy BMC
+_LOGOUT_TIMEOUT_S: Final = 2  # for all connections together, when the process ends
 _Access = tuple[BmcAccess, TrustedCredentials, bool]
 
 
 class ConnectionCache:
-    """One kept connection a machine, made anew when its document, its credentials, or what is said of them changed."""
+    """One open connection for each machine. A change of its document, credentials or `Trust` makes a new connection."""
 
     def __init__(
         self,
         directory: CredentialDirectory,
-        fence: Callable[[], None] = lambda: None,  # raises where nothing may be changed any more
-        ending_fence: Callable[[], None] | None = None,  # the same for what only ends something; None: `fence`
+        fence: Callable[[], None] = lambda: None,  # raises if this instance may no longer change a BMC
+        ending_fence: Callable[[], None] | None = None,  # the same for requests that only end something; None: `fence`
     ) -> None:
         self._directory, self._fence, self._ending_fence = directory, fence, ending_fence
         self._cached: dict[SystemUuid, tuple[_Access, Driver]] = {}
-        self._last_used_s: dict[SystemUuid, float] = {}  # when last, in that order
-        self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first guards when they were used
+        self._last_used_s: dict[SystemUuid, float] = {}  # the time of the last use, oldest first
+        self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first guards _last_used_s
 
     def connect(
         self,
@@ -59,16 +59,16 @@ class ConnectionCache:
         is_in_ledger: bool = False,
         pinned: PinnedIdentity | None = None,
     ) -> Driver:
-        """The connection to a machine's BMC; raises `UsageError` where there are no credentials that it may be sent.
+        """Return the connection to a machine's BMC. Raises `UsageError` if there are no credentials that it may get.
 
-        ``known``: the ledger lets it have them; ``pinned``: what the machine's BMC showed before.
+        ``is_in_ledger``: the ledger allows the BMC its credentials. ``pinned``: what the BMC reported before.
         """
         trusted = self._directory.read(bmc.credentials)
         access, cached = (bmc, trusted, is_in_ledger), self._cached.get(uuid)
         if cached is not None and cached[0] == access:
             connection = cached[1]
             if connection.login is not None:
-                connection.login.keeps_session = True  # whoever is asked again is asked often
+                connection.login.keeps_session = True  # a second task means that more will follow
         else:
             if cached is not None:
                 cached[1].close()
@@ -76,13 +76,13 @@ class ConnectionCache:
         self._cached[uuid] = access, connection
         with self._usage_lock:
             self._last_used_s.pop(uuid, None)
-            self._last_used_s[uuid] = time.monotonic()  # behind all that were used before
+            self._last_used_s[uuid] = time.monotonic()  # at the end of the order
         pinned = find_pin_at(pinned, bmc.normalized_address)
         connection.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
         return connection
 
     def _open(self, server: str, bmc: BmcAccess, trusted: TrustedCredentials, *, is_in_ledger: bool) -> Driver:
-        # Only here: they take their time, and many fleets have no BMC.
+        # Imported here: the modules load slowly, and many fleets have no BMC.
         from gitboot.bmc.ipmi import IpmiConnection
         from gitboot.bmc.redfish.client import BmcConnection
         from gitboot.bmc.redfish.transport import ConnectionPolicy
@@ -99,22 +99,22 @@ class ConnectionCache:
         if bmc.uses_ipmi:
             return IpmiConnection(bmc.address, trusted.credentials, reach=reach)
         try:
-            with self._tls_lock:  # one context for each authority: loading the CA bundle is what costs
+            with self._tls_lock:  # one context for each authority, because loading the CA bundle is slow
                 has_certificate = certificate is not None
                 authority = None if has_certificate else trust.find_authority(bmc)
                 tls = tls_context(verify=bmc.verify and not has_certificate, ca=authority)
         except ssl.SSLError as error:
-            where = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"the authority for {bmc.credentials}"
-            raise UsageError(f"{where} is not a certificate in PEM: {error.reason or error}") from None
+            source = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"the authority for {bmc.credentials}"
+            raise UsageError(f"{source} is not a PEM certificate: {error.reason or error}") from None
         return BmcConnection(bmc.address, trusted.credentials, system=bmc.system, tls=tls, reach=reach)
 
     def fingerprint(self, uuid: SystemUuid) -> str | None:
-        """Return the fingerprint of the credentials that a machine's BMC was sent last."""
+        """Return the fingerprint of the credentials that gitboot last sent to a machine's BMC."""
         cached = self._cached.get(uuid)
         return cached[0][1].fingerprint if cached is not None else None
 
     def pop_unused(self) -> list[Driver]:
-        """Drop and return the connections that nobody has used for a while: a BMC has few sessions."""
+        """Remove and return the connections without recent use, because a BMC allows few sessions."""
         found = []
         since_s = time.monotonic() - _IDLE_S
         with self._usage_lock:
@@ -124,7 +124,7 @@ class ConnectionCache:
         return found
 
     def close(self) -> None:
-        """Close all, and log out, many at a time; where that takes too long, sessions end by themselves."""
+        """Log out and close all connections, in parallel. After a time limit, sessions are left to time out."""
         until_s = time.monotonic() + _LOGOUT_TIMEOUT_S
         with ThreadPoolExecutor(MAX_PER_SITE) as threads:
             for _, connection in self._cached.values():
@@ -134,7 +134,7 @@ class ConnectionCache:
 
 @contextmanager
 def open_connections(directory: Path | None) -> Iterator[ConnectionCache]:
-    """Connections that are closed when the block ends."""
+    """Yield connections, and close them when the block ends."""
     cache = ConnectionCache(CredentialDirectory(directory))
     try:
         yield cache
@@ -147,11 +147,11 @@ MAX_PER_SITE: Final = 128
 
 
 class BmcPool:
-    """Tasks at BMCs: at most ``parallel`` at a time, of one site at most ``per_site``, of one machine one.
+    """Runs tasks at BMCs: at most ``parallel`` at a time, at most ``per_site`` at one site, and one at each machine.
 
-    A task that has not begun gives way to a newer one of its machine: what is begun is what is wanted now.
-    ``on_finished`` is called once for all tasks that end within a moment. ``fence`` raises where another instance may
-    change the BMCs, ``ending_fence`` the same for what only ends something; None: `fence`.
+    A newer task of a machine replaces one that has not started. ``on_finished`` is called once for all tasks that end
+    at about the same time. ``fence`` raises if another instance may change the BMCs. ``ending_fence`` does so for
+    requests that only end something; None: `fence`.
     """
 
     def __init__(
@@ -174,9 +174,9 @@ class BmcPool:
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
 
     def submit(self, tasks: Iterable[BmcTask]) -> frozenset[SystemUuid]:
-        """Take tasks in, but for machines whose last one still runs, or has ended since `finished` was called.
+        """Queue tasks, and return the machines whose task was queued.
 
-        Return the machines whose task was taken.
+        It skips machines whose last task is running, or has a result that `take_results` did not return yet.
         """
         made = (structs.replace(task, dry_run=self._dry_run) for task in tasks)
         return self._runner.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
@@ -185,7 +185,7 @@ class BmcPool:
         self._runner.drop_pending(uuids)
 
     def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
-        """Return the results of tasks that have ended since the last call, by machine, in the order of their names."""
+        """Return the results since the last call, by machine, in the order of the server names."""
         for unused in self._connections.pop_unused():
             self._closing.submit(unused.close)
         results = self._runner.take_results()
@@ -199,7 +199,7 @@ class BmcPool:
         self._connections.close()
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
-        """Return what changes when a BMC's credentials do: one that was refused is asked again when it is another."""
+        """Return a text that changes with the credentials of a BMC, so that gitboot tries refused ones again."""
         return self._credentials.fingerprint(bmc.credentials)
 
     def _run(self, task: BmcTask) -> tuple[TaskResult, ResponseSample]:
@@ -209,7 +209,7 @@ class BmcPool:
             bmc = self._connections.connect(
                 task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
             )
-        except UsageError as error:  # what has changed of the credentials meanwhile is a change
+        except UsageError as error:  # the fingerprint is from before, so that a later change of the credentials counts
             result = TaskResult(
                 server=task.server,
                 uuid=task.uuid,
@@ -229,17 +229,17 @@ class BmcPool:
         return replace(result, credentials_fingerprint=credentials, was_power_allowed=granted, took_s=took_s), sign
 
 
-_NOTIFY_DELAY_S: Final = 0.2  # for so long others that end are waited for, before somebody is woken for them
+_NOTIFY_DELAY_S: Final = 0.2  # wait this long for more results before the notification
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Later = Callable[[float, Callable[[], None]], None]
 
 
 class Task(NamedTuple, Generic[Key, Value]):
-    """What is to be done once, for whom, and where."""
+    """One piece of work, with its key and its site."""
 
     key: Key
-    site: str | None  # None: of none that is known, and bound by what is borne overall
+    site: str | None  # None: no known site, so only the overall limit applies
     work: Callable[[], tuple[Value, ResponseSample]]
 
 
@@ -250,11 +250,10 @@ def run_later(seconds: float, callback: Callable[[], None]) -> None:
 
 
 class TaskRunner(Generic[Key, Value]):
-    """At most ``most`` tasks at a time, and one of each key; what ends makes room for the next at once.
+    """Runs at most ``max_parallel`` tasks at a time, at most ``max_per_site`` at one site, and one for each key.
 
-    Tasks begin by site in the order in which they came, and each site is served in turn. ``on_ended`` is called, from
-    any thread, when something has ended that nobody has taken yet: once for all that ends within a moment, and at once
-    when nothing is left to do.
+    Tasks of one site start in their order, and the sites take turns. ``on_ended`` is called, from any thread, when
+    there are new results: once for all tasks that end at about the same time, and immediately when the last task ends.
     """
 
     def __init__(
@@ -267,9 +266,9 @@ class TaskRunner(Generic[Key, Value]):
     ) -> None:
         self._max_parallel, self._max_per_site, self._on_ended, self._later = most, most_of_site, on_ended, later
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="bmc")
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # by site
-        self._busy: Counter[str | None] = Counter()  # how many of a site have begun, and not ended
+        self._busy: Counter[str | None] = Counter()  # the number of running tasks at each site
         self._limits: dict[str | None, ConcurrencyLimit] = {}
         self._running: set[Key] = set()
         self._ended: dict[Key, Value] = {}
@@ -277,10 +276,10 @@ class TaskRunner(Generic[Key, Value]):
         self._is_gathering = False
 
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
-        """Take tasks in, but for keys whose last one still runs, or has ended since `ended` was called.
+        """Queue tasks, and return the keys whose task was queued.
 
-        A task for such a key was made without the result of the last one. A task that has not begun gives way
-        to a newer one of its key. Return the keys whose task was taken.
+        It skips keys whose last task is running, or has a result that `take_results` did not return yet, because such a
+        task was made without that result. A newer task of a key replaces one that has not started.
         """
         taken = set()
         with self._changed:
@@ -293,13 +292,13 @@ class TaskRunner(Generic[Key, Value]):
         return frozenset(taken)
 
     def drop_pending(self, keys: Iterable[Key]) -> None:
-        """Drop tasks that have not begun."""
+        """Remove tasks that have not started."""
         with self._changed:
             for key in keys:
                 self._drop(key)
 
     def take_results(self) -> dict[Key, Value]:
-        """Return what came of the tasks that have ended since the last call; raises what one of them has raised."""
+        """Return the results since the last call. Raises an error that a task raised."""
         with self._changed:
             if self._errors:
                 raise self._errors.pop()
@@ -307,13 +306,13 @@ class TaskRunner(Generic[Key, Value]):
             return ended
 
     def wait_for_results(self) -> dict[Key, Value]:
-        """Wait until a task has ended, and return what came of those that have; empty if nothing is left to do."""
+        """Wait until a task has ended, and return the new results. Empty if there are no tasks."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._errors or not (self._running or self._waiting))
             return self.take_results()
 
     def close(self) -> None:
-        """Let running tasks end, and begin no others."""
+        """Wait for the running tasks, and start no more."""
         with self._changed:
             self._waiting.clear()
         self._threads.shutdown(wait=True)
@@ -339,7 +338,7 @@ class TaskRunner(Generic[Key, Value]):
             tasks = self._waiting.pop(site)
             _, task = tasks.popitem(last=False)
             if tasks:
-                self._waiting[site] = tasks  # behind the others
+                self._waiting[site] = tasks  # behind the other sites
             self._busy[site] += 1
             self._running.add(task.key)
             self._threads.submit(self._run_task, task)
@@ -348,7 +347,7 @@ class TaskRunner(Generic[Key, Value]):
         sign, error = NO_SAMPLE, None
         try:
             value, sign = task.work()
-        except BaseException as raised:  # noqa: BLE001 - it is raised where the results are taken
+        except BaseException as raised:  # noqa: BLE001 - take_results raises it
             error = raised
         with self._changed:
             self._running.remove(task.key)
@@ -375,27 +374,30 @@ class TaskRunner(Generic[Key, Value]):
             self._on_ended()
 
 
-INITIAL_LIMIT: Final = 16  # nothing is known of the site yet
+INITIAL_LIMIT: Final = 16  # before the first measurement
 MIN_LIMIT: Final = 4
-_STEP: Final = 8  # by how much it grows once it is known what was too much
-_SLOW_FACTOR: Final = 2  # than it was: the way there is full, or this machine
-_LATENCY_TOLERANCE_S: Final = 0.1  # a BMC that answers at once may take so much longer
-_MAX_LOST_SHARE: Final = 0.1  # of those that answered the last time
-_BEST_LATENCY_GROWTH: Final = 1.1  # how fast it was is believed less with each round: a way may become longer for good
+_STEP: Final = 8  # growth in each round, after the first one that was too much
+_SLOW_FACTOR: Final = 2  # a latency this many times the best one means that the network or this machine is overloaded
+_LATENCY_TOLERANCE_S: Final = 0.1  # allowed on top, for BMCs that answer immediately
+_MAX_LOST_SHARE: Final = 0.1  # of the BMCs that responded the last time
+_BEST_LATENCY_GROWTH: Final = (
+    1.1  # the best latency grows by this factor in each round, because a network may become slower permanently
+)
 
 
 class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
-    """A value: each answer gives another one. A round is as many answers as may be awaited at a time.
+    """The number of tasks that may run at one site, from the response times of its BMCs.
 
-    BMCs that have never answered do not count: a rack that is switched off does not slow the others.
+    Each sample returns a new value. A round has as many samples as the limit. BMCs that never responded do not count,
+    so that a rack without power does not slow the others.
     """
 
     maximum: int
     limit: int
-    is_probing: bool = True  # it was never too much yet: it doubles
-    best_latency_s: float = math.inf  # what an answer of the fastest round took, half of them less
+    is_probing: bool = True  # the limit was never too high, so it doubles
+    best_latency_s: float = math.inf  # the median latency of the fastest round
     latencies_s: tuple[float, ...] = ()  # of this round
-    lost_count: int = 0  # likewise
+    lost_count: int = 0  # of this round
 
     @classmethod
     def start(cls, most: int) -> ConcurrencyLimit:

@@ -134,7 +134,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     def find_decision(self, server: str) -> Decision:
         """Return the decision for a server. Raises `UsageError` with a similar name if there is no such server."""
         if (found := self.decisions.servers.get(server)) is None:
-            hint = did_you_mean(server, self.decisions.servers, "gitboot plan lists those that there are")
+            hint = did_you_mean(server, self.decisions.servers, "`gitboot plan` lists the servers")
             raise UsageError(f"there is no server {server!r}; {hint}")
         return found
 
@@ -189,7 +189,7 @@ def plan_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -
         try:
             known_records = read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
         except OSError as error:
-            raise UsageError(f"--records {records}: {error.strerror}; give fresh, adopt or a file") from None
+            raise UsageError(f"--records {records}: {error.strerror}; pass fresh, adopt or a file") from None
     return PlannedFleet(repository=evaluated.repository, decisions=evaluated.decisions, at=at, records=known_records)
 
 
@@ -203,8 +203,8 @@ def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) 
             servers.setdefault((name, at), []).append(server)
     for (name, at), names in sorted(servers.items()):
         click.echo(
-            f"Maintenance/{name}: already made on {at} ({format_names(names, 3)}). Raise its run, or let its window "
-            "start after the one in which it was made, and it is made again.",
+            f"Maintenance/{name}: the one-time boot was consumed at {at} ({format_names(names, 3)}). To repeat it, "
+            "raise run, or write a window that starts later.",
             err=True,
         )
 
@@ -212,10 +212,10 @@ def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) 
 def print_unknown_servers(plans: Iterable[BootPlan | None]) -> None:
     """Print how many servers boot their local disk only because gitboot does not know if they are installed."""
     if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
-        pronoun = "it" if number == 1 else "them"
+        pronoun = "it is" if number == 1 else "they are"
         text = (
-            f"{format_count(number, 'server')} would perhaps be provisioned: nothing is known of {pronoun} here, and "
-            "unknown never installs. Say what is known: --records fresh, adopt or FILE."
+            f"{format_count(number, 'server')} may need an installation: gitboot does not know if {pronoun} installed. "
+            "Use --records fresh, adopt or FILE to state what is installed."
         )
         click.echo(wrap_text(text), err=True)
 

@@ -26,7 +26,7 @@ SHARED_SECTIONS: Final[Sections] = {
     "Limits of the evaluation": ("no_cache", "commit_seconds", "commit_memory", "commit_workers"),
 }
 _HUGE_RANGE: Final = re.compile(r"  \[\d+<=?x<=\d{7,}\]$")  # as click writes it: no one meets such a limit
-_MIN_SHARED: Final = 2  # a section with fewer options is not worth a heading
+_MIN_SHARED: Final = 3  # a section with fewer options is not worth a heading
 
 
 class _Page:

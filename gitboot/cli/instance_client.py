@@ -88,7 +88,7 @@ def read_proof(
         applied = status.get("applied")
         commit = applied.get("commit") if isinstance(applied, Mapping) else None
         if not isinstance(commit, str):
-            raise UsageError("the instance has applied no commit yet: there is nothing that it could prove")
+            raise UsageError("the instance has not applied a commit yet: try again later")
         return Revision(commit)
 
     status = informant.status()
@@ -197,7 +197,7 @@ def find_decision(look: OfflineInstance, server: str) -> Decision:
     if (found := servers.get(server)) is None:
         raise UsageError(
             f"the accepted commit has no server {server!r}; "
-            + did_you_mean(server, servers, "gitboot plan lists those that there are")
+            + did_you_mean(server, servers, "`gitboot plan` lists the servers")
         )
     return found
 
@@ -257,14 +257,14 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
             try:
                 os.kill(process, signal.SIGUSR1)
             except OSError as error:
-                raise UsageError(f"process {process} cannot be woken: {error.strerror}") from None
+                raise UsageError(f"cannot signal process {process}: {error.strerror}") from None
         until = time.monotonic() + _REQUEST_TIMEOUT_S
         while (outcome := instance_tables.read_outcome(ledger, number)) is None and time.monotonic() < until:
             time.sleep(0.05)
     if outcome is None:
         raise NotYetDone(
-            f"{state}: left for process {process}, which has not taken it up within {_REQUEST_TIMEOUT_S} s "
-            f"(gitboot status --state {quote_words(state)} says what it waits for)"
+            f"{state}: process {process} has not processed the request within {_REQUEST_TIMEOUT_S} s, and does so "
+            f"later; run gitboot status --state {quote_words(state)}"
         )
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
@@ -313,8 +313,8 @@ def confirm_or_abort(*, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here: say --yes if this is meant")
-    click.confirm("Go on?", abort=True)
+        raise UsageError("cannot ask for confirmation without a terminal: add --yes to confirm")
+    click.confirm("Continue?", abort=True)
 
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -333,8 +333,8 @@ def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
                 if isinstance(commit, str) and _COMMIT.fullmatch(commit):
                     return commit
     raise UsageError(
-        f"--accepted: {place} names no commit that was accepted; give the URL of an endpoint, or the OUTPUT of "
-        "`gitboot run`, and see `gitboot status` there"
+        f"--accepted: {place} has no accepted commit; pass the URL of an endpoint, or the OUTPUT of `gitboot run`, "
+        "and run `gitboot status` there"
     )
 
 
@@ -383,8 +383,8 @@ def _read_places(state: Path) -> tuple[Path | None, Path | None]:
 def resolve_active_state(state: Path) -> Path:
     """Return the state directory of the active instance on this host, if the one with ``state`` is a standby of it."""
     if (active := find_acting_directory(state)) != state:
-        told = f"{state}: this instance stands by; the one that acts is told, with --state {active}"
-        click.echo(f"gitboot: {told}", err=True)
+        notice = f"{state}: this instance is a standby; the command goes to the active one, --state {active}"
+        click.echo(f"gitboot: {notice}", err=True)
     return active
 
 

@@ -299,7 +299,9 @@ def find_exit_code(error: GitbootError) -> Exit:
     return next((code for kind, code in _EXIT_BY_ERROR if isinstance(error, kind)), Exit.FAULT)
 
 
-@click.command(cls=Command, example='eval "$(gitboot completion bash)"')
+@click.command(
+    cls=Command, example='eval "$(gitboot completion bash)"', exit_codes={Exit.FINE: "gitboot printed the script"}
+)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
     """Print the shell's completion script.

@@ -189,7 +189,7 @@ def _remember_subpath(context: click.Context, _: click.Parameter, text: str | No
 def _resolve_fleet_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     argument: Path | None = context.meta.get(_PATH)
     if argument is not None and context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
-        raise UsageError(f"the fleet is named twice, {argument} and --path {path}: leave one out")
+        raise UsageError(f"the fleet is named twice, {argument} and --path {path}: remove one of them")
     subpath: str = context.meta.get(_SUBPATH, "")
     if subpath:
         from gitboot.git.repository import check_subpath
@@ -254,15 +254,15 @@ state_option = click.option(
 def _check_credentials_directory(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     if path is not None and not path.is_dir():
         raise UsageError(
-            f"--credentials: there is no directory {path}; make it, with NAME/username and NAME/password for each name "
-            "under bmc.credentials, or leave the option out"
+            f"--credentials: the directory {path} does not exist; create it with NAME/username and NAME/password for "
+            "each name in bmc.credentials, or remove the option"
         )
     return path
 
 
 def check_reason(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
     if text is not None and not text.strip():
-        raise click.BadParameter("say why: who finds it later has nothing else to go by", param=parameter)
+        raise click.BadParameter("the reason is empty: write why you do this", param=parameter)
     return text
 
 
@@ -311,7 +311,7 @@ def reject_old_variables() -> None:
     """Raise `UsageError` for an environment variable of an earlier version, which gitboot would ignore."""
     for name, successor in _REPLACED_VARIABLES.items():
         if name in os.environ:
-            raise UsageError(f"the environment variable {name} is not read any more; use {successor}")
+            raise UsageError(f"the environment variable {name} is not supported any more; use {successor}")
 
 
 class FiniteRange(click.FloatRange):
@@ -461,7 +461,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             )
         files = [each.file for each in outputs if each.file is not None]
         if twice := next((each for each in files if files.count(each) > 1), None):
-            raise click.BadParameter(f"{twice} is written twice: give each format a file of its own")
+            raise click.BadParameter(f"two formats write {twice}: use a different file for each format")
         return tuple(outputs)
 
     return click.option(
@@ -585,8 +585,8 @@ trust_options = combine_options(  # whose commits and acknowledgements count
     click.option(
         "--allowed-signers",
         type=click.Path(path_type=Path),
-        help="A file with the SSH keys of people, as ssh-keygen reads it: a line PRINCIPAL KEYTYPE KEY for each "
-        "key. gitboot reads the file again when it changes.",
+        help="A file with the SSH keys of people, in the allowed_signers format of OpenSSH. gitboot reads the file "
+        "again when it changes.",
     ),
     click.option(
         "--openpgp-keys",

@@ -1,1 +1,1 @@
-"""Run one instance: accept commits, learn what machines did, plan, publish boot files, set BMCs, and report."""
+"""Run one instance: accept commits, learn from fetches and BMCs, plan, publish boot files, set BMCs, and report."""

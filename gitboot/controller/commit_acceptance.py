@@ -634,8 +634,8 @@ def format_held(candidate: Candidate) -> str:
         message = f"{commit} is held: {trips}. Acknowledge it with {lines} {where}, or with: {approve}"
     if candidate.released:
         message = (
-            f"{message}. It also ends a stop: {format_count(len(candidate.released), 'server')} would boot from the network "
-            f"at once: {format_names(candidate.released)}"
+            f"{message}. It also ends a stop: {format_count(len(candidate.released), 'server')} would boot from the "
+            f"network at once: {format_names(candidate.released)}"
         )
     if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
         each = "; ".join(

@@ -144,7 +144,7 @@ class _CommitWalk(Struct, kw_only=True):
         return self.lost[position]
 
     def collect_moves(self, reached: int) -> Moves:
-        """Return the machines that moved between sites up to a position. Machines that arrived and left have departed."""
+        """Return the machines that moved between sites up to a position. A machine that came and left has departed."""
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, step in sorted(self.steps.items()):
             if position <= reached:

@@ -242,7 +242,7 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
     servers = f"{format_count(provisioned, 'server')} {'has' if provisioned == 1 else 'have'}"
-    new = f"the ledger is new, and {servers} provision 1 or more: gitboot cannot tell whether they are installed"
+    new = f"the ledger is new, and {servers} provision 1 or more: gitboot cannot tell what is installed"
     return doubt, f"{_DOUBTS.get(doubt, new)}. {_BEGIN_HINTS.get(doubt, _BEGIN_HINTS['NewLedger'])}"
 
 
@@ -364,7 +364,7 @@ def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
             return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
-    return "InstallsCompleted", True, "Completed", "gitboot waits for no installation"
+    return "InstallsCompleted", True, "Completed", "no installation waits for evidence"
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
@@ -437,10 +437,10 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         yield "Serving", is_whole, "Running" if is_whole else "NotResponding" if serving.hung else "Restarting", message
         if serving.unread:
             message = f"{'; '.join(serving.unread)}. The endpoint rejects requests that need these files"
-            yield "CredentialsRead", False, "Unreadable", message
+            yield "CredentialsReadable", False, "Unreadable", message
         if serving.certificate is not None:
             message = f"{serving.certificate}. The endpoint goes on with the earlier certificate, if it has one"
-            yield "CertificateRead", False, "Unusable", message
+            yield "CertificateReadable", False, "Unusable", message
     if (telling := state.telling) is not None and telling.failure is not None:
         yield "CommitStatusReported", False, *telling.failure
     elif telling is not None:
@@ -494,8 +494,8 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
 def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if state.is_output_open:
         message = (
-            "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version of "
-            "gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
+            "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version "
+            "of gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
         )
         yield "OutputPrivate", False, "ReadableByAll", message
     found = state.signed_list
@@ -519,9 +519,9 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     lacking = [each for each in state.following if each.withheld]
     if names:
         message = (
-            f"the upgrade removed the one-time boots of {format_count(len(names), 'server')} from OUTPUT, because copies "
-            f"of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Name an endpoint in the Fleet, or let "
-            f"copies serve these boots with spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
+            f"the upgrade removed the one-time boots of {format_count(len(names), 'server')} from OUTPUT, because "
+            f"copies of OUTPUT do not record fetches: {format_names(names, _MAX_NAMED)}. Name an endpoint in the "
+            f"Fleet, or let copies serve these boots with spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:

@@ -230,7 +230,9 @@ class Forge:
         """Return the change numbers of a ledger from the first of these commits that has a status with a proof.
 
         This reads all statuses of a commit, because anyone who may write statuses can repeat an old one. It may miss a
-        later change number if a commit has more statuses than gitboot reads. Raises `HostUnreachable` or `ForgeRefused`.
+        later change number if a commit has more statuses than gitboot reads.
+
+        Raises `HostUnreachable` or `ForgeRefused`.
         """
         claimed: int | None = None
         for commit in commits:

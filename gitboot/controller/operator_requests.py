@@ -144,9 +144,9 @@ def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | N
             stopped = update.facts.stoppage
             update.facts = structs.replace(update.facts, stoppage=None)
             if (claims := update.before.claims) and stopped:
-                return f"boots that write disks are still withheld: {claims[0]}"
-            return "boots are offered again" if stopped else "nothing was stopped with gitboot stop-installs"
-    raise UsageError(f"this gitboot knows no request {request.action!r}")
+                return f"gitboot still withholds boots that write disks: {claims[0]}"
+            return "gitboot offers boots again" if stopped else "no stop by gitboot stop-installs was in force"
+    raise UsageError(f"this version of gitboot has no request {request.action!r}")
 
 
 def _set_records(update: KnowledgeUpdate, request: Request) -> str:

@@ -1,4 +1,4 @@
-"""Reconcile: the stages of one pass."""
+"""Reconcile: run the stages once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gitboot.system_clock import ClockState
 
 _Stages = tuple[tuple[Stage, Callable[[InstanceState, Pass], InstanceState]], ...]
 
-# If the ledger cannot be written, the pass discards the results of these stages. What came in waits for the next pass.
+# If the ledger cannot be written, gitboot discards the results of these stages. The inputs wait for the next reconcile.
 _TO_LEDGER: Final[_Stages] = (
     (Stage.TAKE_IN, take_in),
     (Stage.ACCEPT, accept),
@@ -45,10 +45,10 @@ _FROM_LEDGER: Final[_Stages] = (
 
 
 class Reconciler:
-    """One instance, which each call of `reconcile` brings up to an instant.
+    """The state of one instance, which `reconcile` updates.
 
-    `reconcile` never raises because of a bad commit, a lost source, a full disk or a BMC. It reports each of them as a
-    condition, and goes on with the last accepted commit, so that windows end while Git is down.
+    A bad commit, a lost Git server, a full disk or a failing BMC does not make `reconcile` raise. `reconcile` reports
+    each of them as a condition, and goes on with the last accepted commit, so that windows end while Git is down.
     """
 
     def __init__(self, standing: InstanceState, components: Components) -> None:
@@ -63,7 +63,7 @@ class Reconciler:
     def laps(self) -> StageTimes:
         return self._components.laps
 
-    @pause_garbage_collection()  # objects of a pass stay in memory, or go without the collector
+    @pause_garbage_collection()  # objects of a reconcile stay in memory, or are freed by their reference count
     def reconcile(
         self,
         at: datetime,
@@ -76,12 +76,17 @@ class Reconciler:
         died: tuple[ThreadFailure, ...] = (),
         wait: bool = False,
     ) -> datetime | None:
-        """Run one pass at ``at``, and return when the next pass is due. A second call at ``at`` changes nothing.
+        """Reconcile once at ``at``, and return when the next reconcile is due. A second call at ``at`` changes nothing.
 
-        ``fetched`` is the result of the last fetch of the source, ``serving`` the state of the endpoints, ``telling``
-        that of the forge, ``unsent`` why a notice did not arrive, ``keeping`` the quality of the clock, and ``died``
-        the threads that died. With ``wait``, the pass waits for artifacts and BMC tasks. If the ledger cannot be
-        written, the pass plans by what the instance knew before, so that windows end in time.
+        - ``fetched``: the result of the last fetch
+        - ``serving``: the state of the endpoints
+        - ``telling``: the state of the reports to the forge
+        - ``unsent``: why a notice did not arrive (reason, message)
+        - ``keeping``: the quality of the clock
+        - ``thread_failures``: threads that failed
+        - ``wait``: whether to wait for artifacts and BMC tasks
+
+        If the ledger cannot be written, gitboot plans by the records in memory, so that windows end in time.
         """
         components, lap = self._components, self.laps.start(Stage.TAKE_IN)
         began = components.clock()
@@ -116,9 +121,9 @@ class Reconciler:
         return this.due
 
     def start_evaluation(self, fetched: Fetched | None, at: datetime) -> bool:
-        """Start to evaluate a new commit, and return whether a pass has nothing to report until the evaluation ends.
+        """Start the evaluation of a new commit. Return whether a reconcile has nothing to do until the evaluation ends.
 
-        A pass reports ``fetched`` if the result of the last fetch was another one.
+        A reconcile is needed if ``fetched`` differs from the last reported fetch.
         """
         before = self.state
         if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
@@ -126,18 +131,18 @@ class Reconciler:
         return self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
 
     def retry_targets(self) -> None:
-        """Let each target retry now after a failure. Any thread may call this."""
+        """Make targets that failed retry now. Any thread may call this."""
         self._components.target.followers.retry_now()
 
     def report_stalled(self, stage: Stage, seconds: float, at: datetime) -> None:
-        """Report a stage that hangs. Another thread calls this. The next pass that ends withdraws the report."""
+        """Report a stage that hangs. Another thread calls this. The next reconcile that ends withdraws the report."""
         message = (
-            f"the stage {stage} has made no progress for {seconds:.0f} s: nothing is planned, published or set until "
-            "it ends; endpoints open and end the windows that they know"
+            f"the stage {stage} has made no progress for {seconds:.0f} s. Until it ends, gitboot does not plan, "
+            "publish or change BMCs. Endpoints still open and end published windows"
         )
         event = Event(at=at, type="StageHangs", message=message, facts={"stage": str(stage)}, warning=True)
         self._components.unwritten.append(event)
-        self._components.tell(event)  # before the condition, which is written to a disk that may hang
+        self._components.tell(event)  # before the condition, because the disk with the status may hang
         hint = find_remedy("Reconciling", "StageHangs")
         self._components.report_stalled(
             Condition(

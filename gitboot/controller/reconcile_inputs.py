@@ -198,9 +198,9 @@ class Inbox:
     def record(self, uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
         """Store what a BMC task is about to do or has done, before the task goes on. Raises `LedgerError`.
 
-        A record that only clears an override goes to a file, and the next reconcile writes it to the ledger, so that the
-        task does not wait for a ledger that hangs. The lease must be valid, because after its end another instance may
-        have set the override again.
+        A record that only clears an override goes to a file, and the next reconcile writes it to the ledger. The task
+        does not wait for a ledger that hangs. The lease must be valid, because after its end another instance may have
+        set the override again.
         """
         if self._clock is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(self._clock()):
             if (lease := self._store.database.lease) is not None:

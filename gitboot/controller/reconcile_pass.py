@@ -1,4 +1,4 @@
-"""One pass of a reconcile: the components that its stages use, and the values that a stage hands to later stages."""
+"""One reconcile: the components that its stages use, and the values that a stage passes to later stages."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gitboot.status.work_progress import Stage, StageTimes, WorkListener
 
 
 def ignore(*_: object) -> None:
-    """Ignore an event, a status, or the end of a BMC task."""
+    """Ignore an event, a status, or the end of a BMC task. Used by dry runs and tests."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Components:
-    """The components of an instance, and the receivers of events, status, durations and progress."""
+    """The components of an instance, and the receivers of its events, status, durations and progress."""
 
     accepting: CommitAcceptor
     inbox: Inbox
     store: Store
     target: FollowedTarget
     bmcs: BmcPool
-    clock: Callable[[], datetime]  # by which a pass measures how long it takes
+    clock: Callable[[], datetime]  # measures how long a reconcile takes
     checkpoint: Checkpoint | None = None
     tell: Callable[[Event], None] = ignore
     report: Callable[[Status, datetime], None] = ignore
@@ -41,13 +41,13 @@ class Components:
     laps: StageTimes = field(default_factory=StageTimes)
     listener: WorkListener = field(default_factory=WorkListener)
     windows: WindowWatch = field(init=False)
-    unwritten: list[Event] = field(default_factory=list)  # events that the ledger does not have, because a write failed
+    unwritten: list[Event] = field(default_factory=list)  # events that the ledger lacks because a write failed
 
     def __post_init__(self) -> None:
         self.windows = WindowWatch(self.target.end_windows)
 
     def collect_results(self, *, wait_all: bool = False) -> None:
-        """Hand the results of BMC tasks that have ended to the inbox. With ``wait_all``, wait for all tasks first."""
+        """Move the results of finished BMC tasks to the inbox. With ``wait_all``, wait for all tasks first."""
         results = self.bmcs.take_results(wait_all=wait_all)
         for result in results.values():
             if result.took_s is not None:
@@ -57,19 +57,19 @@ class Components:
 
 @dataclass(kw_only=True, slots=True)
 class Pass:
-    """One pass. The stages set the fields after ``time``, in this order."""
+    """One reconcile. The stages set the fields after ``time``, in this order."""
 
     components: Components
-    before: InstanceState  # as the last pass left it
-    at: datetime  # the instant of the pass; planning a large fleet moves it
-    wait: bool  # whether the pass waits for artifacts and BMC tasks
-    time: Callable[[], datetime]  # the instant at which the pass began, plus the time since
-    taken: Intake = field(init=False)  # what came in
-    is_approval_left: bool = False  # whether an approval waits for the next pass
-    requested: BatchResult = field(init=False)  # what is known after the operator requests
+    before: InstanceState  # the state after the last reconcile
+    at: datetime  # the time of this reconcile; planning a large fleet moves it forward
+    wait: bool  # whether to wait for artifacts and BMC tasks
+    time: Callable[[], datetime]  # the time at which this reconcile began, plus the time since
+    taken: Intake = field(init=False)  # the inputs
+    is_approval_left: bool = False  # whether an approval waits for the next reconcile
+    requested: BatchResult = field(init=False)  # the ledger changes by operator requests
     attempt: Attempt = field(init=False)  # the result of judging the newest commit
     events: tuple[Event, ...] = ()  # of the attempt
-    ready: Intake = field(init=False)  # the part of ``taken`` that the ledger learns now
-    learnt: BatchResult = field(init=False)  # what is known after the attempt and ``ready``
+    ready: Intake = field(init=False)  # the part of ``taken`` that this reconcile learns
+    learnt: BatchResult = field(init=False)  # the ledger changes by the attempt and by ``ready``
     different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
-    due: datetime | None = None  # when the next pass is due; None: at the next event
+    due: datetime | None = None  # when the next reconcile is due; None: at the next event

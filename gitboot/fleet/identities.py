@@ -210,19 +210,18 @@ def build_machine(repository: FleetRepository, server: Server) -> Machine:
 def find_changed_uuids(
     after: Iterable[Machine], before: Iterable[Machine]
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
-    """Return the machines with a new UUID that carry a mark of another: (what, its value, whose), by the new UUID.
+    """Return the machines with a new UUID and an identity of another machine: by the new UUID (kind, value, other).
 
-    A new motherboard brings a new UUID into the same chassis, where an installed system may lie on the disks.
+    A new board has a new UUID, but the disks in the same chassis may have an installed system.
     """
-    installed = (
-        machine for machine in before if not is_derived_uuid(machine.uuid)
-    )  # nothing was, while none was known
-    owners: Mapping[tuple[str, str], Machine] = {mark: machine for machine in installed for mark in machine.list_keys()}
+    # A machine whose UUID is not known is never installed.
+    installed = (machine for machine in before if not is_derived_uuid(machine.uuid))
+    owners: Mapping[tuple[str, str], Machine] = {key: machine for machine in installed for key in machine.list_keys()}
     found = {}
     for machine in after:
-        for mark in machine.list_keys():
-            other = owners.get(mark)
+        for key in machine.list_keys():
+            other = owners.get(key)
             if other is not None and other.uuid != machine.uuid:
-                found[machine.uuid] = (*mark, other)
+                found[machine.uuid] = (*key, other)
                 break
     return found

@@ -391,7 +391,7 @@ class _Reader:
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
-        """Read the value that begins with ``event``. ``depth`` is 1 for the root, and increases with each nested value."""
+        """Read the value that begins with ``event``. ``depth`` is 1, plus 1 for each list or mapping around it."""
         if self._may_have_properties:
             self._refuse_properties(event)
         kind = type(event)  # faster than isinstance(), and events have no subclasses

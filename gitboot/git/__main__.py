@@ -1,4 +1,4 @@
-"""The process that fetches and pushes: it carries out the orders on standard input, and reports on standard output."""
+"""Fetch process: carries out the orders from standard input, and writes reports to standard output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gitboot.git.repository import lacks_memory, report_steps_to, report_work
 
 
 def main(parent: str) -> None:
-    """Fetch for the process ``parent``."""
+    """Carry out the orders of the process ``parent``."""
     orders, reports = become_child(parent)
     usage = ProcessUsage.measure()
     while (frame := read_frame(orders)) is not None:
@@ -33,9 +33,9 @@ def main(parent: str) -> None:
                 answer = run_order(found)
             write_frame(reports, answer)
         except MemoryError:
-            os._exit(OUT_OF_MEMORY)  # what is half done is not trusted
+            os._exit(OUT_OF_MEMORY)  # a half-finished fetch is not trusted
         except BrokenPipeError:
-            os._exit(0)  # the instance has ended
+            os._exit(0)  # the parent has ended
 
 
 def run_order(order: FetchOrder) -> Report:

@@ -1,4 +1,4 @@
-"""Branch writer: commit to a branch that gitboot owns, and push it."""
+"""Branch writer: commits to branches of gitboot's own, and pushes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gitboot.git.snapshots import get_fleet_folder
 
 
 class Authorship(NamedTuple):
-    """Who wrote a commit, and when."""
+    """The author of a commit, with the time."""
 
     name: str
     email: str
@@ -41,9 +41,9 @@ class Authorship(NamedTuple):
 
 
 class OwnedBranch:
-    """One branch of one remote, with a bare repository at ``path`` in which its commits are made.
+    """One branch of one remote. gitboot makes its commits in a bare repository at ``path``.
 
-    What is pushed is built on the commit that `fetch` found: a remote that has moved since refuses it.
+    Each commit builds on the one that `fetch` returned. The remote refuses the push if the branch has moved since.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OwnedBranch:
         self._fetching = fetching or InThisProcess()
 
     def fetch(self) -> str | None:
-        """The commit that the branch is at; None where there is no such branch."""
+        """Fetch the branch, and return its commit. None: the remote has no such branch."""
         with self._open() as ours:
             tip = self._carry_out("tip").revision
             if tip and tip not in ours.odb:
@@ -66,7 +66,7 @@ class OwnedBranch:
             return head is not None and head.branch == self._ref
 
     def read(self, commit: str, path: str) -> bytes | None:
-        """A file of a commit; None where it has none there."""
+        """Return a file of a commit. None: the commit does not have it."""
         with self._open() as ours, convert_errors(self._path):
             return read_file(ours, CommitReader(ours).peel(commit), path)
 
@@ -78,13 +78,13 @@ class OwnedBranch:
         author: Authorship,
         at: datetime,
     ) -> str:
-        """A commit with these files changed, or removed where there is None; the branch does not have it yet."""
+        """Create a commit with these files changed, or removed if the value is None. The branch does not move."""
         with self._open() as ours, convert_errors(self._path):
             index = pygit2.Index()
             if parent is not None:
                 tree = read_tree(ours, CommitReader(ours).peel(parent))
                 if tree is None:
-                    raise KeyError(f"commit {parent} names no tree")
+                    raise KeyError(f"commit {parent} has no tree")
                 index.read_tree(tree)
             for path, content in changes.items():
                 if content is not None:
@@ -97,11 +97,11 @@ class OwnedBranch:
             return str(ours.create_commit(None, author_signature, committer, message, index.write_tree(ours), parents))
 
     def push(self, expected: str | None, commit: str) -> None:
-        """Bring the branch from ``expected`` to a commit, or raise `SourceError` where it is not there any more."""
+        """Move the branch from ``expected`` to a commit. Raises `SourceError` if the branch has moved already."""
         self._carry_out("push", expected_commit=expected, pushed_commit=commit)
 
     def _carry_out(self, work: Work, **more: Any) -> FetchResult:
-        remote = structs.replace(self._get_remote(), reference=self._ref)  # with the credentials of this moment
+        remote = structs.replace(self._get_remote(), reference=self._ref)  # with the current credentials
         return self._fetching.carry_out(FetchOrder(work=work, remote=remote, folder=self._path, **more))
 
     @contextmanager
@@ -127,9 +127,9 @@ _FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
 
 
 def find_pushed_url(checkout: Path) -> str | None:
-    """``https://HOST/PATH@COMMIT`` of its origin, where that had the commit when it was last looked at, or None.
+    """Return ``https://HOST/PATH@COMMIT`` of a checkout, without a user name.
 
-    It does not name who fetches from there.
+    None: the origin is not an https URL, or did not have the commit at the last fetch.
     """
     try:
         repository = pygit2.Repository(str(checkout))
@@ -146,18 +146,18 @@ def find_pushed_url(checkout: Path) -> str | None:
 
 def check_branch(branch: str) -> None:
     if not pygit2.reference_is_valid_name(f"refs/heads/{branch}"):
-        raise UsageError(f"{branch!r} is no name of a branch")
+        raise UsageError(f"{branch!r} is not a valid branch name")
 
 
 def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
-    """Whether a branch has these files of the fleet at ``path``; None: there is none of that name.
+    """Return whether a branch has these files of the fleet at ``path``. None: there is no such branch.
 
-    Those at remotes count as far as they were fetched. Raises `UsageError`.
+    Remote-tracking branches count too. Raises `UsageError`.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         if repository is None:
-            raise UsageError(f"{path} is in no Git repository: --no-commit changes the file alone")
+            raise UsageError(f"{path} is not in a Git repository: use --no-commit to change only the file")
         tracking = (f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes)
         branches = [name for name in (f"refs/heads/{branch}", *tracking) if name in repository.references]
         folder = get_fleet_folder(repository, root)
@@ -171,13 +171,13 @@ def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | N
 def propose(
     path: Path, base: Revision, branch: str, files: Mapping[str, bytes], message: str, at: datetime
 ) -> Revision:
-    """A commit upon ``base`` with these files of the fleet at ``path`` changed, as a new branch.
+    """Create a branch with one commit on ``base`` that changes these files of the fleet at ``path``.
 
-    Neither the work tree nor what is checked out is touched. It is by whom the repository's own configuration names.
+    The work tree and the checked-out branch do not change. The author is the one in the repository's configuration.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
-        assert repository is not None  # noqa: S101 - is_proposed said so
+        assert repository is not None  # noqa: S101 - is_proposed checked it
         folder = get_fleet_folder(repository, root)
         parent = CommitReader(repository).peel(base)
         index = pygit2.Index()

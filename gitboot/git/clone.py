@@ -1,4 +1,4 @@
-"""gitboot's own bare clone of one remote: what was fetched last, what was accepted, what a commit holds."""
+"""gitboot's bare clone of one remote: the fetched commit, the accepted commit, and their files."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ from gitboot.git.snapshots import BlobReader, load_commit
 
 
 class FollowedBranch(NamedTuple):
-    """The branch, or another reference, that an instance follows."""
+    """The branch or other reference that an instance follows."""
 
-    reference: str  # as refs/heads/main, or what --rev named
-    is_default: bool  # whether gitboot found it: what HEAD named at the first start
+    reference: str  # for example refs/heads/main, or the value of --rev
+    is_default: bool  # gitboot took it from the remote's HEAD at the first start
 
 
 class BranchRecord(Protocol):
     """The record of the branch that an instance follows."""
 
     def read(self) -> FollowedBranch | None:
-        """Return the branch that was recorded last; None before the first start."""
+        """Return the recorded branch. None before the first start."""
 
     def accepted(self) -> str | None:
         """Return the commit that the instance accepted last."""
@@ -68,14 +68,15 @@ class BranchRecord(Protocol):
 
 
 class Source:
-    """One remote and ``state/repository.git``, where it is fetched to.
+    """One remote, and its clone ``state/repository.git``.
 
-    The state directory is locked by whoever makes this. `fetch` and `restore` may run in one thread and the
-    other methods in another: each call opens the repository anew, as libgit2 wants it. What reads the clone
-    raises `CorruptClone` where it cannot, and `restore` fixes that. ``read_credentials`` is called for each fetch.
-    Without it, each fetch uses the credentials of ``remote``.
-    With ``record``, the first fetch of a remote without a reference finds the default branch. All later fetches
-    follow that branch, also those of a later `Source` with the same record.
+    The caller must hold the lock of the state directory. `fetch` and `restore` may run in one thread and the other
+    methods in another, because each call opens the repository again, as libgit2 needs. Methods that read the clone
+    raise `CorruptClone` if it is damaged, and `restore` repairs it.
+
+    Each fetch calls ``read_credentials``. Without it, fetches use the credentials of ``remote``. With ``record``, the
+    first fetch of a remote without a reference finds the default branch. All later fetches follow that branch, also
+    with a later `Source` and the same record.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class Source:
             followed = FollowedBranch(remote.reference, is_default=False)
         self._followed, self._remote = followed, _set_reference(remote, followed)
         self._latest = build_latest_reference(self._remote)
-        self._head: Head | None = None  # what the remote's HEAD named at the last fetch
-        self.has_fetched = False  # whether `latest` was fetched since this was made
+        self._head: Head | None = None  # the remote's HEAD at the last fetch
+        self.has_fetched = False  # `latest` was fetched by this object
         self.fetching = fetching or InThisProcess()
         self.clone = StoredRepository(state / CLONE, CorruptClone)
         _remove_leftovers(self.clone.path)
@@ -104,14 +105,14 @@ class Source:
 
     @property
     def reference(self) -> str | None:
-        """The reference that is followed, as refs/heads/main or what --rev named; None before it is known."""
+        """The reference that the instance follows, for example refs/heads/main. None before the first fetch."""
         return self._remote.reference
 
     @property
     def branch_mismatch(self) -> tuple[str, str] | None:
-        """Return a word and a sentence if HEAD has left the branch that gitboot found at the first start.
+        """Return a reason and a message if HEAD no longer names the branch that gitboot found at the first start.
 
-        None if HEAD names that branch, if --rev named the branch, and before the first fetch.
+        None if HEAD names that branch, if --rev names the branch, and before the first fetch.
         """
         recorded, head = self._followed, self._head
         if recorded is None or head is None or not recorded.is_default or head.branch == recorded.reference:
@@ -121,27 +122,27 @@ class Source:
             description = f"{head.branch} is checked out" if head.branch is not None else "HEAD is detached"
             return (
                 "AnotherBranchCheckedOut",
-                f"{description} in {self._remote.url}, and gitboot goes on following {branch}",
+                f"{description} in {self._remote.url}, and gitboot continues to follow {branch}",
             )
         names = f"names {head.branch} as its default branch" if head.branch is not None else "names no default branch"
-        return "DefaultBranchChanged", f"{self._remote.url} {names} now, and gitboot goes on following {branch}"
+        return "DefaultBranchChanged", f"{self._remote.url} {names} now, and gitboot continues to follow {branch}"
 
-    # What is there
+    # The clone
 
     def latest(self) -> Revision | None:
-        """The commit that was fetched last, before a restart too; None before the first."""
+        """Return the commit of the last fetch, also from before a restart. None before the first fetch."""
         if self._record is not None and self._followed is None:
-            return None  # an earlier version followed HEAD, which may have named another branch
+            return None  # an earlier version followed HEAD, which may be another branch
         return _read_reference(self.clone, self._latest)
 
     def accepted(self) -> Revision | None:
-        """The commit that was accepted last; None where there is none, or the clone was lost."""
+        """Return the commit that was accepted last. None: no commit was accepted, or the clone was lost."""
         return _read_reference(self.clone, ACCEPTED)
 
     def accept(self, revision: Revision) -> None:
-        """Make a commit the accepted one, and keep it from ever being collected as garbage.
+        """Store a commit as the accepted one, and protect it from Git's garbage collection.
 
-        Once this returns a power cut does not undo it.
+        The change is durable when the method returns.
         """
         with self.clone.open() as ours:
             folder = read_fleet_folder_at(ours, revision)
@@ -153,7 +154,7 @@ class Source:
             return convert_date(CommitReader(ours).peel(revision).committer)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
-        """Whether ``latest`` leaves out something of what led to ``accepted``."""
+        """Return whether ``latest`` lacks the commit ``accepted``."""
         with self.clone.open() as ours:
             return not is_ancestor(ours, pygit2.Oid(hex=accepted), pygit2.Oid(hex=latest))
 
@@ -165,10 +166,10 @@ class Source:
             return revision in ours.odb
 
     def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
-        """The commits from ``since`` to ``revision`` by first parents, the oldest first, with what they brought in.
+        """Return the first-parent commits after ``since`` up to ``revision``, the oldest first, with their messages.
 
-        Where that does not lead there, or is far, all is one. Without ``since`` that is the one commit: what led to
-        it is no part of what a new instance accepts.
+        If ``since`` is not on this line, or the line is long, the result is one entry with all messages. Without
+        ``since``, the result is ``revision`` alone, because a new instance does not accept the commits before it.
         """
         with self.clone.open() as ours:
             if since is None:
@@ -177,9 +178,9 @@ class Source:
             return list_first_parent_merges(ours, old, new) or (Merge(revision, tuple(list_messages(ours, old, new))),)
 
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
-        """Return the signed content, as digests, of the acknowledging commits that led to ``tips``, not to ``hidden``.
+        """Return the content digests of acknowledging commits that led to ``tips`` and not to ``hidden``.
 
-        Commits that the clone lacks are left out.
+        It ignores commits that the clone does not have.
         """
         with self.clone.open() as ours:
             old, new = ([pygit2.Oid(hex=each) for each in commits if each in ours.odb] for commits in (hidden, tips))
@@ -189,31 +190,30 @@ class Source:
         return _load_snapshot(self.clone, revision, previous)
 
     def read_tag_on(self, revision: Revision) -> bytes | None:
-        """The annotated tag that the remote's reference means, as Git stores it, if it is one and on this commit."""
+        """Return the annotated tag of the remote's reference, as Git stores it, if it is on this commit."""
         with self.clone.open() as ours:
             reference = ours.references.get(build_tag_reference(self._remote))
             if reference is None or peel_reference(ours, reference).revision != revision:
                 return None
             return ours.read(reference.target)[1]
 
-    # What the remote has
+    # The remote
 
     def watch_paths(self) -> tuple[Path, ...]:
-        """The directory in which, at any depth, a local repository's refs change; nothing for another remote."""
+        """Return the directory to watch, at any depth, for changes of a local repository. Empty for other remotes."""
         return Upstream(self._remote, self._state).watch_paths()
 
     def fetch(self) -> Revision:
-        """Fetch the commit that the remote's reference means now, which `latest` returns from then on.
+        """Fetch and return the current commit of the remote's reference. `latest` returns it from then on.
 
-        Raises `SourceError` where the next try may do better, and `SourceRefused` or `UsageError` where a
-        person has to act first.
+        Raises `SourceError` if a later attempt may succeed, and `SourceRefused` or `UsageError` if a person has to act.
         """
         is_there = self.clone.path.exists()
         try:
             branch, remote = self._resolve_remote()
             revision, head = self.fetching.fetch(remote, self._state, anew=not is_there)
         except (TryAgain, OperatorError):
-            _remove_leftovers(self.clone.path, keep="accepted.lock")  # which is no fetch's
+            _remove_leftovers(self.clone.path, keep="accepted.lock")  # which a fetch does not create
             raise
         if not is_there:
             self._replace_clone()
@@ -223,31 +223,32 @@ class Source:
         return revision
 
     def restore(self, accepted: Revision | None) -> None:
-        """Make the clone anew from the remote, with the commit that was accepted last, as the ledger has it.
+        """Create the clone again from the remote, with the commit that the ledger has as accepted.
 
-        The commit is looked for in what is left of the old clone too. While the remote cannot be fetched this
-        raises what `fetch` does, and changes nothing. Raises `SourceRefused` where the commit is nowhere any
-        more: then the clone is whole, but nothing in it is accepted.
+        It also searches the old clone for this commit. If the fetch fails, it raises the errors of `fetch` and changes
+        nothing. Raises `SourceRefused` if the commit is lost. Then the clone is complete, but has no accepted commit.
         """
         _, remote = self._resolve_remote()
         found = self.fetching.restore(remote, self._state, accepted)
         self._replace_clone()
         self.has_fetched = True
         if not found:
-            raise SourceRefused(f"the accepted commit {accepted} is not at {self._remote.url}, nor left here")
+            raise SourceRefused(
+                f"{self._remote.url} does not have the accepted commit {accepted}, and the old clone does not either"
+            )
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
 
     def _resolve_remote(self) -> tuple[FollowedBranch | None, Remote]:
-        """Return the branch to follow, and the remote to fetch it from. Find the branch at the first start.
+        """Return the branch to follow, and its remote. At the first start, find the default branch.
 
-        Raises `UsageError` if the credentials that are valid now cannot be read.
+        Raises `UsageError` if the current credentials cannot be read.
         """
         branch, remote = self._followed, self._remote
         if self._read_credentials is not None:
             remote = structs.replace(remote, credentials=self._read_credentials())
         if self._record is None:
             return branch, remote
-        branch = branch or self._record.read()  # of a write whose outcome was unknown
+        branch = branch or self._record.read()  # an earlier write may have succeeded although it raised an error
         if branch is not None:
             return branch, _set_reference(remote, branch)
         head = self.fetching.read_head(remote, self._state)
@@ -287,8 +288,8 @@ class Source:
 
 def explain_detached_head(remote: Remote) -> str:
     return (
-        f"{remote.url} has a detached HEAD; name the branch to follow with --rev, or follow what is checked out with "
-        "--rev HEAD"
+        f"{remote.url} has a detached HEAD; name the branch to follow with --rev, or follow the checked-out commit "
+        "with --rev HEAD"
     )
 
 
@@ -297,7 +298,7 @@ def _set_reference(remote: Remote, branch: FollowedBranch | None) -> Remote:
 
 
 def _remove_leftovers(clone: Path, keep: str | None = None) -> None:
-    """Remove what a process that was killed left behind in a clone: locks, and half a pack."""
+    """Remove lock files and incomplete packs of a killed process from a clone."""
     with convert_errors(clone):
         for path in {*clone.rglob("*.lock"), *clone.glob("objects/pack/pack_*")}:
             if path.name != keep:
@@ -327,7 +328,7 @@ def _load_snapshot(clone: StoredRepository, revision: Revision, previous: Snapsh
 
 
 class CloneReader:
-    """Reads commits of a state directory's clone, which another process fetches into."""
+    """Reads commits of a clone into which another process fetches."""
 
     def __init__(self, state: Path) -> None:
         self._clone = StoredRepository(state / CLONE, CorruptClone)
@@ -340,16 +341,18 @@ class CloneReader:
         return self._blobs(blob)
 
     def close(self) -> None:
-        """Let go of the packs, which may be replaced; reading goes on by opening them anew."""
+        """Close the packs, because they may be replaced. The next read opens them again."""
         self._blobs.close()
 
 
 def load_accepted_snapshot(state: Path) -> Snapshot:
-    """The files of the commit that the instance with this state directory accepted last; changes nothing there.
+    """Return the snapshot of the commit that the instance with this state directory accepted last. Only reads.
 
-    Raises `UsageError` where none was accepted yet.
+    Raises `UsageError` if no commit was accepted yet.
     """
     clone = StoredRepository(state / CLONE, CorruptClone)
     if (revision := _read_reference(clone, ACCEPTED)) is None:
-        raise UsageError(f"no commit was accepted with the state directory {state} yet: begin with `gitboot run`")
+        raise UsageError(
+            f"the instance with the state directory {state} has not accepted a commit yet: start it with `gitboot run`"
+        )
     return _load_snapshot(clone, revision, None)

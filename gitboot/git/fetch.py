@@ -1,4 +1,4 @@
-"""Fetch: bring what a remote's reference means into a clone, in a process of its own."""
+"""Fetch: the process that fetches a remote's reference into a clone, and pushes."""
 
 from __future__ import annotations
 
@@ -57,37 +57,40 @@ from gitboot.git.snapshots import find_folder_in, tree_at
 from gitboot.jsonio import build_decoder
 
 _ALL: Final = "refs/gitboot/all/"
-_FULL_COPY: Final = "repository.whole"  # in STATE, during a fetch of all of the history
-EMPTY: Final = "repository.empty."  # in STATE, a repository with which the refs of a remote are listed
-_PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 says so by words alone: signature.c, commit.c
-_FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, a tag, or a branch of gitboot's
+_FULL_COPY: Final = "repository.whole"  # in the state directory, during a fetch of the whole history
+EMPTY: Final = "repository.empty."  # in the state directory, an empty repository for listing the refs of a remote
+_PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for it: signature.c, commit.c
+_FETCHED: Final = (
+    "refs/gitboot/fetched"  # the last fetch from a network remote: a commit, a tag, or a branch of gitboot's
+)
 
 
 class FetchedCommit(NamedTuple):
     commit: Revision
-    head: Head | None  # what the remote's HEAD names; None: nobody looked, because one commit is wanted
-    tag: str | None  # the id of the annotated tag that the reference means, where it is one by its own account
+    head: Head | None  # the remote's HEAD; None: not read, because the reference is a commit id
+    tag: str | None  # the id of the annotated tag of the reference; None: it is not a tag, or a tag with another name
 
 
 class Upstream:
-    """One remote, from which commits are brought into clones of the state directory ``state``.
+    """One remote, and fetches from it into clones in the state directory ``state``.
 
-    ``kept`` are references of the clone that a fetch builds on: where they are damaged it raises `CorruptClone`.
+    ``base_references`` are references of the clone that a fetch builds on. If they are damaged, it raises
+    `CorruptClone`.
     """
 
     def __init__(self, remote: Remote, state: Path) -> None:
         self._remote, self._state = remote, state
 
     def watch_paths(self) -> tuple[Path, ...]:
-        """The directory in which, at any depth, a local repository's refs change; nothing for another remote.
+        """Return the directory to watch, at any depth, for changes of a local repository. Empty for other remotes.
 
-        Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would notice
-        one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
+        Git replaces HEAD and packed-refs instead of writing to them, so watching these files would show one change
+        only. watchfiles' default filter ignores all files in a ``.git``.
         """
         with suppress(SourceError, UsageError), self.open_local() as (repository, _):
             if repository is not None:
                 return (get_common_directory(repository),)
-        return ()  # what is wrong there is for `fetch` to say
+        return ()  # `fetch` reports the error
 
     def fetch(self, ours: pygit2.Repository, base_references: Iterable[str]) -> FetchedCommit:
         head: Head | None = None
@@ -108,38 +111,38 @@ class Upstream:
                         self._copy(theirs, ours, tip)
                     else:
                         self._fetch_refs(conversation, ours, base_references, f"+{name}:{_FETCHED}")
-        with convert_errors(self._remote.url):  # what led to the kept references was checked when they came
+        with convert_errors(self._remote.url):  # the history of the base references was checked when they arrived
             names = (ours.references.get(each) for each in base_references)
             known = {peel_reference(ours, each).id for each in names if each is not None}
             check_history(ours, pygit2.Oid(hex=tip), known)
         try:
             commit = CommitReader(ours).peel(tip).revision
         except pygit2.GitError as error:
-            raise SourceError(f"{self._remote.url}: {name} is no commit") from error
+            raise SourceError(f"{self._remote.url}: {name} is not a commit") from error
         if folder and tree_at(ours, commit, folder) is None:
             raise SubpathMissing(f"{self._remote.url}: commit {commit[:12]} has no folder {folder}")
         tag = read_tag(ours, pygit2.Oid(hex=tip))
-        # An older tag that is served as a newer one does not bear the name under which it was found.
+        # If a server shows an older tag under a newer name, the name in the tag object differs.
         is_own = tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}"
         return FetchedCommit(commit, head, tip if is_own else None)
 
     def fetch_commit(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, base_references: Iterable[str]
     ) -> None:
-        """Bring one commit into the clone, with all branches and tags: few servers give one by its id."""
+        """Fetch one commit into the clone, with all branches and tags, because few servers serve a commit by its id."""
         if commit in ours.odb:
             return
         if theirs is not None:
             self._copy(theirs, ours, commit)
             return
         for name in [name for name in ours.references if name.startswith(_ALL)]:
-            ours.references.delete(name)  # a branch "a" keeps out a new branch "a/b"
+            ours.references.delete(name)  # a branch "a" would block a new branch "a/b"
         conversation = RemoteConnection(self._remote, None, ours, self._state / "home")
         self._fetch_refs(
             conversation, ours, base_references, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*"
         )
         if commit not in ours.odb:
-            raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
+            raise SourceError(f"{self._remote.url} has no branch or tag that contains {commit}")
 
     def read_head(self) -> Head:
         with ExitStack() as stack:
@@ -171,16 +174,16 @@ class Upstream:
             if _PARSE_FAILURE.search(str(error)):
                 self._fetch_without_negotiation(ours, refspecs)
                 return
-            # Perhaps what is sent builds on something that is damaged here. Then this raises CorruptClone.
+            # The received data may build on damaged objects of the clone. Then the check raises CorruptClone.
             for name in base_references:
                 if (reference := ours.references.get(name)) is not None:
                     check_objects(ours, peel_reference(ours, reference).id)
             raise
 
     def _fetch_without_negotiation(self, ours: pygit2.Repository, refspecs: Iterable[str]) -> None:
-        """Fetch all of the history into an empty repository, and copy what the clone lacks.
+        """Fetch the whole history into an empty repository, and copy the objects that the clone lacks.
 
-        To negotiate, libgit2 parses the newest commits of the clone, and gives up at one that it cannot parse.
+        libgit2 parses the newest commits of the clone to negotiate, and fails if it cannot parse one of them.
         """
         folder = self._state / _FULL_COPY
         shutil.rmtree(folder, ignore_errors=True)
@@ -204,49 +207,49 @@ class Upstream:
             yield None, ""
             return
         if not local.exists():
-            raise SourceError(f"{local} is not there")
+            raise SourceError(f"{local} does not exist")
         root = resolve_fleet_root(local)
         with ExitStack() as stack:
             with convert_errors(local):
                 theirs = stack.enter_context(open_containing_repository(root))
             if theirs is None:
-                raise UsageError(f"{local} is no Git repository; make it one with git init")
+                raise UsageError(f"{local} is not a Git repository; create one with git init")
             if theirs.is_shallow:
                 raise UsageError(f"{local} is a shallow clone; complete it with git fetch --unshallow")
             yield theirs, find_folder_in(theirs, root) or ""
 
 
-CLONE: Final = "repository.git"  # in STATE
-NEW: Final = "repository.new"  # until it is whole, and takes the clone's place
-BROKEN: Final = "repository.broken"  # the clone before
-_PUSHED: Final = "refs/gitboot/made"  # of a branch that gitboot owns: the commit that is pushed
-MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
+CLONE: Final = "repository.git"  # in the state directory
+NEW: Final = "repository.new"  # the new clone, until it is complete and replaces the old one
+BROKEN: Final = "repository.broken"  # the old clone
+_PUSHED: Final = "refs/gitboot/made"  # the commit to push to a branch that gitboot owns
+MAX_PACKS: Final = 50  # each fetch adds a pack, and reads get slower with each pack
 
 
-# Fetch into the clone; into a new one; into a new one, with the accepted commit; only read what HEAD names. Of a branch
-# that gitboot owns: read its commit, fetch it, or push to it.
+# fetch: into the clone; anew: into a new clone; restore: into a new clone, with the accepted commit; head: only read
+# HEAD. tip, branch, push: read, fetch or push the commit of a branch that gitboot owns.
 Work = Literal["fetch", "anew", "restore", "head", "tip", "branch", "push"]
 
 
 class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What to fetch or push, from where to where. It contains the credentials."""
+    """One piece of work of a fetch process. It contains the credentials."""
 
     work: Work
     remote: Remote
     folder: Path  # the state directory; for a branch that gitboot owns, the branch's repository
     expected_commit: str | None = (
-        None  # the accepted commit; of a push, the commit that the branch is at, if there is one
+        None  # the accepted commit; for a push, the current commit of the branch, if there is one
     )
     pushed_commit: str = ""  # the commit to push
     memory: int | None = None  # bytes; None: no limit
 
 
 class FetchResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The result of an order that was carried out."""
+    """The result of an order that succeeded."""
 
-    revision: str = ""  # what the reference means; "": no commit
-    head: Head | None = None  # what the remote's HEAD names; None: the order did not read it
-    has_accepted_commit: bool = True  # the accepted commit, too, where it was to be
+    revision: str = ""  # the commit of the reference; "": there is no commit
+    head: Head | None = None  # the remote's HEAD; None: the order did not read it
+    has_accepted_commit: bool = True  # False: the accepted commit is lost
 
 
 class FetchFailure(msgspec.Struct, frozen=True, tag=True):
@@ -259,7 +262,7 @@ class FetchFailure(msgspec.Struct, frozen=True, tag=True):
 Report = FetchResult | FetchFailure | FetchStep
 parse_order: Final[Callable[[bytes], FetchOrder]] = build_decoder(FetchOrder)
 parse_report: Final[Callable[[bytes], Report]] = build_decoder(Report)
-# What fetching raises on purpose.
+# The errors that a fetch raises.
 _FETCH_ERRORS: Final = (
     SourceError,
     BranchMissing,
@@ -273,35 +276,35 @@ ERRORS: Final = {each.__name__: each for each in _FETCH_ERRORS}
 
 
 class Fetching(ABC):
-    """Fetches and pushes, in this process or in a process of its own."""
+    """Fetches and pushes, in this process or in another one."""
 
     @abstractmethod
     def carry_out(self, order: FetchOrder) -> FetchResult:
         """Carry out an order, and return its result. Raises `SourceError`, `SourceRefused`, `UsageError`, …."""
 
     def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
-        """Fetch what the remote's reference means into the clone in ``state``, or into a new one beside it.
+        """Fetch the remote's reference into the clone in ``state``, or into a new clone there.
 
-        Return the commit, and what HEAD names. HEAD is None if the reference is a commit's id.
+        Return the commit and the remote's HEAD. HEAD is None if the reference is a commit id.
         """
         found = self.carry_out(FetchOrder(work="anew" if anew else "fetch", remote=remote, folder=state))
         return Revision(found.revision), found.head
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
-        """Fetch into a new clone; return whether it has the accepted commit, which is looked for all over."""
+        """Fetch into a new clone. Return whether the accepted commit was found, at the remote or in an old clone."""
         return self.carry_out(
             FetchOrder(work="restore", remote=remote, folder=state, expected_commit=accepted)
         ).has_accepted_commit
 
     def read_head(self, remote: Remote, state: Path) -> Head:
-        """Return what the remote's HEAD names. Raises `SourceError` if the remote has no commit."""
+        """Return the remote's HEAD. Raises `SourceError` if the remote has no commit."""
         head = self.carry_out(FetchOrder(work="head", remote=remote, folder=state)).head
-        assert head is not None  # noqa: S101 - this order is to read it
+        assert head is not None  # noqa: S101 - this order reads it
         return head
 
 
 class InThisProcess(Fetching):
-    """Fetches without limits."""
+    """Fetches and pushes in this process, without limits."""
 
     def carry_out(self, order: FetchOrder) -> FetchResult:
         remote, folder = order.remote, order.folder
@@ -349,7 +352,7 @@ def _restore_clone(remote: Remote, state: Path, accepted: str | None) -> bool:
 
 
 def build_latest_reference(remote: Remote) -> str:
-    return intern(f"refs/gitboot/latest/{_hash_remote(remote)}")  # pygit2 never lets go of a name that it looked up
+    return intern(f"refs/gitboot/latest/{_hash_remote(remote)}")  # pygit2 never frees a name that it looked up
 
 
 def build_tag_reference(remote: Remote) -> str:
@@ -357,7 +360,7 @@ def build_tag_reference(remote: Remote) -> str:
 
 
 def _hash_remote(remote: Remote) -> str:
-    """Another URL, reference or folder is another source: what was fetched from the one before is not its commit."""
+    """Return a hash of URL, reference and folder, so that a commit of other settings does not count as fetched."""
     place = (remote.url, remote.reference, *filter(None, [remote.subpath]))
     return hashlib.sha256("\n".join(map(str, place)).encode()).hexdigest()[:16]
 
@@ -380,7 +383,7 @@ def _create_clone(state: Path) -> StoredRepository:
     with convert_errors(new.path):
         shutil.rmtree(new.path, ignore_errors=True)
         ours = pygit2.init_repository(new.path, bare=True)
-        ours.config["gc.pruneExpire"] = "never"  # should a person run git gc
+        ours.config["gc.pruneExpire"] = "never"  # in case a person runs git gc
     return new
 
 
@@ -390,31 +393,31 @@ def set_reference(ours: pygit2.Repository, name: str, tip: str) -> None:
         ours.references.create(name, tip, force=True)
 
 
-DEFAULT_MEMORY_MIB: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
-FETCH_TIMEOUT_S: Final = 3600.0  # of whatever makes no new clone
-_START_TIMEOUT_S: Final = 60.0  # until a process has read its program from a slow disk
+DEFAULT_MEMORY_MIB: Final = 512  # enough for three million objects, or for a 250 MiB file that arrives as a delta
+FETCH_TIMEOUT_S: Final = 3600.0  # does not apply to a new clone
+_START_TIMEOUT_S: Final = 60.0  # until a process has loaded its program from a slow disk
 
 
 class FetchProcess(Fetching):
-    """Fetches and pushes as `InThisProcess` does; raises `SourceTooLarge`, too, if that takes too much memory.
+    """Fetches and pushes in a child process with limits. Also raises `SourceTooLarge` if it needs too much memory.
 
-    Raises `SourceError` if the process does not report the next step of its work in time
-    (`gitboot.git.repository`), or takes longer than ``deadline_s`` as a whole. A new clone may take as long as
-    data arrives at the slowest rate. The process is killed then, and the next fetch starts another one.
+    Raises `SourceError` if the process does not report its next step in time (`gitboot.git.repository`), or takes
+    longer than ``deadline_s`` in total. A new clone has no total limit while data arrives at the minimum rate. After
+    such an error gitboot kills the process, and the next fetch starts another one.
 
-    A process is started at the first need, and again after it has died; for several threads at once, one each. They
-    end with the thread that started them, and with `close`.
+    Each thread that fetches at the same time has its own process. A process starts with the first order, and ends with
+    its thread or with `close`.
     """
 
     def __init__(self, mebibytes: int | None = None, *, deadline_s: float = FETCH_TIMEOUT_S) -> None:
         self._memory, self._deadline_s = (mebibytes or DEFAULT_MEMORY_MIB) << 20, deadline_s
-        self._lock = Lock()  # what follows
+        self._lock = Lock()  # guards the fields below
         self._idle: Child | None = None
         self._busy: set[Child] = set()
         self._is_closed = False
 
     def close(self) -> None:
-        """End the processes, whatever they are at, and start no more."""
+        """Kill the processes, and start no more."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, None
@@ -425,14 +428,12 @@ class FetchProcess(Fetching):
             idle.reap()
 
     def carry_out(self, order: FetchOrder) -> FetchResult:
-        if order.work != "push":  # what is packed for a push is gitboot's own, and may be large
+        if order.work != "push":  # a push packs gitboot's own files, which may be large
             order = msgspec.structs.replace(order, memory=self._memory)
         url, child, is_new = order.remote.url, *self._take_child()
         start_s = _START_TIMEOUT_S if is_new else order.remote.timeout_s
         total_s = None if order.work in ("anew", "restore") else self._deadline_s
-        deadline = _StepDeadline(
-            FetchStep(start_s, f"the process that fetches did not begin within {start_s:g} s"), total_s
-        )
+        deadline = _StepDeadline(FetchStep(start_s, f"the fetch process did not start within {start_s:g} s"), total_s)
         answer = None
         try:
             child.send(order)
@@ -455,10 +456,10 @@ class FetchProcess(Fetching):
         return answer
 
     def _take_child(self) -> tuple[Child, bool]:
-        """Return a process that no other thread uses meanwhile, and whether it was started just now."""
+        """Return an unused process, and whether it was started just now."""
         with self._lock:
             if self._is_closed:
-                raise SourceError("nothing is fetched any more: this instance ends")
+                raise SourceError("this instance is stopping, so gitboot does not fetch")
             child, self._idle = self._idle, None
             if child is not None and child.has_ended:
                 child.reap()
@@ -480,17 +481,17 @@ class FetchProcess(Fetching):
     def _build_exit_error(self, url: str, status: int) -> SourceError | SourceTooLarge:
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):
             return SourceTooLarge(
-                f"{url}: to fetch it takes more memory than the {self._memory >> 20} MiB that it may; let it have more "
-                "(fetch-memory in the file of --config), or take the large file out of the history"
+                f"{url}: the fetch needs more memory than the limit of {self._memory >> 20} MiB; increase fetch-memory "
+                "in the --config file, or remove the large file from the history"
             )
         if status in (-signal.SIGKILL, -signal.SIGTERM):
-            return SourceError(f"{url}: the fetch was killed, as where a machine has no memory left")
-        return SourceError(f"{url}: the fetch ended {describe_exit(status)}")
+            return SourceError(f"{url}: the fetch process was killed; the machine may have run out of memory")
+        return SourceError(f"{url}: the fetch process ended {describe_exit(status)}")
 
 
 class _StepDeadline:
     def __init__(self, first: FetchStep, total_s: float | None) -> None:
-        """``total_s`` is for all steps; None: as long as data arrives."""
+        """``total_s`` is for all steps together; None: no limit."""
         self._total_s, self._ends_s = total_s, math.inf if total_s is None else time.monotonic() + total_s
         self.begin(first)
 

@@ -1,4 +1,4 @@
-"""History: first parents of a revision, ranges, comparisons and blame."""
+"""Git history: first parents, commit ranges, in-memory merges and blame."""
 
 from __future__ import annotations
 
@@ -46,34 +46,34 @@ from gitboot.text import one_line
 
 
 class HistoryStep(Struct, frozen=True, kw_only=True):
-    """A commit, and the tree that the fleet is in it."""
+    """A commit, and the tree of the fleet in it."""
 
     commit: CommitSummary
-    tree: str | None  # the fleet's folder; two with one id are the same fleet, None: there is no such folder
+    tree: str | None  # the id of the fleet's folder; None: the commit has no such folder
 
 
 class History:
-    """The commits that led to a revision, the newest first; made by `open_history`."""
+    """The first-parent commits of a revision, the newest first. `open_history` returns it."""
 
     def __init__(
         self, repository: StoredRepository, folder: str, steps: tuple[HistoryStep, ...], *, shallow: bool
     ) -> None:
         self._repository, self._folder = repository, folder
         self.steps = steps
-        self.shallow = shallow  # whether the clone has not all that came before
+        self.shallow = shallow  # the clone lacks older commits
 
     def snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
         return load_commit(self._repository, revision, self._folder, previous)
 
 
 def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
-    """What led to ``rev`` (HEAD, if None) of the fleet at ``path``, as `open_snapshot` has it."""
+    """Return the history of ``rev`` for the fleet at ``path``. ``rev`` is as in `open_snapshot`; None is HEAD."""
     root = resolve_fleet_root(Path(path))
     if rev == WORKTREE:
-        raise UsageError("what lies uncommitted has no history; name a revision, or none for HEAD")
+        raise UsageError("WORKTREE has no history; name a revision, or leave it out for HEAD")
     with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
-            raise UsageError(f"{path} is in no Git repository, so it has no history")
+            raise UsageError(f"{path} is not in a Git repository, so it has no history")
         folder = get_fleet_folder(git, root)
         start = resolve_commit(git, rev or "HEAD", str(path))
         steps = tuple(
@@ -85,15 +85,15 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_YEAR_9999: Final = 253_370_764_800  # s; Git has room for later dates, datetime has not
+_YEAR_9999: Final = 253_370_764_800  # s; datetime has no later dates, and Git does
 
 
 class CommitSummary(Struct, frozen=True, kw_only=True):
-    """Who made a commit, when and why."""
+    """The author, date and subject of a commit."""
 
     revision: Revision
     author: str  # Name <address>
-    date: datetime  # when it was written
+    date: datetime  # the author date
     subject: str
 
 
@@ -107,7 +107,7 @@ def summarize_commit(commit: CommitObject) -> CommitSummary:
 
 
 def convert_date(person: Person) -> datetime:
-    """Return when an author or a committer signed. A date outside 1970 to 9999 becomes the nearest date inside."""
+    """Return the date of an author or a committer. A date outside 1970 to 9999 becomes the nearest date inside."""
     return _EPOCH + timedelta(seconds=min(max(person.time, 0), _YEAR_9999))
 
 
@@ -120,19 +120,19 @@ def _decode(data: bytes) -> str:
 
 
 class Blame:
-    """The lines of a fleet's files as of a revision, or as they lie in the work tree; made by `open_blame`.
+    """The last commit of each line in a fleet's files, at a revision or in the work tree. `open_blame` returns it.
 
-    Each file is looked into when one of its lines is first asked for.
+    A file is read at the first call with its path.
     """
 
     def __init__(self, repository: StoredRepository, commit: Revision | None, folder: str, root: Path | None) -> None:
         self._repository, self._commit = repository, commit  # None: there is no commit yet
         self._prefix = f"{folder}/" if folder else ""
-        self._root = root  # where the fleet lies, where it is looked at uncommitted
+        self._root = root  # the fleet in the work tree; None: only committed files count
         self._lines = cache(self._blame_file)
 
     def line(self, path: str, number: int) -> CommitSummary | None:
-        """Who wrote a line, 1-based, of a file of the fleet; None where it is not committed yet."""
+        """Return the last commit of a line, counted from 1. None: the line is not committed."""
         return self._lines(path).get(number)
 
     def _blame_file(self, path: str) -> dict[int, CommitSummary]:
@@ -145,7 +145,7 @@ class Blame:
                 return {}
             try:
                 hunks = list(git.blame(name, newest_commit=pygit2.Oid(hex=self._commit)))
-            except pygit2.GitError:  # libgit2 stops at a commit that it cannot parse
+            except pygit2.GitError:  # libgit2 fails at a commit that it cannot parse
                 lines = _blame_along_first_parents(git, name, self._commit)
             else:
                 reader, lines = CommitReader(git), {}
@@ -160,7 +160,7 @@ class Blame:
 
 
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
-    """The blame of the fleet at ``path`` as of ``rev``, both as `open_snapshot` has them; None without Git."""
+    """Return the blame of the fleet at ``path``, with ``path`` and ``rev`` as in `open_snapshot`. None without Git."""
     root = resolve_fleet_root(Path(path))
     with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
@@ -175,7 +175,7 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
 
 
 def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
-    """Return who wrote each line. A line that a merge brought in is its merge commit's."""
+    """Return the last commit of each line. For a line from a merged branch it is the merge commit."""
     lines: dict[int, CommitSummary] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)
@@ -203,7 +203,7 @@ def read_file(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes 
 
 
 def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
-    """The lines of ``new`` that stand in ``old`` too, and where; a checkout may have changed their ends."""
+    """Return the line numbers of ``new`` that ``old`` has too, with those in ``old``. Line endings do not matter."""
     line_count = max(old.count(b"\n"), new.count(b"\n")) + 1
     patch = pygit2.Patch.create_from(old, new, flag=DiffOption.IGNORE_WHITESPACE_EOL, context_lines=line_count)
     if not patch.hunks:
@@ -214,7 +214,7 @@ def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
 def commits_between(
     git: pygit2.Repository, excluded: Iterable[pygit2.Oid], *tips: pygit2.Oid
 ) -> Iterator[CommitObject]:
-    """Yield the commits that led to one of ``tips`` and to none of ``hidden``, children before their parents."""
+    """Yield the commits that led to ``tips`` and not to ``excluded``, children before their parents."""
     reader, excluded = CommitReader(git), tuple(excluded)
     try:
         walker = git.walk(None, SortMode.TOPOLOGICAL)
@@ -223,7 +223,7 @@ def commits_between(
         for each in excluded:
             walker.hide(each)
         found = [commit.id for commit in walker]
-    except pygit2.GitError:  # libgit2 stops at a commit that it cannot parse
+    except pygit2.GitError:  # libgit2 fails at a commit that it cannot parse
         found = _sort_topologically(reader, tips, seen=find_ancestors(reader, excluded))
     return map(reader.read, found)
 
@@ -247,7 +247,7 @@ def find_ancestors(reader: CommitReader, tips: Iterable[pygit2.Oid]) -> set[pygi
 
 
 def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> bool:
-    """Return whether ``old`` led to ``new``. A commit is its own ancestor."""
+    """Return whether ``old`` is an ancestor of ``new``. A commit is its own ancestor."""
     if old == new:
         return True
     try:
@@ -257,7 +257,7 @@ def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> boo
 
 
 def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) -> pygit2.Oid | None:
-    """Return a commit that led to both, and to no other such commit; None if there is none."""
+    """Return a best common ancestor. None: there is no common ancestor."""
     try:
         found: pygit2.Oid | None = git.merge_base(one, other)
     except pygit2.GitError:
@@ -268,20 +268,20 @@ def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) 
     return found
 
 
-MAX_STEPS: Final = 200  # of a line; a longer one is one step
+MAX_STEPS: Final = 200  # a longer first-parent line counts as one step
 
 
 class Merge(NamedTuple):
-    """One commit of a first-parent line."""
+    """One commit of a first-parent line, with the messages that it brought in."""
 
     revision: Revision
-    messages: tuple[Message, ...]  # of it, and of all commits that it brought in
+    messages: tuple[Message, ...]  # its own, and those of all commits that it merged
 
 
 def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tuple[Merge, ...]:
-    """The commits from ``old``, without it, to ``new`` by first parents, the oldest first; none where that is no way.
+    """Return the first-parent commits after ``old`` up to ``new``, the oldest first.
 
-    Nor where it is a long one.
+    Empty if ``old`` is not on the first-parent line of ``new``, or if the line is longer than ``MAX_STEPS``.
     """
     found: list[CommitObject] = []
     for commit in CommitReader(repository).first_parents(new):
@@ -298,10 +298,10 @@ def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new
 def list_first_parents_since(
     repository: pygit2.Repository, old: pygit2.Oid | None, new: pygit2.Oid
 ) -> tuple[Revision, ...] | None:
-    """``new`` and what led to it by first parents since ``old``, the oldest first; None where that is a long line.
+    """Return ``new`` and its first-parent commits since ``old``, the oldest first. None: the line is too long.
 
-    Where the branch was rewound or written anew it begins behind the last commit of ``old``'s own first-parent line.
-    Without ``old`` it is ``new`` alone, and ``new`` is always part of it.
+    If the branch was rewritten, the line starts after the last commit that the first-parent line of ``old`` has too.
+    Without ``old`` the result is ``new`` alone. ``new`` is always in the result.
     """
     if old is None or old == new:
         return (Revision(str(new)),)
@@ -317,7 +317,7 @@ def list_first_parents_since(
 def list_messages(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid
 ) -> Iterator[Message]:
-    """The messages of the commits that ``new``, or one of the ``others``, has and ``old`` has not, the newest first."""
+    """Yield the messages of the commits that ``new`` or ``others`` have and ``old`` lacks, the newest first."""
     yield from map(read_message, commits_between(repository, [old], new, *others))
 
 
@@ -339,66 +339,65 @@ _ACKNOWLEDGEMENT: Final = re.compile(rb"gitboot-ack", re.IGNORECASE)
 def list_acknowledging_content(
     repository: pygit2.Repository, excluded: Iterable[pygit2.Oid], tips: Iterable[pygit2.Oid]
 ) -> frozenset[str]:
-    """Return the signed content, as digests, of acknowledging commits that led to ``tips`` and not to ``hidden``."""
+    """Return the content digests of acknowledging commits that led to ``tips`` and not to ``excluded``."""
     found = commits_between(repository, excluded, *tips)
     return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))
 
 
 class RangeCommit(Struct, frozen=True, kw_only=True):
-    """One commit of the first-parent line from BASE to HEAD, and its fleet."""
+    """One commit of the first-parent line from BASE to HEAD, with its fleet."""
 
     merge: Merge
     snapshot: Callable[[], Snapshot]
 
 
 class CommitRange(Struct, frozen=True, kw_only=True):
-    """Two snapshots of one fleet, and what the commits between them say."""
+    """Two snapshots of one fleet, and the commits between them."""
 
     base: Snapshot
     head: Snapshot
     folder: str  # of the fleet in its repository
     messages: tuple[Message, ...]  # of BASE..HEAD, the newest first
     repository: StoredRepository
-    base_acknowledgements: frozenset[str] = (
-        frozenset()
-    )  # the signed content, as digests, of acknowledging commits that led to BASE
-    commits: tuple[RangeCommit, ...] = ()  # from BASE to HEAD, the oldest first; empty where BASE is not on HEAD's line
+    base_acknowledgements: frozenset[str] = frozenset()  # content digests of the acknowledging commits that led to BASE
+    commits: tuple[
+        RangeCommit, ...
+    ] = ()  # from BASE to HEAD, the oldest first; empty if BASE is not on HEAD's first-parent line
 
 
 def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | None = None) -> CommitRange:
-    """The range ``text`` of the repository around ``path``; with ``merge`` HEAD is merged into BASE first.
+    """Return the range ``text`` of the repository around ``path``. With ``merge``, HEAD is first merged into BASE.
 
-    Where a commit is ``accepted``, HEAD, or what the merge makes, is compared with that, whatever BASE is.
-    Nothing is written, not even for a merge. Raises `UsageError` where there is no such range, and
-    `InvalidRepository` where the two do not merge.
+    With ``accepted``, HEAD or the merge is compared with this commit instead of BASE. The repository does not change,
+    also not for a merge. Raises `UsageError` if there is no such range, and `InvalidRepository` for a merge conflict.
     """
     dots = "..." if "..." in text else ".."
     base, is_range, head = text.partition(dots)
     base = base or accepted or ""
     if not base or base == WORKTREE or ".." in head:
-        raise UsageError(f"{text!r} is no range: write BASE..HEAD, BASE...HEAD, or BASE for what lies uncommitted")
+        raise UsageError(f"{text!r} is not a range: write BASE..HEAD, BASE...HEAD, or BASE to compare the work tree")
     head = (head or "HEAD") if is_range else WORKTREE
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         if not root.is_dir() and (repository is None or head == WORKTREE):
             raise UsageError(f"{path} is not a directory")
         if repository is None:
-            raise UsageError(f"{path} is in no Git repository, so there is nothing to compare with")
+            raise UsageError(f"{path} is not in a Git repository, so there are no commits to compare with")
         in_worktree, folder = find_folder_in(repository, root), get_fleet_folder(repository, root)
         old, new = (
             _resolve_commit(repository, base, path),
             _resolve_commit(repository, "HEAD" if head == WORKTREE else head, path),
         )
         if not root.is_dir() and all(tree_at(repository, Revision(str(each)), folder) is None for each in (old, new)):
-            raise UsageError(f"{path} is not a directory, nor is {folder} a folder of one of the commits")
+            raise UsageError(f"{path} is not a directory, and neither commit has the folder {folder}")
         if head != WORKTREE:  # BASE may have a symlink that HEAD replaces with a folder
             check_folder(repository, Revision(str(new)), folder, path)
         stored = StoredRepository(get_git_directory(repository))
         if head == WORKTREE:
             if in_worktree is None:
-                raise UsageError(f"{path} has no work tree, where something could lie uncommitted: write BASE..HEAD")
+                raise UsageError(f"{path} has no work tree: write BASE..HEAD")
             if merge or dots == "...":
-                raise UsageError(f"{path}: what lies in the work tree is compared as it is: BASE..WORKTREE")
+                raise UsageError(f"{path}: the work tree cannot be merged, and has no merge base: write BASE..WORKTREE")
             snapshot = load_worktree(root, repository, in_worktree)
         else:
             snapshot = load_commit(stored, Revision(str(new)), folder)
@@ -412,10 +411,12 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         if merge:
             merged = snapshot = _merge_in_memory(repository, old, new, folder, path)
             last = Merge(merged.revision, tuple(list_messages(repository, old, new)))
-            is_on_line = bool(commits) or first == old  # else BASE does not lead there
+            is_on_line = bool(commits) or first == old  # otherwise BASE is not on the line
             commits = (*commits, RangeCommit(merge=last, snapshot=lambda: merged)) if is_on_line else ()
         range_messages = tuple(list_messages(repository, first, new, *([old] if merge else [])))
-        can_repeat = any(each.content for each in range_messages)  # else the history is not searched
+        can_repeat = any(
+            each.content for each in range_messages
+        )  # otherwise gitboot does not need to search the history
         return CommitRange(
             base_acknowledgements=list_acknowledging_content(repository, (), [first]) if can_repeat else frozenset(),
             base=load_commit(stored, Revision(str(first)), folder),
@@ -428,7 +429,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
 
 
 def find_head_commit(path: Path, text: str) -> Revision | None:
-    """Return the commit that HEAD of the range ``text`` names, before any merge; None if HEAD is the work tree."""
+    """Return the commit of HEAD in the range ``text``, before a merge. None: HEAD is the work tree."""
     _, found, head = text.replace("...", "..").partition("..")
     if not found or head == WORKTREE:
         return None
@@ -448,7 +449,7 @@ def _require_merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pyg
     return found
 
 
-# What a merge would be
+# Merges in memory
 
 _IRREGULAR: Final = {0o120000: Irregular.SYMLINK, 0o160000: Irregular.SUBMODULE}
 
@@ -457,14 +458,14 @@ def _merge_in_memory(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path
 ) -> Snapshot:
     base = _require_merge_base(repository, old, new, path)
-    # libgit2 writes the files that it merges: into a repository that is thrown away, beside which ours is read.
+    # libgit2 writes the merged files, so gitboot merges in a temporary repository that reads the objects of ours.
     with tempfile.TemporaryDirectory() as scratch:
         temporary = pygit2.init_repository(scratch, bare=True)
         try:
             temporary.odb.add_disk_alternate(str(get_objects_directory(repository)))
             try:
                 index = temporary.merge_commits(old, new)
-            except pygit2.GitError:  # libgit2 may be unable to parse a commit whose tree is whole
+            except pygit2.GitError:  # libgit2 may fail to parse a commit whose tree is complete
                 reader = CommitReader(temporary)
                 ancestor, ours, theirs = (read_tree(temporary, reader.read(each)) for each in (base, old, new))
                 if ancestor is None or ours is None or theirs is None:
@@ -496,8 +497,10 @@ def _merge_in_memory(
 
 
 def _list_conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:
-    """A problem for each file of the fleet that does not merge; what clashes beside the fleet is not its own."""
+    """Yield a problem for each file of the fleet with a merge conflict. Files outside the fleet do not count."""
     for sides in conflicts:
         path = str(next(side.path for side in sides if side is not None))
         if path.startswith(prefix):
-            yield Code.MERGE_CONFLICT.build_problem("the two branches do not merge", path.removeprefix(prefix))
+            yield Code.MERGE_CONFLICT.build_problem(
+                "the two branches have a merge conflict here", path.removeprefix(prefix)
+            )

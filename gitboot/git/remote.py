@@ -1,4 +1,4 @@
-"""Remote: URL, credentials, known hosts and version ranges."""
+"""Git remote: its URL, credentials, host keys, references and version ranges."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Password(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """HTTP basic authentication over TLS."""
 
     password: str  # or a token
-    user: str = "git"  # what forges that take a token expect no particular name in
+    user: str = "git"  # forges accept any user name with a token
 
     def __repr__(self) -> str:
         return f"Password(user={self.user!r})"
 
 
 class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Authentication by key, and the host keys to expect."""
+    """SSH authentication: the private key, and the host keys that gitboot accepts."""
 
     private_key: Path
-    known_hosts: Path  # as ssh reads it
+    known_hosts: Path  # in the format of ssh
     passphrase: str = ""
 
     def __repr__(self) -> str:
@@ -48,16 +48,16 @@ class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Remote(Struct, frozen=True, kw_only=True):
-    """Where the fleet is fetched from, and which of its commits; raises `UsageError` where that cannot be."""
+    """The repository of the fleet, and the reference to follow. Raises `UsageError` for an invalid combination."""
 
     url: str  # https, http, ssh, git and file URLs, user@host:path, or a local path
     reference: str | None = None  # branch, tag, refs/…, range of versions, commit; None or HEAD: the remote's HEAD
-    subpath: str = ""  # the fleet's folder, below `local` where that is one itself; "": at the top
+    subpath: str = ""  # the fleet's folder in the repository, or below `local`; "": the top
     credentials: Password | SshKey | None = None
-    ca_bundle: Path | None = None  # trusted besides the machine's own
+    ca_bundle: Path | None = None  # in addition to the machine's own authorities
     connect_timeout_s: float = 10
-    timeout_s: float = 60  # for an answer, and for each ``timeout_s`` KiB of data
-    max_bytes: int | None = None  # that the clone may take on disk; None: no limit
+    timeout_s: float = 60  # for a response, and for each ``timeout_s`` KiB of data
+    max_bytes: int | None = None  # the maximum size of the clone on disk; None: no limit
 
     def __post_init__(self) -> None:
         try:
@@ -75,9 +75,11 @@ class Remote(Struct, frozen=True, kw_only=True):
             case "https" | "http" | "git" | "file" | "", _:
                 raise UsageError(f"{self._redacted_url} takes no {type(self.credentials).__name__}")
             case scheme, _:
-                raise UsageError(f"{self._redacted_url}: {scheme} is none of https, http, ssh, git and file")
+                raise UsageError(f"{self._redacted_url}: unknown scheme {scheme}; use https, http, ssh, git or file")
         if parts.password is not None or (parts.username is not None and parts.scheme != "ssh"):
-            raise UsageError(f"{self._redacted_url}: credentials do not belong into a URL, which is shown and logged")
+            raise UsageError(
+                f"{self._redacted_url}: remove the credentials from the URL, because gitboot shows and logs it"
+            )
         if self.reference is not None and is_range(self.reference):
             parse_range(self.reference)
 
@@ -87,14 +89,14 @@ class Remote(Struct, frozen=True, kw_only=True):
 
     @property
     def local(self) -> Path | None:
-        """The repository, or a folder of its work tree, where it is on this machine."""
+        """The path of the repository, or of a folder in its work tree. None: it is not on this machine."""
         parts = parse_git_url(self.url)
         paths = {"": parts.path, "file": unquote(parts.path)}
         return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
 
     @property
     def commit(self) -> str | None:
-        """The one commit that is wanted, where the reference names one."""
+        """The commit id in the reference. None: the reference is not a commit id."""
         return self.reference if re.fullmatch(r"[0-9a-f]{40}", self.reference or "") else None
 
 
@@ -102,7 +104,7 @@ _SCP: Final = re.compile(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?
 
 
 def parse_git_url(url: str) -> SplitResult:
-    """A URL in its parts; by the rules of git-fetch(1) user@host:path is ssh's, and what else has no scheme a path."""
+    """Split a URL. As in git-fetch(1), user@host:path means ssh, and any other text without a scheme is a path."""
     if "://" in url:
         return urlsplit(url)
     if match := _SCP.fullmatch(url):
@@ -112,29 +114,29 @@ def parse_git_url(url: str) -> SplitResult:
 
 DEFAULT_PORT: Final = 22
 _PORTS: Final = {"https": 443, "ssh": DEFAULT_PORT}
-HEAD: Final = "HEAD"  # the reference by which an instance follows what is checked out
-Heads = Mapping[str, str]  # name of a ref -> id of what it points at, "…^{}" -> id of what that tag is of
+HEAD: Final = "HEAD"  # an instance with this reference follows the checked-out commit
+Heads = Mapping[str, str]  # name of a ref -> id of its object; "…^{}" -> id of the object of that tag
 
 
 class Head(NamedTuple):
-    """What the HEAD of a repository names."""
+    """The HEAD of a repository."""
 
-    branch: str | None  # as refs/heads/main; None: HEAD is detached, or a remote does not show what HEAD names
-    is_checked_out: bool = False  # whether the repository has a work tree
+    branch: str | None  # for example refs/heads/main; None: HEAD is detached, or the remote does not show its branch
+    is_checked_out: bool = False  # the repository has a work tree
 
 
 def read_head(repository: pygit2.Repository) -> Head:
     branch = None
     with suppress(KeyError):
         target = repository.lookup_reference(HEAD).target
-        branch = target if isinstance(target, str) else None  # else the id of a commit
+        branch = target if isinstance(target, str) else None  # otherwise it is the id of a commit
     return Head(branch, not repository.is_bare)
 
 
 def find_reference(remote: Remote, heads: Heads) -> str:
-    """The ref that the remote's reference means: of a branch and a tag of one name the branch.
+    """Return the ref for the remote's reference. A branch wins over a tag with the same name.
 
-    So whoever may push tags cannot move what follows a protected branch.
+    So a person who may only push tags cannot replace a protected branch.
     """
     reference = remote.reference
     if reference in (None, HEAD):
@@ -156,16 +158,16 @@ def find_reference(remote: Remote, heads: Heads) -> str:
 
 def _explain_missing_reference(reference: str | None, heads: Heads) -> str:
     if reference in (None, HEAD):
-        return "a HEAD that names no commit; name the branch to follow with --rev"
+        return "no commit at HEAD; name the branch to follow with --rev"
     if is_range(reference):
-        return f"no tag that is a version in the range {reference}"
+        return f"no tag with a version in the range {reference}"
     branches = sorted(name.removeprefix("refs/heads/") for name in heads if name.startswith("refs/heads/"))
     others = f"its branches are {', '.join(branches[:10])}" if branches else "it has no branch"
     return f"no branch or tag {reference}; {others}. Name the branch to follow with --rev"
 
 
 class RemoteConnection:
-    """What is asked of one remote, to fetch into one repository; sets what libgit2 needs to know for it."""
+    """A connection to one remote, for fetches into one repository. It configures libgit2 for this remote."""
 
     def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
         self._remote, self._local, self._ours = remote, local, ours
@@ -177,19 +179,19 @@ class RemoteConnection:
                 try:
                     pygit2.settings.set_ssl_cert_locations(str(remote.ca_bundle), None)
                 except pygit2.GitError as error:
-                    raise UsageError(f"{remote.ca_bundle} holds no certificates: {format_error(error)}") from error
+                    raise UsageError(f"{remote.ca_bundle} contains no certificates: {format_error(error)}") from error
             if isinstance(remote.credentials, SshKey):
                 _check_private_key(remote.credentials.private_key)
                 _expect_host_keys(remote, remote.credentials.known_hosts, home)
-            # A remote without a name brings no tags, stands in no configuration and keeps no credentials.
+            # An anonymous remote fetches no tags, and stores no configuration and no credentials.
             self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
 
     def list_references(self) -> tuple[Heads, Head]:
         heads: dict[str, str] = {}
         with self._translate_errors():
-            if self._local is not None:  # to list the heads, libgit2 parses commits, and fails if it cannot
+            if self._local is not None:  # to list the heads, libgit2 would parse commits, and may fail
                 for name in ("HEAD", *self._local.references):
-                    with suppress(KeyError):  # it is unborn or dangling
+                    with suppress(KeyError):  # the ref has no commit
                         heads[name] = str(self._local.lookup_reference(name).resolve().target)
                 report_work()
                 return heads, read_head(self._local)
@@ -200,13 +202,13 @@ class RemoteConnection:
             return {str(each.name): str(each.oid) for each in remote_heads}, Head(branch)
 
     def fetch(self, *refspecs: str) -> None:
-        """Fetch refs. Raises `SourceTooLarge` if the clone would take more disk than it may."""
-        room = None  # bytes that the clone may still take
+        """Fetch refs. Raises `SourceTooLarge` if the clone would exceed its maximum size."""
+        room = None  # bytes left for the clone
         if self._remote.max_bytes is not None:
             sizes = (file.stat().st_size for file in get_objects_directory(self._ours).rglob("*") if file.is_file())
             if (room := self._remote.max_bytes - sum(sizes)) <= 0:
                 raise _build_too_large_error(self._remote)
-        # A pack that arrives is completed with objects of the clone, which are not counted as received.
+        # libgit2 completes a received pack with objects of the clone, which do not count as received bytes.
         with self._translate_errors(), limit_file_size(room):
             self._callbacks.remaining_bytes = room
             self._callbacks.transfer = get_step_reporter().begin_download(self._remote.timeout_s)
@@ -214,16 +216,16 @@ class RemoteConnection:
             report_work()
 
     def push(self, refspec: str, expected: str | None) -> None:
-        """Push one ref that the remote is to have at ``expected``, if at all.
+        """Push one ref. ``expected`` is the commit that it must have at the remote; None: the ref must not exist.
 
-        Raises `SourceRefused` where the remote does not take it, `SourceError` where it has it elsewhere by now.
+        Raises `SourceRefused` if the remote rejects the push, and `SourceError` if the ref has another commit.
         """
         with self._translate_errors():
             self._callbacks.expected_commit = expected
             get_step_reporter().begin_answer(self._remote.timeout_s)
             self._link.push([refspec], callbacks=self._callbacks)
         if self._callbacks.rejection is not None:
-            raise SourceRefused(f"{self._remote.url} does not take {refspec}: {self._callbacks.rejection}")
+            raise SourceRefused(f"{self._remote.url} rejected {refspec}: {self._callbacks.rejection}")
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -239,7 +241,7 @@ class RemoteConnection:
             raise kind(f"{self._remote.url}: {format_error(error)}") from error
 
 
-# libgit2 distinguishes these from other faults by their words only.
+# libgit2 has no error codes for these.
 _REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
 _FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # by `limited_files`
 
@@ -247,30 +249,30 @@ _FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # by `limited_files`
 def _build_too_large_error(remote: Remote) -> SourceTooLarge:
     mebibytes = (remote.max_bytes or 0) >> 20
     return SourceTooLarge(
-        f"{remote.url}: the clone would take more than the {mebibytes} MiB on disk that it may; let it have more "
-        "(fetch-disk in the file of --config), or take large files out of the history"
+        f"{remote.url}: the clone would need more than the limit of {mebibytes} MiB on disk; increase fetch-disk in "
+        "the --config file, or remove large files from the history"
     )
 
 
 class _Callbacks(pygit2.RemoteCallbacks):
-    # pygit2 decodes what remotes say for people as UTF-8, in pieces that may end within a character.
+    # pygit2 decodes messages of a remote as UTF-8 in pieces, which may end within a character.
     sideband_progress = None  # type: ignore[assignment]
 
     def __init__(self, remote: Remote) -> None:
         super().__init__()
         self._remote = remote
         self.has_sent_credentials = False
-        self.expected_commit: str | None = None  # where the remote has what is pushed to
-        self.rejection: str | None = None  # why the remote did not take what was pushed
-        self.transfer: Transfer | None = None  # of the data that is fetched or pushed now
-        self.remaining_bytes: int | None = None  # how many bytes may be fetched; None: no limit
+        self.expected_commit: str | None = None  # the commit that the pushed ref must have at the remote
+        self.rejection: str | None = None  # why the remote rejected the push
+        self.transfer: Transfer | None = None  # the current transfer
+        self.remaining_bytes: int | None = None  # the bytes that a fetch may receive; None: no limit
 
     def transfer_progress(self, stats: pygit2.remotes.TransferProgress) -> None:
         if self.remaining_bytes is not None and stats.received_bytes > self.remaining_bytes:
             raise _build_too_large_error(self._remote)
         if stats.received_objects < stats.total_objects and self.transfer is not None:
             self.transfer.count(stats.received_bytes)
-        else:  # all has arrived, and is unpacked
+        else:  # all data has arrived, and libgit2 unpacks it
             report_work()
 
     def push_transfer_progress(self, _objects: int, _total: int, bytes_pushed: int) -> None:
@@ -282,7 +284,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
             found = str(each.src) if any(each.src.raw) else None
             if found != self.expected_commit:
                 raise SourceError(
-                    f"{self._remote.url}: {each.dst_refname} was moved from {self.expected_commit} to {found} by another"
+                    f"{self._remote.url}: {each.dst_refname} moved from {self.expected_commit} to {found} meanwhile"
                 )
         self.transfer = get_step_reporter().begin_upload(self._remote.timeout_s)
 
@@ -297,15 +299,15 @@ class _Callbacks(pygit2.RemoteCallbacks):
             parts = parse_git_url(url)
             return parts.scheme.lower(), parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
 
-        if origin(url) != origin(self._remote.url):  # where a server has led: libgit2 asks anew there
+        if origin(url) != origin(self._remote.url):  # after a redirect to another server
             raise SourceRefused(
-                f"{self._remote.url} leads to {one_line(url)}, which is not sent the credentials; where that is "
-                "right, let the repository be that URL"
+                f"{self._remote.url} redirects to {one_line(url)}, and gitboot does not send the credentials "
+                "there; if that is right, use that URL as the repository"
             )
         match self._remote.credentials:
             case SshKey() if allowed_types & CredentialType.USERNAME:
                 return pygit2.Username("git")
-            case _ if self.has_sent_credentials:  # libgit2 asks for as long as the answer is wrong
+            case _ if self.has_sent_credentials:  # libgit2 repeats the callback while the credentials are wrong
                 raise SourceRefused(f"{self._remote.url} refuses the credentials")
             case SshKey(private_key=key, passphrase=passphrase) if allowed_types & CredentialType.SSH_KEY:
                 self.has_sent_credentials = True
@@ -314,8 +316,8 @@ class _Callbacks(pygit2.RemoteCallbacks):
                 self.has_sent_credentials = True
                 return pygit2.UserPass(user, password)
             case None:
-                raise SourceRefused(f"{self._remote.url} asks for credentials, and none are set")
-        raise SourceRefused(f"{self._remote.url} asks for credentials of another kind")
+                raise SourceRefused(f"{self._remote.url} requires credentials; configure them for this repository")
+        raise SourceRefused(f"{self._remote.url} requires another kind of credentials")
 
     def certificate_check(self, _certificate: None, valid: bool, host: bytes) -> bool:
         if valid:
@@ -323,18 +325,20 @@ class _Callbacks(pygit2.RemoteCallbacks):
         name = host.decode(errors="replace")
         if isinstance(self._remote.credentials, SshKey):
             known = self._remote.credentials.known_hosts
-            raise SourceRefused(f"{name} shows another host key than {known} has for it")
-        raise SourceRefused(f"{name} shows a certificate that is not valid by the clock of this host, or not trusted")
+            raise SourceRefused(f"{name} shows a host key that {known} does not have")
+        raise SourceRefused(
+            f"{name} shows a certificate that is not trusted, or not valid at the time of this machine's clock"
+        )
 
 
 def _check_private_key(file: Path) -> None:
-    """Raise `UsageError` if a file holds no private key: of libssh2's errors, none names the file."""
+    """Raise `UsageError` if a file has no private key, because libssh2's errors do not name the file."""
     try:
         content = file.read_bytes()
     except OSError as error:
         raise UsageError(f"{file}: the private key cannot be read: {error.strerror}") from error
     if b"PRIVATE KEY-----" not in content:  # RFC 7468, and OpenSSH's PROTOCOL.key
-        raise UsageError(f"{file} holds no private key in PEM or OpenSSH format; ssh-keygen writes one")
+        raise UsageError(f"{file} has no private key in PEM or OpenSSH format; create one with ssh-keygen")
 
 
 def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
@@ -345,7 +349,9 @@ def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
     except OSError as error:
         raise UsageError(f"{known_hosts}: {error.strerror}") from error
     if not keys:
-        raise SourceRefused(f"{known_hosts} has no key of {host} port {port}; get it from the host's operator")
+        raise SourceRefused(
+            f"{known_hosts} has no host key of {host} port {port}; get it from the operator of the host"
+        )
     with _host_keys_lock:
         _host_keys[host, port] = keys
         file = home / ".ssh" / "known_hosts"
@@ -355,22 +361,22 @@ def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
         pygit2.settings.homedir = str(home)
 
 
-# libssh2 looks into one file, whichever remotes several threads talk to: it has the keys of all of them.
+# libssh2 reads one file for all threads, so the file has the keys of all remotes.
 _host_keys_lock: Final = Lock()
 _host_keys: Final[dict[tuple[str, int], tuple[str, ...]]] = {}
 Release = tuple[int, int, int]
 
 
 class Version(NamedTuple):
-    """A version in order of precedence, semver.org §11; build metadata counts for nothing."""
+    """A version, ordered by precedence (semver.org §11). Build metadata does not count."""
 
     release: Release
-    is_final: bool  # False sorts first: 1.0.0-rc.1 comes before 1.0.0
-    prerelease: tuple[tuple[int, int, str], ...]  # numbers before words
+    is_final: bool  # False sorts first: 1.0.0-rc.1 is lower than 1.0.0
+    prerelease: tuple[tuple[int, int, str], ...]  # numbers sort before words
 
 
 class VersionInterval(NamedTuple):
-    """One comparison, as the versions from ``start`` to before ``stop``."""
+    """The half-open interval of versions from ``start`` to before ``stop``."""
 
     start: Version
     stop: Version
@@ -380,11 +386,11 @@ class VersionInterval(NamedTuple):
         return self.start <= version < self.stop and (version.is_final or self.names_prerelease)
 
 
-Range = tuple[tuple[VersionInterval, ...], ...]  # one of these, of which all hold
+Range = tuple[tuple[VersionInterval, ...], ...]  # alternatives of intervals that must all contain the version
 
 
 def find_highest_tag(range: Range, tags: Iterable[str]) -> str | None:
-    """The tag whose name is the highest version in the range; of ``v1.0.0`` and ``1.0.0`` always the same."""
+    """Return the tag with the highest version in the range. Of ``v1.0.0`` and ``1.0.0`` it is always the same one."""
     versions = ((version, tag) for tag in tags if (version := parse_version(tag)))
     within = [each for each in versions if any(all(term.contains(each[0]) for term in terms) for terms in range)]
     return max(within)[1] if within else None
@@ -403,14 +409,14 @@ def parse_version(text: str) -> Version | None:
 
 
 def is_range(text: str) -> bool:
-    """Whether this is meant as a range: what compares is taken for no name of a branch or tag."""
+    """Return whether a reference is a version range: it has characters that branch and tag names lack."""
     return re.search(r"[<>=^~*|\s]", text) is not None
 
 
 def parse_range(text: str) -> Range:
-    """``>=1.4 <2``, ``^1.2``, ``~1.2.3``, ``1.* || 3.*``; raise `UsageError` for anything else.
+    """Parse a range such as ``>=1.4 <2``, ``^1.2``, ``~1.2.3`` or ``1.* || 3.*``. Raises `UsageError` for other texts.
 
-    A pre-release is only within a term that names one, as in Flux and Helm: ``>=1.0.0-0`` takes them all.
+    As in Flux and Helm, only a term with a pre-release contains pre-releases: ``>=1.0.0-0`` contains all of them.
     """
     found = []
     for alternative in map(str.strip, text.split("||")):
@@ -418,7 +424,7 @@ def parse_range(text: str) -> Range:
         while position < len(alternative) or not position:
             match = _TERM.match(alternative, position)
             if match is None:
-                raise UsageError(f"{text!r} is no range of versions; write >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*")
+                raise UsageError(f"{text!r} is not a version range; write >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*")
             terms.append(_parse_term(match))
             position = match.end()
         found.append(tuple(terms))
@@ -434,7 +440,7 @@ def _parse_term(match: re.Match[str]) -> VersionInterval:
     parts = [int(part) for part in written if part and part.isdigit()]
     low = _build_version([*parts, 0, 0, 0], match["prerelease"])
     if len(parts) == 3 and operator not in ("^", "~"):
-        beyond = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))  # nothing lies between the two
+        beyond = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))  # there is no version between the two
     else:
         beyond = _find_next_version(parts, operator)
     ranges = {
@@ -448,11 +454,11 @@ def _parse_term(match: re.Match[str]) -> VersionInterval:
 
 
 def _find_next_version(parts: list[int], operator: str | None) -> Version:
-    """Where a term ends that leaves some parts open: before the pre-releases of the next release."""
+    """Return the end of a term with missing parts: before the pre-releases of the next release."""
     if not parts:
         return _HIGHEST
     raised = len(parts) - 1
-    if operator == "^":  # up to the first part that is not 0, which may not change
+    if operator == "^":  # the first part that is not 0 must stay the same
         raised = next((index for index, part in enumerate(parts) if part), raised)
     elif operator == "~":
         raised = min(raised, 1)
@@ -469,7 +475,7 @@ def _build_version(parts: list[int], prerelease: str | None) -> Version:
 
 
 def parse_known_hosts(text: str, host: str, port: int) -> tuple[str, ...]:
-    """The keys, as ``TYPE BASE64``, that the file lets ``host`` show at ``port``; sorted."""
+    """Return the host keys of ``host`` and ``port`` in a known_hosts file, as ``TYPE BASE64``, sorted."""
     names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
     trusted: set[str] = set()
     revoked: set[str] = set()
@@ -483,13 +489,13 @@ def parse_known_hosts(text: str, host: str, port: int) -> tuple[str, ...]:
         key = f"{fields[1]} {fields[2]}"
         if marker is None:
             trusted.add(key)
-        elif marker == "@revoked":  # @cert-authority is left out: libssh2 knows no host certificates
+        elif marker == "@revoked":  # @cert-authority does not count, because libssh2 does not support host certificates
             revoked.add(key)
     return tuple(sorted(trusted - revoked))
 
 
 def _matches_host(patterns: str, name: str) -> bool:
-    """Whether a line's first field means ``name``: by its hash, or by patterns; "!" before one excludes."""
+    """Return whether the first field of a line, a hash or patterns, matches ``name``. "!" before a pattern excludes."""
     if patterns.startswith("|1|"):
         with suppress(ValueError):
             salt, digest = (base64.b64decode(part, validate=True) for part in patterns.split("|")[2:])

@@ -1,4 +1,4 @@
-"""Git repositories and objects, read without the user's Git configuration, and time limits of a fetch."""
+"""Git repositories and objects, without the user's Git configuration, and the progress reports of a fetch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, Con
     pygit2.settings.search_path[_level] = ""
 
 
-# In a container a repository often belongs to another user. Git refuses it then, because it would run what
-# its configuration names; libgit2 runs no hook, no filter and no command.
+# In a container, a repository often belongs to another user. Git refuses it, because its configuration can name
+# commands to run. libgit2 runs no hooks, filters or commands.
 pygit2.settings.owner_validation = False
 
 
@@ -39,7 +39,7 @@ pygit2.settings.enable_fsync_gitdir(True)
 
 _T = TypeVar("_T")
 _RETRIES: Final = 2
-MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # of one folder, which is held in memory whole
+MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # of one folder, which gitboot reads into memory
 TREE: Final = b"40000"
 SYMLINK: Final = b"120000"
 SUBMODULE: Final = b"160000"
@@ -49,7 +49,7 @@ _ENTRY: Final = re.compile(rb"([1-7][0-7]{4,5}) ([^\0]+)\0(.{20})", re.DOTALL)
 
 @contextmanager
 def convert_errors(subject: object, error_type: type[SourceError] = SourceError) -> Iterator[None]:
-    """What pygit2 or the operating system raises within becomes ``wrong``, and ``what`` is named."""
+    """Raise errors of pygit2 and the operating system in the block as ``error_type``, with ``subject`` as prefix."""
     try:
         yield
     except (pygit2.GitError, KeyError, OSError) as error:
@@ -62,7 +62,7 @@ def format_error(error: BaseException) -> str:
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Whether it comes of memory that could not be had; libgit2 and SQLite say so by words alone."""
+    """Return whether an error means that memory ran out. libgit2 and SQLite have no error code for it."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return True
@@ -79,26 +79,26 @@ LIBGIT2_VERSION: Final = pygit2.LIBGIT2_VERSION
 
 
 def list_features() -> dict[str, bool]:
-    """What this machine's libgit2 can be asked for, by name."""
+    """Return the optional features of this machine's libgit2, by name."""
     wanted = {"https": Feature.HTTPS, "ssh": Feature.SSH, "threads": Feature.THREADS}
     return {name: bool(pygit2.features & feature) for name, feature in wanted.items()}
 
 
 @contextmanager
 def open_repository(path: Path) -> Iterator[pygit2.Repository]:
-    """The repository at ``path`` itself, not one around it; closed at the end."""
+    """Open the repository at ``path``, not one in a parent directory, and close it at the end."""
     repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
     try:
         yield repository
     finally:
-        repository.free()  # it refers to itself, so its descriptors would wait for a garbage collection
+        repository.free()  # it has a reference cycle, so its descriptors would stay open until a garbage collection
 
 
 @contextmanager
 def open_containing_repository(folder: Path) -> Iterator[pygit2.Repository | None]:
-    """The repository whose work tree or whose own files ``folder`` is part of, or would be.
+    """Open the repository whose work tree or Git directory contains ``folder``. ``folder`` need not exist.
 
-    Raises `UsageError` for a repository that is committed into another.
+    Raises `UsageError` for a repository that is committed into another one.
     """
     there = next((each for each in (folder, *folder.parents) if each.is_dir()), folder)
     found = pygit2.discover_repository(str(there))
@@ -111,24 +111,24 @@ def open_containing_repository(folder: Path) -> Iterator[pygit2.Repository | Non
 
 
 def _check_not_committed(files: Path) -> None:
-    """Raise `UsageError` if a repository's own files are tracked in the work tree of another repository.
+    """Raise `UsageError` if a Git directory is tracked in the work tree of another repository.
 
-    Git checks out no .git, but does check out a folder with the files of a bare repository. A branch could have such a
-    folder in the place of the fleet's, and show a review other commits than an instance reads (git-config(1),
+    Git does not check out a .git, but it does check out a folder with the files of a bare repository. With such a
+    folder in place of the fleet's, a branch could show other commits to a review than to an instance (git-config(1),
     safe.bareRepository).
     """
-    if ".git" in files.parts:  # Git writes no such path out of a commit
+    if ".git" in files.parts:  # Git does not check out such a path
         return
     for folder in files.parents:
         if (folder / ".git").exists():
             with (
                 suppress(pygit2.GitError),
                 open_repository(folder) as around,
-            ):  # a .git that is no repository tracks no files
+            ):  # a .git that is not a repository tracks no files
                 if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
                     raise UsageError(
-                        f"{files} is a Git repository that is committed into the repository {folder}, and gitboot does "
-                        "not read it: remove its files from the commit"
+                        f"{files} is a Git repository that is committed into the repository {folder}, which gitboot "
+                        "does not read: remove its files from the commit"
                     )
 
 
@@ -137,12 +137,12 @@ def has_repository(folder: Path) -> bool:
 
 
 def get_git_directory(repository: pygit2.Repository) -> Path:
-    """Where Git keeps its own files, ``.git`` or the bare repository itself."""
+    """Return the Git directory: ``.git``, or the bare repository itself."""
     return Path(str(repository.path))
 
 
 def get_common_directory(repository: pygit2.Repository) -> Path:
-    """Where a repository keeps objects and refs; a linked work tree has them elsewhere (gitrepository-layout(5))."""
+    """Return the directory with objects and refs, which linked work trees share (gitrepository-layout(5))."""
     files = get_git_directory(repository)
     common = files / "commondir"
     return (files / common.read_text().strip()).resolve() if common.exists() else files
@@ -153,12 +153,12 @@ def get_objects_directory(repository: pygit2.Repository) -> Path:
 
 
 class StoredRepository:
-    """A repository at a path, and what is raised where it cannot be read."""
+    """A repository at a path, and the error to raise if it cannot be read."""
 
     def __init__(self, path: Path, error_type: type[SourceError] = SourceError) -> None:
         self.path = path
         self._error_type = error_type
-        self.replacement_lock = Lock()  # held while another repository takes its place
+        self.replacement_lock = Lock()  # held while another repository replaces it
 
     @contextmanager
     def open(self) -> Iterator[pygit2.Repository]:
@@ -168,7 +168,7 @@ class StoredRepository:
             yield repository
 
     def retry(self, read: Callable[[], _T]) -> _T:
-        """Read again what cannot be read, twice: a fetch beside it merges packs, and what was open then is gone."""
+        """Call ``read``, and repeat it twice after an error, because a fetch at the same time may replace packs."""
         for _ in range(_RETRIES):
             with suppress(self._error_type):
                 return read()
@@ -179,11 +179,11 @@ class StoredRepository:
 
 
 class MalformedTree(Exception):
-    """A tree that Git would not have written."""
+    """A tree that is not in Git's format."""
 
 
 def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
-    """A tree's entries, several times as fast as from pygit2; raise `MalformedTree`."""
+    """Return the entries of a tree, several times faster than pygit2. Raises `MalformedTree`."""
     size = objects.read_header(pygit2.Oid(raw=tree))[1]
     if size > MAX_TREE_BYTES:  # a few bytes of a pack can be gigabytes
         raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
@@ -195,7 +195,7 @@ def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
 
 
 class Person(NamedTuple):
-    """An author, a committer or a tagger, as the commit has them. Fields that cannot be read are empty or 0."""
+    """An author or a committer. Fields that cannot be read are empty or 0."""
 
     name: bytes
     email: bytes
@@ -209,8 +209,8 @@ class CommitObject:
     def __init__(self, id: pygit2.Oid, raw: bytes) -> None:
         self.id, self.raw = id, raw
         found = _TREE.match(raw)
-        self.tree: Final = pygit2.Oid(hex=found[1].decode()) if found is not None else None  # None: it names no tree
-        # git reads a parent only directly after the tree or another parent: commit.c, parse_commit_buffer.
+        self.tree: Final = pygit2.Oid(hex=found[1].decode()) if found is not None else None  # None: it has no tree
+        # Git reads a parent only directly after the tree or another parent: commit.c, parse_commit_buffer.
         parents = _PARENTS.match(raw, found.end() if found is not None else 0)
         lines = parents[0].split(b"\n")[:-1] if parents is not None else []
         self.parents = tuple(pygit2.Oid(hex=line.removeprefix(b"parent ").decode()) for line in lines)
@@ -241,8 +241,8 @@ class CommitObject:
     def content_digest(self) -> str:
         """The SHA-256 of the commit without its signatures, as hexadecimal digits.
 
-        A signature covers exactly these bytes. So the digest stays the same if a stranger writes a signature in
-        another form, although the commit then has another id.
+        A signature covers exactly these bytes. The digest stays the same if somebody rewrites a signature in another
+        form, which changes the commit id.
         """
         return sha256(split_signatures(self.raw)[0]).hexdigest()
 
@@ -261,9 +261,9 @@ class TagObject(NamedTuple):
 
 
 def parse_person(text: bytes) -> Person:
-    """Read ``Name <address> seconds +hhmm`` as far as that is there.
+    """Parse ``Name <address> seconds +hhmm``. Parts may be missing.
 
-    The address begins at the last ``<`` and ends at the last ``>``, as libgit2 has it (signature.c).
+    The address begins at the last ``<`` and ends at the last ``>``, as in libgit2 (signature.c).
     """
     who, mark, rest = text.rpartition(b">")
     if not mark:
@@ -271,25 +271,25 @@ def parse_person(text: bytes) -> Person:
     name, mark, email = who.rpartition(b"<")
     if not mark:
         name, email = who, b""
-    if not rest and (found := _TIME_AT_END.search(name)) is not None:  # there is no address
+    if not rest and (found := _TIME_AT_END.search(name)) is not None:  # without an address
         name, rest = name[: found.start()], found[0]
     seconds = offset = 0
     if (time := _TIME.match(rest)) is not None:
         seconds = int(time[1]) if len(time[1]) < _MOST_DIGITS else 0
         sign, hours, minutes = (time[2][:1], int(time[2][1:3]), int(time[2][3:5])) if time[2] else (b"+", 0, 0)
-        if hours <= 14 and minutes <= 59:  # else no place on Earth has it, and libgit2 takes it for 0 (signature.c)
+        if hours <= 14 and minutes <= 59:  # other offsets do not exist, and libgit2 reads them as 0 (signature.c)
             offset = (hours * 60 + minutes) * (-1 if sign == b"-" else 1)
     return Person(name.strip(_TRIMMED_BYTES), email.strip(_TRIMMED_BYTES), seconds, offset)
 
 
 _TIME: Final = re.compile(rb"[ \t]*(-?[0-9]+)(?:[ \t]+([+-][0-9]{4})(?![0-9]))?")
 _TIME_AT_END: Final = re.compile(rb"(?:^|[ \t])-?[0-9]+(?:[ \t]+[+-][0-9]{4})?[ \t]*$")
-_MOST_DIGITS: Final = 19  # of a number with 63 bits
+_MOST_DIGITS: Final = 19  # longer numbers may exceed 63 bits
 _TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"  # libgit2 removes these around names: signature.c, is_crud
 
 
 def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
-    """Return a commit without the headers of signatures, each of which begins with ``gpgsig``, and those headers."""
+    """Return a commit without its signature headers, which begin with ``gpgsig``, and these headers."""
     header, blank, message = raw.partition(b"\n\n")
     lines = header + b"\n"
     return _SIGNATURE.sub(b"", lines)[:-1] + blank + message, _SIGNATURE.findall(lines)
@@ -299,7 +299,7 @@ _SIGNATURE: Final = re.compile(rb"^gpgsig[ -][^\n]*\n(?: [^\n]*\n)*", re.MULTILI
 
 
 class CommitReader:
-    """Reads commits of one repository that is open. A commit at which a shallow clone ends has no parents."""
+    """Reads commits of an open repository. In a shallow clone, the oldest commits have no parents."""
 
     def __init__(self, git: pygit2.Repository) -> None:
         self._git = git
@@ -307,18 +307,18 @@ class CommitReader:
         self._cut = frozenset(shallow.read_bytes().split()) if git.is_shallow and shallow.exists() else frozenset()
 
     def read(self, id: pygit2.Oid | str) -> CommitObject:
-        """Return a commit. Raises `KeyError` if there is no such object, `pygit2.GitError` if it is no commit."""
+        """Return a commit. Raises `KeyError` if it is missing, and `pygit2.GitError` if it is not a commit."""
         oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
         kind, raw = self._git.odb.read(oid)
         if kind != ObjectType.COMMIT:
-            raise pygit2.GitError(f"{oid} is no commit")
+            raise pygit2.GitError(f"{oid} is not a commit")
         commit = CommitObject(oid, raw)
         if self._cut and str(oid).encode() in self._cut:
             commit.parents = ()
         return commit
 
     def peel(self, id: pygit2.Oid | str) -> CommitObject:
-        """Return the commit that an id means: the commit itself, or the one that a tag points to."""
+        """Return the commit with an id, or the commit of the tag with this id."""
         oid = id if isinstance(id, pygit2.Oid) else pygit2.Oid(hex=id)
         while (tag := read_tag(self._git, oid)) is not None:
             oid = tag.target
@@ -334,19 +334,19 @@ class CommitReader:
 
 
 def read_tree(git: pygit2.Repository, commit: CommitObject) -> pygit2.Tree | None:
-    """Return a commit's tree; None if it names none. Raises `KeyError` if the tree is missing."""
+    """Return a commit's tree. None: the commit has no tree. Raises `KeyError` if the tree is missing."""
     found = git[commit.tree] if commit.tree is not None else None
     return found if isinstance(found, pygit2.Tree) else None
 
 
 def read_tag(git: pygit2.Repository, id: pygit2.Oid) -> TagObject | None:
-    """Return an annotated tag; None if the object is something else. Raises `KeyError` and `pygit2.GitError`."""
+    """Return an annotated tag. None: the object is not a tag. Raises `KeyError` and `pygit2.GitError`."""
     kind, raw = git.odb.read(id)
     if kind != ObjectType.TAG:
         return None
     found = _TAG.match(raw)
     if found is None:
-        raise pygit2.GitError(f"tag {id} names no object")
+        raise pygit2.GitError(f"tag {id} has no object")
     return TagObject(pygit2.Oid(hex=found[1].decode()), found[2] or b"")
 
 
@@ -354,49 +354,47 @@ _TAG: Final = re.compile(rb"object ([0-9a-f]{40})\n(?:type [a-z]+\n)?(?:tag ([^\
 
 
 def peel_reference(git: pygit2.Repository, reference: pygit2.Reference) -> CommitObject:
-    """Return the commit that a reference leads to. Raises `KeyError` and `pygit2.GitError`."""
+    """Return the commit of a reference. Raises `KeyError` and `pygit2.GitError`."""
     target = reference.resolve().target
     assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference names an object
     return CommitReader(git).peel(target)
 
 
 ACCEPTED: Final = "refs/gitboot/accepted"
-_FOLDER: Final = "gitboot.folder"  # of commits that are fetched
+_FOLDER: Final = "gitboot.folder"  # the fleet's folder in fetched commits
 _ACCEPTED_FOLDER: Final = "gitboot.acceptedfolder"
 
 
 def parse_subpath(text: str) -> str:
-    """A folder as Git writes it, without a slash at its ends; raises `UsageError`."""
+    """Return a folder in Git's notation, without slashes at its ends. Raises `UsageError`."""
     folder = text.strip("/")
     parts = folder.split("/")
     if text.startswith("/") or not all(parts) or not text.isprintable():
-        raise UsageError(f"--subpath {text!r}: expected a folder of the repository, as infra/boot")
+        raise UsageError(f"--subpath {text!r}: expected a folder of the repository, for example infra/boot")
     if hidden := next((part for part in parts if part.startswith(".")), None):
-        raise UsageError(
-            f"--subpath {text!r}: {hidden!r} begins with a dot, and what lies in such a folder is no fleet's"
-        )
+        raise UsageError(f"--subpath {text!r}: {hidden!r} begins with a dot, and gitboot ignores such folders")
     return folder
 
 
 def check_subpath(path: Path, folder: str) -> None:
     """Raise `UsageError` if --subpath below ``path`` leads through a symlink, or into another repository.
 
-    An instance reads the folder from a commit, which has a symlink or a submodule there, and no folder.
+    An instance reads the folder from a commit, which would have a symlink or a submodule there.
     """
     parts = folder.split("/")
     for number in range(len(parts)):
         place = path.joinpath(*parts[: number + 1])
         if place.is_symlink():
             raise UsageError(
-                f"--subpath {folder}: {place} is a symlink, and gitboot does not follow symlinks of a repository: "
-                "commit a folder, or name the folder that the symlink leads to"
+                f"--subpath {folder}: {place} is a symlink, and gitboot does not follow symlinks in a repository: "
+                "commit a folder, or name the target of the symlink"
             )
     inner = path / folder
     if inner.is_dir() and (outer := pygit2.discover_repository(str(path))) is not None:
         found = pygit2.discover_repository(str(inner))
         if found is not None and Path(found) != Path(outer):
             raise UsageError(
-                f"--subpath {folder}: {inner} belongs to another Git repository than {path}, {found}: name the fleet's "
+                f"--subpath {folder}: {inner} belongs to the Git repository {found}, not to {path}: name the fleet's "
                 "repository with --path"
             )
 
@@ -406,9 +404,9 @@ def read_fleet_folder(ours: pygit2.Repository) -> str:
 
 
 def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
-    """The fleet's folder in a commit: the accepted one keeps that in which it was accepted.
+    """Return the fleet's folder in a commit. The accepted commit keeps the folder that it was accepted with.
 
-    So where an instance is led to another folder, the next commit is judged by what was there before.
+    So if the operator changes the folder, gitboot compares the next commit with the fleet in the old folder.
     """
     accepted = ours.references.get(ACCEPTED)
     folder = _read_setting(ours, _ACCEPTED_FOLDER)
@@ -418,8 +416,10 @@ def read_fleet_folder_at(ours: pygit2.Repository, revision: Revision) -> str:
 
 
 def store_fleet_folder(ours: pygit2.Repository, folder: str) -> None:
-    """Let commits that are fetched have the fleet in another folder."""
-    if _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references:  # by a gitboot that noted none
+    """Store the fleet's folder for commits that are fetched from now on."""
+    if (
+        _read_setting(ours, _ACCEPTED_FOLDER) is None and ACCEPTED in ours.references
+    ):  # an earlier version did not store it
         store_accepted_folder(ours, read_fleet_folder(ours))
     ours.config[_FOLDER] = folder
 
@@ -443,46 +443,48 @@ _OVERSIZED_LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)
 
 
 def is_oversized(size: int) -> bool:
-    """Whether a blob of so many bytes is; the commit that has it is told so when it is read."""
+    """Return whether a blob is too large to copy. Reading a commit with such a blob reports it as a problem."""
     return size > MAX_FILE_BYTES
 
 
 def read_oversized_blobs(repository: Path) -> dict[str, int]:
-    """The sizes of those that a repository's own files name, by their ids; nothing in one that is no clone."""
+    """Return the ids and sizes of the blobs that were not copied into a clone. Empty for other repositories."""
     with suppress(FileNotFoundError):
         return {blob: int(size) for blob, size in _OVERSIZED_LINE.findall((repository / _OVERSIZED_LIST).read_text())}
     return {}
 
 
 def add_oversized_blobs(repository: Path, sizes: Mapping[str, int]) -> None:
-    """Add some. A line that a crash has cut is none; the clone that lacks it counts as damaged, and is made anew."""
+    """Store more ids and sizes. If a crash cuts a line off, the clone counts as damaged, and is created again."""
     known = read_oversized_blobs(repository)
     with (repository / _OVERSIZED_LIST).open("a") as file:
         file.writelines(f"{blob} {size}\n" for blob, size in sorted(sizes.items()) if blob not in known)
 
 
-WORK_TIMEOUT_S: Final = 120.0  # without progress: as long as a stage of a reconcile may take (docs/running.md)
-MIN_RATE: Final = 1 << 10  # bytes a second: as curl's manual suggests for --speed-limit
-_WORK_REPORT_INTERVAL_S: Final = 1.0  # between two reports of work that goes on
+WORK_TIMEOUT_S: Final = 120.0  # without progress; the same as for a stage of a reconcile (docs/running.md)
+MIN_RATE: Final = 1 << 10  # bytes per second, from curl's manual for --speed-limit
+_WORK_REPORT_INTERVAL_S: Final = 1.0  # between two reports of the same work
 
 
 class FetchStep(msgspec.Struct, frozen=True, tag=True):
-    """What a fetch does from now on."""
+    """The step that a fetch starts now."""
 
-    timeout_s: float  # until the next step begins
-    timeout_message: str  # the error if it does not
+    timeout_s: float  # until the next step starts
+    timeout_message: str  # the error if it does not start in time
 
 
 ReportStep = Callable[[FetchStep], None]
 
 
 class Transfer:
-    """Data that a server sends or takes: at least 1 KiB/s, counted over periods of ``period_s``."""
+    """A transfer from or to a server, with at least 1 KiB/s in each period of ``period_s``."""
 
     def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
-        """``work_s`` is the time for work on this host before the transfer begins."""
+        """``work_s`` is the time for work on this machine before the transfer."""
         self._report, self._size = report, max(1, round(MIN_RATE * period_s))
-        complaint = f"it {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the file of --config)"
+        complaint = (
+            f"the remote {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the --config file)"
+        )
         self._step, self._counted = FetchStep(period_s, complaint), 0
         report(FetchStep(work_s + period_s, complaint))
 
@@ -493,15 +495,17 @@ class Transfer:
 
 
 class StepReporter:
-    """Reports the steps of one fetch to whoever waits for it."""
+    """Reports the steps of one fetch to the process that waits for it."""
 
     def __init__(self, report: ReportStep, now_s: Callable[[], float] = time.monotonic) -> None:
         self._report, self._now_s = report, now_s
-        self._work_reported_s: float | None = None  # when work was reported last; None: another step was
+        self._work_reported_s: float | None = (
+            None  # the time of the last work report; None: the last report was another step
+        )
 
     def begin_answer(self, within_s: float) -> None:
         self._work_reported_s = None
-        complaint = f"its answer was not complete after {within_s:g} s (git-timeout in the file of --config)"
+        complaint = f"the response was not complete after {within_s:g} s (git-timeout in the --config file)"
         self._report(FetchStep(within_s, complaint))
 
     def begin_download(self, period_s: float) -> Transfer:
@@ -510,7 +514,7 @@ class StepReporter:
 
     def begin_upload(self, period_s: float) -> Transfer:
         self._work_reported_s = None
-        return Transfer(self._report, period_s, "took", work_s=WORK_TIMEOUT_S)
+        return Transfer(self._report, period_s, "received", work_s=WORK_TIMEOUT_S)
 
     def report_work(self) -> None:
         now_s = self._now_s()
@@ -520,7 +524,7 @@ class StepReporter:
 
 
 def get_step_reporter() -> StepReporter:
-    """Return the steps of the fetch that this thread makes. Outside of `reported`, nobody gets the reports."""
+    """Return the reporter of this thread's fetch. Outside of `report_steps_to`, it discards the reports."""
     return _steps.get() or StepReporter(lambda _: None)
 
 
@@ -541,28 +545,28 @@ def report_steps_to(report: ReportStep) -> Iterator[None]:
         _steps.reset(token)
 
 
-# What is larger is compared with nothing. libgit2 reads it from the repository that a builder is of, and by the name of
-# another setting (pack-objects.c, packbuilder_config).
+# libgit2 does not compute deltas for larger objects. It reads the limit from the configuration of the builder's
+# repository, under the name of another setting (pack-objects.c, packbuilder_config).
 _DELTA_LIMIT: Final = {"core.bigFileThreshold": "64k", "pack.deltaCacheSize": "64k"}
 _PIECE_BYTES: Final = 1 << 20
-_IDS_AT: Final = 8 + 4 * 256  # in a pack's index: behind a header of two words and the fan-out table
+_IDS_AT: Final = 8 + 4 * 256  # in a pack's index, after a header of 8 bytes and the fan-out table
 
 
 def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) -> None:
-    """Bring ``tip`` into ``ours``, in one pack with all that it refers to and ``ours`` lacks.
+    """Copy ``tip`` and all objects that it refers to into ``ours``, in one pack, except objects that ``ours`` has.
 
-    A fetch by libgit2 does the same, but reads every tree of the last commit for each new one: with 100,000
-    files that takes 100 ms instead of 10. A blob that no fleet needs is left out, and noted: to write it anew is to
-    hold all of it in memory, where a few bytes of a pack can be gigabytes.
+    A fetch by libgit2 does the same, but reads all trees of the last commit for each new commit: with 100,000 files it
+    takes 100 ms instead of 10 ms. Blobs above the size limit are listed instead of copied, because a copy holds them in
+    memory, and a few bytes of a pack can expand to gigabytes.
     """
     present: pygit2.Odb | tuple[()] = ours.odb
     if not any(_get_pack_directory(ours).iterdir()):
         _copy_packs(theirs, ours)
-        present = ()  # their packs may hold a commit and lack its parents, which lie about loose
+        present = ()  # their packs may have a commit without its parents, which may be loose objects
     large: dict[str, int] = {}
-    known_oversized = read_oversized_blobs(get_git_directory(theirs))  # where that is a clone, too
+    known_oversized = read_oversized_blobs(get_git_directory(theirs))  # if theirs is a clone of gitboot too
     with open_repository(get_git_directory(ours)) as combined:
-        combined.odb.add_disk_alternate(intern(str(get_objects_directory(theirs))))  # pygit2 never lets go of it
+        combined.odb.add_disk_alternate(intern(str(get_objects_directory(theirs))))  # pygit2 never frees the path
         builder = _create_pack_builder(combined)
         for oid in _list_reachable(theirs, tip, present):
             report_work()
@@ -580,7 +584,7 @@ def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2
 
 
 def _create_pack_builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
-    """One that looks for differences between small objects alone: between large ones it takes minutes for a few."""
+    """Return a pack builder that computes deltas only for small objects. For large objects that takes minutes."""
     for name, value in _DELTA_LIMIT.items():
         if name not in ours.config:
             ours.config[name] = value
@@ -599,7 +603,7 @@ def _copy_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
 
 
 def check_objects(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
-    """Read all that ``tip`` refers to; raise what pygit2 does where something is damaged or missing."""
+    """Read all objects that ``tip`` refers to. Raises pygit2's error if an object is damaged or missing."""
     for oid in _list_reachable(repository, tip, ()):
         report_work()
         if not is_oversized(_read_blob_size(repository, oid)):
@@ -613,9 +617,9 @@ def _list_reachable(
     *,
     with_files: bool = True,
 ) -> set[pygit2.Oid]:
-    """All that ``tip`` refers to, however far, but for what is held and what only that refers to.
+    """Return all objects reachable from ``tip`` without passing through ``excluded``.
 
-    Raises `pygit2.GitError` if a commit, a tag or a tree is too large to be read.
+    Raises `pygit2.GitError` if a commit, a tag or a tree exceeds the size limit.
     """
     found: set[pygit2.Oid] = set()
     pending, reader = [tip], CommitReader(repository)
@@ -644,9 +648,9 @@ def _list_reachable(
 
 
 def check_history(repository: pygit2.Repository, tip: pygit2.Oid, excluded: Collection[pygit2.Oid]) -> None:
-    """Raise what pygit2 does where a commit or a tag on the way from ``tip`` to what is known is too large to be read.
+    """Raise pygit2's error if a commit or a tag between ``tip`` and ``excluded`` exceeds the size limit.
 
-    A few bytes of a pack can be gigabytes, and whoever reads a commit reads all of it.
+    A few bytes of a pack can expand to gigabytes, and a commit is always read completely.
     """
     _list_reachable(repository, tip, excluded, with_files=False)
 
@@ -657,10 +661,10 @@ def _read_blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
 
 
 def merge_packs(repository: pygit2.Repository, limit: int) -> None:
-    """Write all packs but the largest anew as one, where there are more than ``limit``; nothing is left out.
+    """Merge all packs except the largest into one, if there are more than ``limit``.
 
-    One that holds what is too large to be held in memory stays as it is. Killed halfway, some objects are there twice,
-    until the next time.
+    A pack with an object that is too large for memory stays as it is. If the process is killed, some objects exist
+    twice until the next call.
     """
     folder = _get_pack_directory(repository)
     packs = sorted(folder.glob("pack-*.pack"), key=lambda pack: pack.stat().st_size)
@@ -676,7 +680,7 @@ def merge_packs(repository: pygit2.Repository, limit: int) -> None:
     builder.write(folder)
     if set(folder.glob("pack-*.pack")) - set(packs):
         for pack in small:
-            pack.with_suffix(".idx").unlink()  # first: it is by their indexes that packs are found
+            pack.with_suffix(".idx").unlink()  # first, because Git finds packs by their indexes
             pack.unlink()
 
 
@@ -685,7 +689,7 @@ def _get_pack_directory(repository: pygit2.Repository) -> Path:
 
 
 def _list_pack_objects(index: Path) -> Iterator[pygit2.Oid]:
-    """The objects of a pack; gitformat-pack(5), "Version 2 pack-*.idx files"."""
+    """Yield the objects of a pack (gitformat-pack(5), "Version 2 pack-*.idx files")."""
     data = index.read_bytes()
     count = int.from_bytes(data[_IDS_AT - 4 : _IDS_AT])
     return (pygit2.Oid(raw=data[at : at + 20]) for at in range(_IDS_AT, _IDS_AT + 20 * count, 20))

@@ -1,4 +1,4 @@
-"""Commit signatures: SSH and OpenPGP."""
+"""Signatures of commits and tags, with SSH and OpenPGP keys."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from gitboot.text import one_line
 
 
 class SignatureChecker:
-    """Looks at the signatures of a repository's commits, each once for as long as the keys are the same.
+    """Checks the signatures of a repository's commits, and caches the results until the keys change.
 
-    What the repository's configuration, its attributes or a user's Git say does not count: no Git program is run.
-    Everything raises `SourceError` where keys or commits cannot be read now.
+    It does not run Git, so the configuration and the attributes of repositories and users do not matter. Each method
+    raises `SourceError` if keys or commits cannot be read now.
     """
 
     def __init__(
@@ -38,21 +38,21 @@ class SignatureChecker:
         tag_on: Callable[[Revision], bytes | None] = lambda _: None,
     ) -> None:
         self._repository, self._keys, self._verify = repository, keys, verify
-        self._tag_on = tag_on  # the annotated tag that is followed, where it points to a commit
+        self._tag_on = tag_on  # returns the followed annotated tag if it points to this commit
         self._verdicts: dict[str, Signer | UntrustedSignature] = {}
         self._fingerprint = ""
 
     def fingerprint(self, revision: Revision) -> str:
-        """What is another where a signature may be judged otherwise by now."""
+        """Return a text that changes when the result for a signature may change."""
         mark = self._get_key_fingerprint()
         if self._verify is not Verify.TAG:
             return mark
         return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
-        """What speaks against these commits, of one first-parent line, the oldest first.
+        """Return the signature problems of commits of one first-parent line. ``revisions`` begin with the oldest.
 
-        ``since`` is the accepted one; None: there is none yet, and what led to the newest is not looked at.
+        ``since`` is the accepted commit. None: no commit is accepted yet, so the history of the newest does not count.
         """
         match self._verify:
             case Verify.HEAD:
@@ -67,7 +67,7 @@ class SignatureChecker:
         return {revision: fault for revision, fault in found.items() if fault is not None}
 
     def find_signer(self, revision: Revision) -> Signer | None:
-        """Whose trusted key vouches for a commit: its own signature, or that of the tag where one is wanted."""
+        """Return the trusted signer of a commit, or of its tag if gitboot verifies tags, or None."""
         found = self._find_tagger(revision) if self._verify is Verify.TAG else self._find_commit_signer(revision)
         return found if isinstance(found, Signer) else None
 
@@ -80,11 +80,11 @@ class SignatureChecker:
         with self._repository.open() as git:
             old = pygit2.Oid(hex=since) if since is not None else None
             line = list_first_parents_since(git, old, pygit2.Oid(hex=newest))
-            # A line that begins where a shallow clone does may not lead back to what was accepted.
+            # A line that starts at the end of a shallow clone may not contain the accepted commit.
             is_cut = line is not None and since not in (None, newest) and git.is_shallow
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
-            what = f"more than {MAX_STEPS} commits lie between it and what was accepted"
+            what = f"it is more than {MAX_STEPS} commits after the accepted commit"
             return dict.fromkeys(
                 revisions, Code.UNTRUSTED.build_problem(f"{newest[:12]}: {what}; start once with --verify head")
             )
@@ -92,7 +92,9 @@ class SignatureChecker:
             ((at, fault) for at, each in enumerate(line) if (fault := self._find_fault(each)) is not None), None
         )
         if failed is None and is_cut:
-            raise UsageError(f"this clone is shallow, and lacks what led to {newest[:12]}: fetch more of its history")
+            raise UsageError(
+                f"this clone is shallow, and lacks commits before {newest[:12]}: fetch more of its history"
+            )
         if failed is None:
             return {}
         at, fault = failed
@@ -104,7 +106,7 @@ class SignatureChecker:
         return None if isinstance(found, Signer) else Code.UNTRUSTED.build_problem(f"{revision[:12]} is {found}")
 
     def _find_tagger(self, revision: Revision) -> Signer | UntrustedSignature | None:
-        """Return who has signed the tag on a commit, or why that proves nothing; None: there is no such tag."""
+        """Return the signer of the tag on a commit, or why the signature is not trusted. None: there is no such tag."""
         tag = self._tag_on(revision)
         if tag is None:
             return None
@@ -124,7 +126,7 @@ class SignatureChecker:
         mark = self._get_key_fingerprint()
         if mark != self._fingerprint or len(self._verdicts) > _MAX_VERDICTS:
             self._verdicts, self._fingerprint = {}, mark
-        if name not in self._verdicts or name.startswith("tag "):  # a tag may be another on the same commit
+        if name not in self._verdicts or name.startswith("tag "):  # the tag on a commit may change
             try:
                 self._verdicts[name] = judge()
             except UntrustedSignature as error:
@@ -134,7 +136,7 @@ class SignatureChecker:
     def _get_key_fingerprint(self) -> str:
         try:
             return self._keys.fingerprint()
-        except UsageError as error:  # they were read at the start: a person is about to change them
+        except UsageError as error:  # the keys were valid at the start, so somebody is changing the files
             raise SourceError(str(error)) from error
 
 
@@ -147,7 +149,7 @@ def _find_object_signer(
     try:
         signed = read(raw)
     except AmbiguousSignature as error:
-        raise UntrustedSignature(f"signed in a way that is not read: {error}") from None
+        raise UntrustedSignature(f"signed in a way that gitboot does not read: {error}") from None
     if signed is None:
         raise UntrustedSignature("not signed")
     return keys.find_signer(signed, is_merge=is_merge)
@@ -155,17 +157,17 @@ def _find_object_signer(
 
 def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | None) -> Problem | None:
     if signer is None:
-        message = f"{revision[:12]} is not what an annotated tag of that name, which --rev follows, points to"
+        message = f"{revision[:12]} is not the commit of an annotated tag that --rev names"
     else:
         message = f"the tag on {revision[:12]} is {signer}"
     return None if isinstance(signer, Signer) else Code.UNTRUSTED.build_problem(message)
 
 
 class TrustedKeys(Struct, frozen=True, kw_only=True):
-    """Where the public keys are that signatures count of."""
+    """The files with the trusted public keys."""
 
-    allowed_signers: Path | None = None  # of people, as ssh-keygen(1) reads it
-    openpgp_keys: Path | None = None  # of people: a file of public keys, or a directory of such
+    allowed_signers: Path | None = None  # of people, in the format of ssh-keygen(1)
+    openpgp_keys: Path | None = None  # of people: a file of public keys, or a directory of such files
     forge_keys: tuple[tuple[str, Path], ...] = ()  # (name, file) of forges: OpenPGP or SSH public keys
 
     @property
@@ -178,7 +180,7 @@ class TrustedKeys(Struct, frozen=True, kw_only=True):
 
 
 class SignatureKeys:
-    """The trusted keys, as their files have them now; what gpg needs of them lies below ``folder``."""
+    """The current trusted keys. ``folder`` is for the files of gpg."""
 
     def __init__(self, trusted_keys: TrustedKeys, folder: Path) -> None:
         self._trusted, self._folder = trusted_keys, folder
@@ -187,7 +189,7 @@ class SignatureKeys:
         self._forge_keys: dict[str, _AllowedSigners | Keyring] = {}
 
     def fingerprint(self) -> str:
-        """What is another as soon as a key comes or goes; raises `UsageError` where they cannot be read."""
+        """Return a text that changes when a key is added or removed. Raises `UsageError` if a file cannot be read."""
         mark = sha256()
         trusted = self._trusted
         people = [trusted.allowed_signers] if trusted.allowed_signers is not None else []
@@ -203,9 +205,10 @@ class SignatureKeys:
         return self._fingerprint
 
     def find_signer(self, signature: SignedContent, *, is_merge: bool) -> Signer:
-        """Whose trusted key has signed; raises `Distrusted`. A forge's counts for merges alone.
+        """Return the owner of the trusted key that signed. A forge's key counts only for merges.
 
-        A key has to be valid now: when a commit was made only says who has made it.
+        The key must be valid now, because the date in a commit is the committer's own claim. Raises
+        `UntrustedSignature`.
         """
         self.fingerprint()
         unlisted = UnlistedKey("signed by a key that is not listed")
@@ -220,9 +223,7 @@ class SignatureKeys:
             except UnlistedKey:
                 continue
             if not is_merge:
-                raise UntrustedSignature(
-                    f"signed by the forge {name} and no merge, which is all that a forge's key counts for"
-                )
+                raise UntrustedSignature(f"signed by the forge {name}, whose key counts only for merges")
             return Signer(name, found.key, is_forge=True)
         raise unlisted
 
@@ -252,7 +253,7 @@ def _list_key_files(path: Path) -> list[Path]:
         return [path]
     found = sorted(each for each in path.iterdir() if not each.name.startswith(".") and each.is_file())
     if not found:
-        raise UsageError(f"{path}: no file with a public key lies in this directory")
+        raise UsageError(f"{path}: this directory has no file with a public key")
     return found
 
 
@@ -262,14 +263,14 @@ class _AllowedSigners:
 
     def find_signer(self, signed: SignedContent) -> Signer:
         if not signed.signature.startswith(b"-----BEGIN SSH SIGNATURE-----"):
-            raise UnlistedKey("signed by an OpenPGP key, and none is listed")
+            raise UnlistedKey("signed by an OpenPGP key, and no OpenPGP keys are configured")
         with TemporaryDirectory(dir=self._scratch) as folder:
             signature = Path(folder, "signature")
             signature.write_bytes(signed.signature)
             whole = self._run_ssh_keygen("check-novalidate", "-n", "git", "-s", signature, stdin=signed.payload)
             key = _FINGERPRINT.search(whole.output)
             if whole.status != 0 or key is None:
-                raise UntrustedSignature("not what its signature is of: it was changed after it was signed")
+                raise UntrustedSignature("not valid: it was changed after it was signed")
             known = self._run_ssh_keygen("find-principals", "-f", self._path, "-s", signature)
             for principal in known.output.splitlines():
                 arguments = ("-n", "git", "-f", self._path, "-I", principal, "-s", signature)
@@ -279,7 +280,7 @@ class _AllowedSigners:
         if "key has expired" in known.errors:
             raise UntrustedSignature(f"signed by the key {key[1]}, which has expired")
         if known.status == 0:
-            raise UntrustedSignature(f"signed by the key {key[1]}, which is listed for other things than Git")
+            raise UntrustedSignature(f"signed by the key {key[1]}, which is not listed for Git")
         raise UnlistedKey(f"signed by the key {key[1]}, which is not listed")
 
     def _run_ssh_keygen(self, action: str, *arguments: str | Path, stdin: bytes = b"") -> ProcessResult:
@@ -293,7 +294,7 @@ def _find_signer(keys: _AllowedSigners | Keyring, signature: SignedContent) -> S
     if isinstance(keys, _AllowedSigners):
         return keys.find_signer(signature)
     if not signature.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
-        raise UnlistedKey("signed by an SSH key, and no file of allowed signers is given")
+        raise UnlistedKey("signed by an SSH key, and no allowed-signers file is configured")
     found = keys.find_signer(signature.signature, signature.payload, takes_text=False)
     return found._replace(person=one_line(found.person))
 
@@ -304,11 +305,11 @@ class SignedContent(NamedTuple):
 
 
 class AmbiguousSignature(Exception):
-    """An object whose signature Git's own programs and others could take for different ones."""
+    """An object whose signature different programs could read differently."""
 
 
 def parse_commit_signature(raw: bytes) -> SignedContent | None:
-    """A commit without its header ``gpgsig``, and that header; None where it has none."""
+    """Return a commit without its ``gpgsig`` header, and the signature. None: the commit is not signed."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
         raise AmbiguousSignature("it has a signature for another kind of repository")
@@ -318,7 +319,7 @@ def parse_commit_signature(raw: bytes) -> SignedContent | None:
 
 
 def parse_tag_signature(raw: bytes) -> SignedContent | None:
-    """An annotated tag up to the last line that begins a signature, and what follows."""
+    """Return an annotated tag without its signature, and the signature. None: the tag is not signed."""
     *_, start = (0, *(found.start() for found in _BEGIN.finditer(raw)))
     return SignedContent(raw[:start], raw[start:]) if start else None
 
@@ -327,15 +328,15 @@ _BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$"
 
 
 class UntrustedSignature(Exception):
-    """A signature that proves nothing: why, in words that follow "it is"."""
+    """A signature that is not trusted. The message follows "it is"."""
 
 
 class UnlistedKey(UntrustedSignature):
-    """It may be as good as any, but its key is not among these."""
+    """A signature by a key that is not in these files."""
 
 
 class Keyring:
-    """OpenPGP keys, in a home of gpg's that nobody else uses."""
+    """OpenPGP keys in a separate home directory of gpg."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -350,9 +351,9 @@ class Keyring:
         return keyring
 
     def find_signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
-        """Whose key has signed these bytes, or this file; raises `Distrusted`. The name is as the key has it.
+        """Return the owner of the key that signed these bytes, or this file. Raises `UntrustedSignature`.
 
-        A signature of a text covers every text that differs only in the ends of its lines: RFC 4880, 5.2.1.
+        A text signature also covers texts with other line endings (RFC 4880, 5.2.1). ``takes_text`` allows it.
         """
         of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         with TemporaryDirectory(dir=self._home) as folder:
@@ -361,17 +362,19 @@ class Keyring:
             return _parse_gpg_status(self._run_gpg("--verify", str(detached), of, stdin=given), takes_text=takes_text)
 
     def _extract_signature_packets(self, signature: bytes, scratch: Path) -> bytes:
-        """Return the packets of a signature without armour; raise `Distrusted` if other packets are among them.
+        """Return the packets of a signature without armour. Raises `UntrustedSignature` for other packets.
 
-        gpg decompresses a compressed packet in a signature: 810 bytes become a gigabyte.
+        gpg would decompress a compressed packet in a signature, and 810 bytes can become a gigabyte.
         """
-        if signature[:1] < b"\x80":  # no packet: each begins with this bit (RFC 4880, 4.2)
+        if signature[:1] < b"\x80":  # not a packet: packets begin with this bit (RFC 4880, 4.2)
             armoured, binary = scratch / "armoured", scratch / "binary"
             armoured.write_bytes(signature)
             ended = self._run_gpg("--output", str(binary), "--dearmor", str(armoured))
             signature = binary.read_bytes() if ended.status == 0 and binary.exists() else b""
         if not set(_read_packet_tags(signature)) <= _TAGS_OF_SIGNATURES:
-            raise UntrustedSignature("signed in a way that is not read: it is cut off, or holds other OpenPGP packets")
+            raise UntrustedSignature(
+                "signed in a way that gitboot does not read: the signature is incomplete, or has other OpenPGP packets"
+            )
         return signature
 
     def _run_gpg(self, *arguments: str, stdin: bytes = b"") -> ProcessResult:
@@ -383,7 +386,7 @@ _INVALID_TAG: Final = -1
 
 
 def _read_packet_tags(data: bytes) -> Iterator[int]:
-    """Yield the tags of OpenPGP packets (RFC 4880, 4.2); `_OTHER` for a packet without its whole length, then end."""
+    """Yield the tags of OpenPGP packets (RFC 4880, 4.2); `_INVALID_TAG` for an incomplete packet, then stop."""
     at = 0
     while at < len(data):
         first, more = data[at], data[at + 1 : at + 6]
@@ -395,12 +398,12 @@ def _read_packet_tags(data: bytes) -> Iterator[int]:
                 header, size = 3, ((kind - 0xC0) << 8) + int.from_bytes(more[1:2]) + 0xC0
             elif kind == 0xFF:
                 header, size = 6, int.from_bytes(more[1:5])
-            else:  # a length in parts, which only data may have
+            else:  # a length in parts, which only data packets have
                 tag, header, size = _INVALID_TAG, 1, 0
         else:
             tag, kind = (first >> 2) & 0xF, 1 << (first & 3)
             header, size = 1 + kind, int.from_bytes(more[:kind])
-            if not first & 0x80 or kind == 8:  # no packet, or one that ends with the file
+            if not first & 0x80 or kind == 8:  # not a packet, or a packet that ends with the file
                 tag = _INVALID_TAG
         at += header + size
         yield tag if at <= len(data) else _INVALID_TAG
@@ -408,7 +411,7 @@ def _read_packet_tags(data: bytes) -> Iterator[int]:
             return
 
 
-# Of gpg(1): nothing is asked, fetched or started; each key that is there is trusted, for that is why it is there.
+# gpg(1): ask no questions, fetch no keys, start no programs, and trust each imported key.
 _GPG_OPTIONS: Final = (
     *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
     *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
@@ -416,7 +419,7 @@ _GPG_OPTIONS: Final = (
 
 
 def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
-    """What gpg says by its status lines: DETAILS in GnuPG's doc, "Format of the --status-fd output"."""
+    """Parse gpg's status lines (doc/DETAILS of GnuPG, "Format of the --status-fd output")."""
     status_lines = [line.removeprefix("[GNUPG:] ").split(" ") for line in result.output.splitlines()]
     verdicts = [words for words in status_lines if words[0] in _VERDICTS]
     if len(verdicts) != 1:
@@ -429,36 +432,34 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
         raise UntrustedSignature(_VERDICTS[verdict[0]].format(key=key))
     valid = [words for words in status_lines if words[0] == "VALIDSIG"]
     if result.status != 0 or len(valid) != 1:
-        raise UntrustedSignature("signed in a way that gpg does not take as valid")
+        raise UntrustedSignature("signed in a way that gpg does not accept")
     if not takes_text and valid[0][_CLASS_FIELD] != _BINARY_CLASS:
-        raise UntrustedSignature(
-            "signed as a text, and its signature is of other texts, too: sign without gpg's textmode"
-        )
+        raise UntrustedSignature("signed as text, which also covers other texts: sign without gpg's textmode")
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
 
-_CLASS_FIELD: Final = 9  # the word of VALIDSIG that is the class of the signature, in hexadecimal digits
+_CLASS_FIELD: Final = 9  # the index of the signature class in VALIDSIG, in hexadecimal digits
 _BINARY_CLASS: Final = "00"
 _VERDICTS: Final = {
     "GOODSIG": "",
     "EXPSIG": "signed by the key {key}, and the signature has expired",
     "EXPKEYSIG": "signed by the key {key}, which has expired",
     "REVKEYSIG": "signed by the key {key}, which was revoked",
-    "BADSIG": "not what its signature is of: it was changed after it was signed",
+    "BADSIG": "not valid: it was changed after it was signed",
     "ERRSIG": "signed by the key {key} in a way that gpg cannot check",
 }
 
 
 def run_isolated(command: Sequence[str], stdin: bytes, home: Path) -> ProcessResult:
-    """What a program that checks signatures says, in a world of its own; raises `UsageError` and `SourceError`."""
+    """Run a program that checks signatures, with its own environment. Raises `UsageError` and `SourceError`."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LC_ALL": "C", "TZ": "UTC"}
     try:
         return run_with_input(command, input_data=stdin, environment=environment, patience_s=_TIMEOUT_S)
     except FileNotFoundError:
         package = {"ssh-keygen": "OpenSSH", "gpg": "GnuPG", "minisign": "minisign"}[command[0]]
-        raise UsageError(f"{command[0]} is not installed: signatures are checked by {package}") from None
+        raise UsageError(f"{command[0]} is not installed; gitboot needs {package} to check signatures") from None
     except (OSError, TimeoutError) as error:
         raise SourceError(f"{command[0]} could not check a signature: {error}") from error
 
 
-_TIMEOUT_S: Final = 600  # an image of gigabytes on a slow disk
+_TIMEOUT_S: Final = 600  # enough for an image of several gigabytes on a slow disk

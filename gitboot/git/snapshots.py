@@ -1,4 +1,4 @@
-"""Snapshots: the files of a commit, a folder or a work tree."""
+"""Snapshots: the files of a commit or a work tree."""
 
 from __future__ import annotations
 
@@ -41,19 +41,21 @@ from gitboot.git.repository import (
 )
 from gitboot.problems import Code, Problem
 
-MAX_FILES: Final = 1_500_000  # against trees that repeat: ten folders of ten each, ten deep, are 10,000,000,000 files
+MAX_FILES: Final = (
+    1_500_000  # limits trees that repeat: ten folders in each folder, ten levels deep, are 10,000,000,000 files
+)
 MAX_PATH: Final = 4096  # characters
-MAX_NAMES: Final = 100  # of one folder that are wrong and are reported
+MAX_NAMES: Final = 100  # of invalid names to report in one folder
 _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")  # utf8.c, next_hfs_char
 
 
 def load_commit(
     repository: StoredRepository, revision: Revision, folder: str = "", previous: Snapshot | None = None
 ) -> Snapshot:
-    """The files that a commit has below ``folder``, without dot-folders; none where it has no such folder.
+    """Return the files of a commit below ``folder``, without dot-folders. Empty if the commit has no such folder.
 
-    With an earlier snapshot of the same repository, only the folders that differ from it are read.
-    A tree that is malformed, or larger than any fleet, raises `InvalidRepository`.
+    With ``previous``, an earlier snapshot of the same repository, it reads only the folders that differ. Raises
+    `InvalidRepository` for a tree that is malformed or larger than any fleet.
     """
     with repository.open() as git:
         base = None
@@ -62,7 +64,7 @@ def load_commit(
         changed: set[str] = set()
         blobs: dict[str, BlobId] = {}
         irregular: dict[str, Irregular] = {}
-        for path, above in [*_way_to(git, revision, folder)][:-1]:  # no name on the way may mean two things
+        for path, above in [*_way_to(git, revision, folder)][:-1]:  # each name in the path must be unambiguous
             if isinstance(above, pygit2.Tree):
                 _check_names(f"{path}/" if path else "", _read_tree(git.odb, above.id.raw, ""))
         for path, mode, blob in _list_differences(git.odb, base, tree_at(git, revision, folder)):
@@ -85,9 +87,9 @@ def load_commit(
 
 
 def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: Set[str]) -> Mapping[str, _V]:
-    """Return ``before`` with what was found at the changed paths. If all is equal, return ``before`` itself.
+    """Return ``before`` with the values of the changed paths. If they are equal, return ``before`` itself.
 
-    A plain dictionary: an evaluation looks up each path several times.
+    The result is a plain dictionary, because an evaluation looks up each path several times.
     """
     if all(before.get(path) == values.get(path) for path in changed):
         return before
@@ -112,7 +114,7 @@ def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | 
 
 
 def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
-    """Yield a commit's tree and each object on the way to ``folder``, with their paths. A missing one is None."""
+    """Yield a commit's tree and each object down to ``folder``, with their paths. None for a missing object."""
     found: pygit2.Object | None = read_tree(git, CommitReader(git).peel(revision))
     yield "", found
     parts = folder.split("/") if folder else []
@@ -124,11 +126,11 @@ def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator
 def _list_differences(
     objects: pygit2.Odb, old: bytes | None, new: bytes | None
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
-    """Every path that is not the same below two trees: (path, mode, id), without a mode where it is gone.
+    """Yield each path that differs between two trees, as (path, mode, id). The mode of a removed path is None.
 
-    A path that was replaced comes twice, what it is now last. Folders with equal ids are not read.
+    A replaced path comes twice, the new object last. Folders with equal ids are not read.
     """
-    pending = [("", old, new)] if old != new else []  # a commit that touches nothing there
+    pending = [("", old, new)] if old != new else []  # otherwise the commit does not change the folder
     visited = 0
     while pending:
         prefix, old, new = pending.pop()
@@ -169,21 +171,21 @@ def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Ent
 
 
 def _check_names(prefix: str, entries: Collection[Entry]) -> None:
-    """Refuse names that a checkout leaves out or takes for something else: a reviewer would see other files."""
+    """Reject names that a checkout ignores or reads differently, because a reviewer would see other files."""
     counts = Counter(name for _, name, _ in entries)
     problems = []
     for name, number in sorted(counts.items()):
         shown = prefix + name.decode(errors="replace")
         if number > 1:
-            problems.append(_problem(Code.MALFORMED, shown, f"{number} entries of one folder have this name"))
+            problems.append(_problem(Code.MALFORMED, shown, f"the folder has {number} entries with this name"))
         if _is_forbidden(name):
-            problems.append(_problem(Code.MALFORMED, shown, "no entry of a folder can have this name"))
+            problems.append(_problem(Code.MALFORMED, shown, "Git does not allow this name"))
     if problems:
         raise InvalidRepository(problems[:MAX_NAMES])
 
 
 def _is_forbidden(name: bytes) -> bool:
-    """Whether a name is none that Git checks out: read-cache.c, verify_path; on macOS and Windows, too."""
+    """Return whether Git refuses to check out a name, on macOS and Windows too (read-cache.c, verify_path)."""
     if b"/" in name or name in (b".", b".."):
         return True
     if not name.startswith((b".", b"g", b"G", b"\xe2", b"\xef")):
@@ -204,14 +206,14 @@ def _problem(code: Code, path: str, message: str) -> Problem:
 
 
 class BlobReader:
-    """Reads blobs by id, in each thread through a repository of its own, as libgit2 wants it."""
+    """Reads blobs by id. Each thread opens the repository itself, as libgit2 needs."""
 
     def __init__(self, repository: StoredRepository) -> None:
         self._repository = repository
         self._threads = threading.local()
 
     def __call__(self, blob: BlobId) -> bytes:
-        """The bytes of a blob; raises `Oversized` before one is read that no fleet needs."""
+        """Return the bytes of a blob. Raises `Oversized` for a blob above the size limit, without reading it."""
         return self._repository.retry(partial(self._read, blob))
 
     def _read(self, blob: BlobId) -> bytes:
@@ -244,13 +246,13 @@ WORKTREE: Final = Revision("WORKTREE")
 
 
 def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
-    """What lies below ``root`` now, without dot-folders and what `git status` would not show.
+    """Return the files below ``root`` now, without dot-folders and without files that Git ignores.
 
-    ``root`` is ``folder`` in the repository's work tree. No link is followed.
+    ``root`` is ``folder`` in the repository's work tree. Symlinks are not followed.
     """
     ignored = _IgnoreRules(repository, folder)
     if folder and ignored(""):
-        ignored = _IgnoreRules(None, folder)  # it was named, so it is looked at
+        ignored = _IgnoreRules(None, folder)  # the user named the folder, so ignore rules do not apply
     paths = []
     irregular = {}
     for path, kind in _walk_worktree(root, ignored):
@@ -263,7 +265,7 @@ def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str)
 
 
 class _IgnoreRules:
-    """What Git is to leave out; nothing where there is no Git."""
+    """The ignore rules of a repository. Without a repository, they ignore no files."""
 
     def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
         self._repository = repository
@@ -281,9 +283,9 @@ class _IgnoreRules:
         return self._repository is not None and self._is_readable(folder) and self._repository.path_is_ignored(path)
 
     def _check_ignore_file(self, folder: str) -> bool:
-        """Whether each .gitignore that counts in a folder of the work tree is a regular file, or missing.
+        """Return whether each .gitignore that applies to a folder is a regular file, or missing.
 
-        libgit2 follows symlinks, and would wait for the other end of a pipe. Git follows none (gitignore(5)).
+        libgit2 follows symlinks, and would wait at a pipe. Git does not follow them (gitignore(5)).
         """
         try:
             is_regular = S_ISREG(os.lstat(self._top / folder / ".gitignore").st_mode)
@@ -293,7 +295,7 @@ class _IgnoreRules:
 
 
 def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str, Irregular | None]]:
-    """Every file below ``root`` that is tracked or not ignored, and what is no regular file."""
+    """Yield each path below ``root`` that is tracked or not ignored, with its kind if it is not a regular file."""
     pending = [""]
     while pending:
         prefix = pending.pop()
@@ -319,7 +321,7 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
 
 
 class WorktreeFiles(Mapping[str, BlobId]):
-    """The files of a work tree. gitboot reads a file when its id is first needed, and the file stays as it was then."""
+    """The files of a work tree. A file is read when its id is first needed. Later changes of the file do not count."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._root = root
@@ -364,7 +366,7 @@ def read_worktree_file(root: Path, path: str) -> bytes:
         with open(descriptor, "rb", buffering=0) as file:
             found = os.fstat(descriptor)
             if not S_ISREG(found.st_mode):
-                raise OSError("is no longer a file")
+                raise OSError("is no longer a regular file")
             if found.st_size > MAX_FILE_BYTES:
                 raise Oversized(found.st_size)
             return file.readall()
@@ -373,28 +375,28 @@ def read_worktree_file(root: Path, path: str) -> bytes:
 
 
 def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
-    """The fleet at ``path`` (a directory, a folder of a Git work tree or of a bare repository) as of ``rev``.
+    """Return the fleet at ``path`` (a directory, or a folder of a work tree or a bare repository) at ``rev``.
 
-    ``rev`` is any Git revision, or WORKTREE for what lies there, committed or not. None is WORKTREE, or HEAD
-    in a bare repository. Raises `UsageError` where there is no such directory, repository or revision.
+    ``rev`` is a Git revision, or WORKTREE for the files in the work tree. The default is WORKTREE, or HEAD in a bare
+    repository. Raises `UsageError` if there is no such directory, repository or revision.
     """
     root = resolve_fleet_root(Path(path))
     try:
         is_directory = root.is_dir()
-    except OSError as error:  # it lies in what cannot be entered
+    except OSError as error:  # a directory above it cannot be entered
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     with convert_errors(path), open_containing_repository(root) as repository:
         if not is_directory and (repository is None or (rev in (None, WORKTREE) and not repository.is_bare)):
             raise UsageError(f"{path} is not a directory")
         if repository is None:
             if rev not in (None, WORKTREE):
-                raise UsageError(f"{path} is in no Git repository, so there is no revision {rev}")
+                raise UsageError(f"{path} is not in a Git repository, so there is no revision {rev}")
             return load_worktree(root, None, "")
         folder = find_folder_in(repository, root)
         if folder is not None and rev in (None, WORKTREE):
             return load_worktree(root, repository, folder)
         if rev == WORKTREE:
-            raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
+            raise UsageError(f"{path} is a bare repository without a work tree: name a revision")
         commit = resolve_commit(repository, "HEAD" if rev is None else rev, str(path))
         folder = get_fleet_folder(repository, root)
         check_folder(repository, commit, folder, path)
@@ -404,7 +406,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
 
 
 def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
-    """Where in the work tree ``root`` is, "" at its top; None outside of it, as in a bare repository."""
+    """Return the folder of ``root`` in the work tree, "" at its top. None: it is outside, or there is no work tree."""
     files = get_git_directory(repository).resolve()
     top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
     if root.is_relative_to(files) or not root.is_relative_to(top):
@@ -413,14 +415,14 @@ def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
 
 
 def find_fleet_folder(path: Path) -> str:
-    """The folder of its repository in which the fleet at ``path`` lies; "" at the top, and without a repository."""
+    """Return the folder of the fleet at ``path`` in its repository. "" at the top, and without a repository."""
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         return get_fleet_folder(repository, root) if repository is not None else ""
 
 
 def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
-    """The fleet's folder in commits: as ``root`` has it, in a work tree or below a bare one; else as noted there."""
+    """Return the fleet's folder in commits: the folder of ``root``, or else the configured one."""
     folder, files = find_folder_in(repository, root), get_git_directory(repository).resolve()
     if folder is not None:
         return folder
@@ -430,17 +432,17 @@ def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
 
 
 def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, path: str | os.PathLike[str]) -> None:
-    """Raise `UsageError` if a commit has a symlink in the place of the fleet's folder, or of a folder above it."""
+    """Raise `UsageError` if the fleet's folder, or a folder above it, is a symlink in a commit."""
     way = _way_to(repository, commit, folder)
     for symlink in (path for path, found in way if found is not None and found.filemode == FileMode.LINK):
         raise UsageError(
-            f"{path}: {symlink} is a symlink in commit {commit[:12]}, and gitboot does not follow symlinks of commits: "
-            "commit a folder, or name the folder that the symlink leads to"
+            f"{path}: {symlink} is a symlink in commit {commit[:12]}, and gitboot does not follow symlinks in commits: "
+            "commit a folder, or name the target of the symlink"
         )
 
 
 def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str) -> Revision:
-    """The commit that a Git revision means; raise `UsageError` naming ``where`` when it means none."""
+    """Return the commit of a Git revision. Raises `UsageError` if there is no such commit."""
     try:
         return CommitReader(repository).peel(_resolve_object(repository, rev)).revision
     except (pygit2.GitError, KeyError, ValueError) as error:
@@ -450,9 +452,9 @@ def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str
 
 
 def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
-    """Return the object that a Git revision means.
+    """Return the object of a Git revision.
 
-    libgit2 cannot name a commit that it cannot parse. So a revision that it rejects is read once more here, with the
+    libgit2 cannot resolve a revision to a commit that it cannot parse. gitboot then resolves it itself, with the
     suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` and `ValueError`.
     """
     try:
@@ -465,8 +467,8 @@ def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
 
 def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     name = _ALL_SUFFIXES.split(rev, maxsplit=1)[0]
-    if not name:  # libgit2 would take it for HEAD
-        raise ValueError(f"{rev!r} names no revision")
+    if not name:  # libgit2 would read it as HEAD
+        raise ValueError(f"{rev!r} is not a revision")
     try:
         oid = repository.lookup_reference_dwim(name).resolve().target
     except (pygit2.GitError, KeyError, ValueError):
@@ -493,7 +495,7 @@ def _explain_missing_commit(repository: pygit2.Repository, rev: str, error: Exce
     if repository.head_is_unborn and not branches:
         return "no commit yet"
     if repository.head_is_unborn and rev == "HEAD":
-        return f"a HEAD that names no commit; name a branch: {', '.join(branches[:10])}"
-    reason = format_error(error)  # often no more than the name again
+        return f"no commit at HEAD; name a branch: {', '.join(branches[:10])}"
+    reason = format_error(error)  # often only the name again
     shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
     return f"no commit {rev or repr(rev)}{f': {reason}' * (reason != rev)}{shallow}"

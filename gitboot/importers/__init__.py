@@ -1,1 +1,1 @@
-"""Write a fleet from the data of another provisioning system, and compare what both boot."""
+"""Import of a fleet from another provisioning system, and comparison of the boots of both."""

@@ -1,4 +1,4 @@
-"""Boot comparison: what another system serves a machine, and what the fleet serves."""
+"""Boot comparison: the boot that another system serves a machine, and the boot of the fleet."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from gitboot.resolve.server_decision import Boot, BootFile
 
 
 class Verdict(StrEnum):
-    """How a server's two answers compare."""
+    """The result of a comparison of two boots."""
 
     EQUAL = "equal"
     DIFFERS = "differs"
-    MISSING = "missing"  # the old system does not know it
-    NOTHING = "no boot"  # gitboot would boot it from its disk
+    MISSING = "missing"  # the old system has no boot for the server
+    NOTHING = "no boot"  # gitboot boots the server from its disk
     UNKNOWN = "unknown"  # the old system did not answer
 
 
-_REQUEST_ARGUMENTS = frozenset({"ipa-global-request-id"})  # Ironic's, another at each deployment
+_REQUEST_ARGUMENTS = frozenset({"ipa-global-request-id"})  # of Ironic, with another value in each deployment
 
 
 class BootComparison(Struct, frozen=True, kw_only=True):
-    """One server's comparison; values that look like secrets are not shown."""
+    """The comparison of one server. Values that look like secrets are hidden."""
 
     server: str
     verdict: Verdict
-    differences: tuple[tuple[str, str, str], ...] = ()  # of what; the old system's, gitboot's
+    differences: tuple[tuple[str, str, str], ...] = ()  # (part, value of the old system, value of gitboot)
     message: str = ""
 
 
@@ -49,9 +49,9 @@ def compare_boots(
     old_url: str,
     base_url: str,
 ) -> BootComparison:
-    """Compare two boots. ``old_data`` is the text to which the old arguments lead, or None.
+    """Compare two boots. ``old_data`` is the user data that the old arguments link to, or None.
 
-    ``digests`` are the known sha256 of the old files by URL.
+    ``digests`` are the SHA-256 of the old files by URL, as far as they are available.
     """
 
     def is_same(url: str | None, file: BootFile | None) -> bool:
@@ -83,7 +83,7 @@ def compare_boots(
 
 
 def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
-    """Return the URLs of old files that have another path than gitboot's files, and may have the same content."""
+    """Yield the URLs of old files with another path than gitboot's files. Their content may still be the same."""
     for url, file in _pair_files(old, new):
         if (
             url is not None
@@ -100,7 +100,7 @@ def _pair_files(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile 
 
 
 def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
-    """Return the arguments without URLs of user data, whose text is compared, and without numbers of one request."""
+    """Return the arguments without user data URLs, because the data is compared, and without ids of one request."""
     named = ((each.partition("=")[0], each) for each in arguments)
     return [
         each
@@ -147,20 +147,20 @@ SCRIPT_PATHS: Final[Mapping[str, str]] = {
     "boot-operator": "ipxe/{uuid}",
 }
 _OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
-_MAX_LINES: Final = 10_000  # lines that are looked at
+_MAX_LINES: Final = 10_000  # of lines in a script
 _URL: Final = re.compile(r"https?://[^\s;]+")
 
 
 class ComparedMachine(Struct, frozen=True, kw_only=True):
-    """The machine that asks."""
+    """The machine whose boot script gitboot requests from the old system."""
 
     name: str
     uuid: str
-    macs: tuple[str, ...]  # with colons, those that boot
+    macs: tuple[str, ...]  # with colons, of the interfaces that boot
     serial: str
 
     def list_script_urls(self, old: str, system: str) -> tuple[str, ...]:
-        """Return the URLs of its script, one for each MAC address if the system uses MAC addresses."""
+        """Return the URLs of the boot script, one for each MAC address if the system uses MAC addresses."""
         found = []
         for mac in self.macs or ("",):
             hexhyp = mac.replace(":", "-")
@@ -178,7 +178,7 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
 
 class OldBoot(Struct, frozen=True, kw_only=True):
-    """What a script boots; no kernel: the disk, or what it chains to."""
+    """The boot of a script. Without a kernel, it boots the disk or the ``chain`` URL."""
 
     kernel: str | None = None
     initrds: tuple[str, ...] = ()
@@ -195,7 +195,7 @@ class OldBoot(Struct, frozen=True, kw_only=True):
         return next((match[0] for match in found if match), None)
 
 
-# Arguments by which a first boot is led to its user data.
+# Kernel arguments with the URL of the user data.
 USER_DATA_ARGUMENTS: Final = frozenset(
     {
         "autoyast",
@@ -214,7 +214,7 @@ USER_DATA_ARGUMENTS: Final = frozenset(
 
 
 def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
-    """Return what the first ``kernel`` of a script and the ``initrd`` lines after it boot. URLs are absolute."""
+    """Return the boot of the first ``kernel`` line in a script and the ``initrd`` lines after it. URLs are absolute."""
     kernel, initrds, arguments, chain = None, list[str](), list[str](), None
     for command, words in _list_commands(script, dict(variables)):
         if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
@@ -241,9 +241,9 @@ def _make_absolute(base: str, url: str) -> str:
 
 
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Return the commands of a script and their words, without options and without all that follows ``||``.
+    """Yield the commands of a script with their words, without options and without the part after ``||``.
 
-    Follow a ``goto`` without a condition, to each label once.
+    It follows each ``goto`` without a condition once.
     """
     lines = script.replace("\\\n", "").splitlines()[:_MAX_LINES]
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}

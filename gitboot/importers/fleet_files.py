@@ -1,4 +1,4 @@
-"""Fleet files: write what was imported as documents, with a report."""
+"""Fleet files: documents and report of an import, and documents of new servers."""
 
 from __future__ import annotations
 
@@ -42,14 +42,12 @@ from gitboot.quoting import Unquotable, quote_ipxe_arguments
 from gitboot.resolve.kernel_arguments import merge_arguments
 from gitboot.text import format_count, printable
 
-PENDING: Final = "pending"  # documents that lack what only a person knows
-IGNORE: Final = (
-    f"# What `gitboot import` wrote, and a person has to complete: import-report.md says what.\n/{PENDING}/\n"
-)
+PENDING: Final = "pending"  # the folder of documents that a person has to complete
+IGNORE: Final = f"# Documents of `gitboot import` that a person has to complete: see import-report.md.\n/{PENDING}/\n"
 
 
 class ImportedDocument(Struct, frozen=True, kw_only=True):
-    """One machine or boot as it was written, with all that is to be said of it."""
+    """The document of one machine or boot, with its remarks."""
 
     kind: str
     name: str
@@ -58,7 +56,7 @@ class ImportedDocument(Struct, frozen=True, kw_only=True):
 
 
 class ImportedFleet(Struct, frozen=True, kw_only=True):
-    """The files, by path, and the report on them."""
+    """The files of an imported fleet, by path, with the data of the report."""
 
     files: Mapping[str, str]
     items: tuple[ImportedDocument, ...]
@@ -66,13 +64,13 @@ class ImportedFleet(Struct, frozen=True, kw_only=True):
 
 
 def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> ImportedFleet:
-    """Return the documents of an estate. The order of its parts does not change a byte.
+    """Return the documents of an inventory. They do not depend on the order of machines and boots.
 
-    Every server is Parked and has no provision, so nothing is installed.
+    Each server is Parked and has no provision number, so gitboot installs no server.
     """
     files: dict[str, str] = {}
     items: list[ImportedDocument] = []
-    ready: dict[str, str] = {}  # names of policies, by boots that lack nothing
+    ready: dict[str, str] = {}  # the policies of complete boots, by the name of the boot
     for name, boot in _assign_names((boot.name, boot) for boot in inventory.boots).items():
         item, texts = _render_boot(name, boot, supplement)
         files |= texts
@@ -89,7 +87,7 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
 
 
 def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return values by the name of their document. The second of a name is NAME-2. An unchanged name wins."""
+    """Return values by document name. The second value of a name gets NAME-2. A name that needs no change wins."""
     found: dict[str, Any] = {}
     for source_name, each in sorted(pairs, key=lambda pair: (build_document_name(pair[0]) != pair[0], pair[0])):
         name, number = build_document_name(source_name), 1
@@ -97,9 +95,9 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             number += 1
             name = f"{build_document_name(source_name)}-{number}"
         if name != source_name:
-            why = "is another's, too" if build_document_name(source_name) == source_name else "is none of a document"
+            why = "is not unique" if build_document_name(source_name) == source_name else "is not a valid document name"
             each = structs.replace(
-                each, remarks=(*each.remarks, remark_guessed(f"its name: the source's {source_name} {why}"))
+                each, remarks=(*each.remarks, remark_guessed(f"its name: the name {source_name} in the source {why}"))
             )
         found[name] = each
     return found
@@ -115,7 +113,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
         uuid = supplement.uuid(machine)
         remarks = list(machine.remarks)
         if machine.uuid is None and uuid is not None:
-            remarks.append(remark_guessed(f"its UUID {uuid}: from the file of --uuids"))
+            remarks.append(remark_guessed(f"its UUID {uuid}: from the --uuids file"))
         nics = []
         for nic in machine.nics:
             if _is_claimed(f"MAC address {nic.mac}", name, owners, remarks):
@@ -137,7 +135,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
         if bmc is not None and _is_claimed(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
             bmc = None
         if bmc is not None and bmc.credentials == f"{build_document_name(machine.name)}-bmc":
-            bmc = structs.replace(bmc, credentials=f"{name}-bmc")  # another machine's are those of its own name
+            bmc = structs.replace(bmc, credentials=f"{name}-bmc")  # otherwise two machines would share the credentials
         found[name] = structs.replace(
             machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks)
         )
@@ -147,7 +145,7 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
 def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
     owner = owners.setdefault(identity, name)
     if owner != name:
-        remarks.append(remark_lost(f"its {identity}, which {owner} has, too"))
+        remarks.append(remark_lost(f"its {identity}, which {owner} has too"))
     return owner != name
 
 
@@ -159,13 +157,13 @@ def _render_server(
     bmc, bmc_remarks = _render_bmc(machine)
     remarks = [
         *machine.remarks,
-        *remark_if(machine.uuid is None, remark_missing("its UUID, as `dmidecode -s system-uuid` or its BMC says it")),
+        *remark_if(machine.uuid is None, remark_missing("its UUID, from `dmidecode -s system-uuid` or its BMC")),
         *remark_if(not machine.nics, remark_missing("a MAC address")),
         *remark_if(machine.architecture is None, remark_guessed("architecture: x86_64")),
         *remark_if(machine.firmware is None, remark_guessed("firmware: UEFI")),
         *remark_if(
             machine.boot is not None and policy is None,
-            remark_missing(f"what it boots, {machine.boot}, lacks something or is not in the source"),
+            remark_missing(f"its boot {machine.boot}, which is incomplete or not in the source"),
         ),
         *more,
         *bmc_remarks,
@@ -201,7 +199,7 @@ def _render_server(
     }
     pending = machine.uuid is None or not machine.nics
     item = ImportedDocument(kind="Server", name=name, pending=pending, remarks=_sort_remarks(remarks))
-    comment = "Parked: the old system has it. Without that line it is gitboot's, and installs at provision: 1."
+    comment = "Parked: the old system manages it. Without lifecycle, gitboot does, and provision: 1 installs it."
     return item, {_build_path("servers", name, pending): _render_document(item, comment, spec, labels)}
 
 
@@ -212,11 +210,11 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     try:
         parse_bmc_address(bmc.address)
     except Malformed:
-        return None, [remark_lost(f"its BMC's address {bmc.address}: neither Redfish nor IPMI")]
+        return None, [remark_lost(f"its BMC's address {bmc.address}: it is not for Redfish or IPMI")]
     system = bmc.system if bmc.system and bmc.system.startswith("/") else None
     tls = {} if bmc.verify else {"verify": False}
     return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
-        remark_missing(f"user and password of its BMC: put them into the directory of credentials as {bmc.credentials}")
+        remark_missing(f"user and password of its BMC: store them in the directory of credentials as {bmc.credentials}")
     ]
 
 
@@ -231,10 +229,13 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         *boot.remarks,
         *missing_parts,
         *more,
-        remark_guessed("writesDisk: true, and networkBoot: Once, as of an installer; a diskless system: false, Always"),
+        remark_guessed(
+            "writesDisk: true and networkBoot: Once, for an installer; a diskless system needs false and Always"
+        ),
         *remark_if(boot.architecture is None, remark_guessed("architecture: x86_64")),
         *remark_if(
-            uki and arguments, remark_lost(f"its arguments: firmware passes none to a uki: {' '.join(arguments)}")
+            uki and arguments,
+            remark_lost(f"its arguments, which firmware does not pass to a uki: {' '.join(arguments)}"),
         ),
     )
     item = ImportedDocument(kind="BootProfile", name=name, pending=pending, remarks=_sort_remarks(remarks))
@@ -257,9 +258,9 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
     files = {
         _build_path(folder, name, pending): _render_document(structs.replace(item, kind=kind), about, spec, {})
         for folder, kind, about, spec in (
-            ("images", "BootImage", "Its digests are of the files that the old system serves.", image),
+            ("images", "BootImage", "Its digests are those of the files that the old system serves.", image),
             ("profiles", "BootProfile", "How a machine boots it.", profile),
-            ("policies", "BootPolicy", "Servers name it by policy; it selects none.", policy),
+            ("policies", "BootPolicy", "Servers refer to it with policy. It selects no servers itself.", policy),
         )
     }
     if data is not None:
@@ -284,7 +285,7 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
             missing_parts.append(remark_missing(f"the URL {url}: {error.message}"))
         digest = supplement.digest(url)
         if digest is None:
-            missing_parts.append(remark_missing(f"the sha256 of {url}: give `sha256sum` of the files by --sums"))
+            missing_parts.append(remark_missing(f"the sha256 of {url}: pass the output of `sha256sum` with --sums"))
         return _drop_empty({"url": url, "sha256": digest})
 
     artifacts = {
@@ -297,7 +298,7 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
 
 
 def _guess_version(boot: ImportedBoot) -> str:
-    """Return the first number with a dot in the URLs of its files, or its own name."""
+    """Return the first number with a dot in the URLs of a boot, or its name."""
     found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
     return next((match[0] for match in found if match), boot.name)
 
@@ -317,7 +318,7 @@ def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[I
             accepted.append(argument)
     result = merge_arguments((tuple(accepted),))
     remarks += [
-        remark_lost(f"kernel argument {each}: another of its name stands after it, and gitboot gives the last")
+        remark_lost(f"kernel argument {each}: a later argument has the same name, and gitboot keeps the last one")
         for each in accepted
         if each not in result
     ]
@@ -356,26 +357,28 @@ def _render_yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str,
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without anchors, which documents must not have."""
+    """YAML without anchors, which documents must not contain."""
 
     def ignore_aliases(self, _: Any) -> bool:
         return True
 
 
 class NewServer(Struct, frozen=True, kw_only=True):
-    """What is known of a machine before anybody has described it."""
+    """The data of a machine that has no document yet."""
 
-    macs: Mapping[MacAddress, str | None]  # with the names of the interfaces, as far as they are known
+    macs: Mapping[MacAddress, str | None]  # with the interface names; None: unknown
     uuid: SystemUuid | None = None
     serial: str | None = None
     architecture: Architecture | None = None
     firmware: Firmware | None = None
-    bmc: Mapping[str, Any] | None = None  # as a document has it
+    bmc: Mapping[str, Any] | None = None  # as in a document
 
 
 def render_server(name: str, new: NewServer, like: Server | None, comment: str) -> str:
-    """Return the document of a new server. It is Parked, so gitboot leaves the machine alone. It takes policy, loader,
-    kernel arguments and variables from ``like``."""
+    """Return the document of a new server. It is Parked, so gitboot leaves the machine alone.
+
+    Policy, loader, kernel arguments and variables come from ``like``.
+    """
     spec: dict[str, Any] = {
         "uuid": new.uuid,
         "serial": new.serial,
@@ -387,7 +390,7 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
         "bmc": dict(new.bmc) if new.bmc is not None else None,
         "lifecycle": "Parked",
     }
-    if like is not None:  # what machines of one kind have in common
+    if like is not None:  # the fields that similar machines share
         spec |= {
             "policy": like.spec.policy,
             "localDisk": like.spec.local_disk,
@@ -397,17 +400,15 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
         }
     head = [comment, "yaml-language-server: $schema=../.gitboot/schemas/Server.json", _PARKED]
     if new.uuid is None:
-        head.append("Its UUID is not known: nothing is installed, and no BMC asked, until it stands here.")
+        head.append("Its UUID is missing: until you add it, gitboot does not install the server or contact its BMC.")
     return _render_yaml(head, "Server", name, like.metadata.labels if like is not None else {}, spec)
 
 
-_PARKED: Final = (
-    "Parked until somebody knows what it is to be: take that line out then; provision: 1 lets it be installed."
-)
+_PARKED: Final = "Parked until you decide what it is for: then remove lifecycle. provision: 1 allows its installation."
 
 
 def summarize(fleet: ImportedFleet) -> str:
-    """Return how many servers and boots there are, and how many wait for a person."""
+    """Return the numbers of servers and boots, and how many of them are pending."""
     parts = []
     for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
         found = [item for item in fleet.items if item.kind == kind]
@@ -417,17 +418,22 @@ def summarize(fleet: ImportedFleet) -> str:
 
 
 def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[str] = ()) -> str:
-    """Return import-report.md. The same source gives the same report. ``left`` are files that people have changed."""
+    """Return import-report.md. The same source gives the same report. The import did not replace ``edited_files``."""
     return "\n".join(_render_report_lines(system, fleet, edited_files)) + "\n"
 
 
 def _render_report_lines(system: str, fleet: ImportedFleet, edited_files: Collection[str]) -> Iterator[str]:
     yield from (f"# Imported from {system}", "", f"{summarize(fleet)}.", "")
-    yield "Every server is Parked and has no `provision`: nothing here installs, and gitboot keeps off their BMCs."
-    yield f"What lacks something lies below `{PENDING}/`, which the fleet ignores: supply it and import again, or"
-    yield "complete the document and move it out."
+    yield "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC."
+    yield f"Incomplete documents are in `{PENDING}/`, which the fleet ignores. Add the missing data and import again,"
+    yield "or complete a document and move it out of the folder."
     if edited_files:
-        yield from ("", "## Left as people have changed them", "", *(f"- `{path}`" for path in sorted(edited_files)))
+        yield from (
+            "",
+            "## Files with your changes, which the import did not replace",
+            "",
+            *(f"- `{path}`" for path in sorted(edited_files)),
+        )
     if fleet.remarks:
         yield from ("", "## The source as a whole", "", *map(_render_remark, fleet.remarks))
     for kind, title in (("Server", "Servers"), ("BootProfile", "What they boot")):

@@ -1,4 +1,4 @@
-"""Inventory of another system: machines, images and remarks."""
+"""Inventory of another system: its machines and boots, the remarks on them, and helpers for the sources."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def parse_json(path: str, text: str) -> Any:
     except (ValueError, RecursionError) as error:
         place = "nested too deeply"
         if isinstance(error, json.JSONDecodeError):
-            message = error.msg.removesuffix(" at").removesuffix(" starting")  # Python puts the place behind these
+            message = error.msg.removesuffix(" at").removesuffix(" starting")  # Python adds the position after these
             place = f"line {error.lineno}, column {error.colno}: {message}"
-        raise UsageError(f"{path} is no JSON: {place}") from None
+        raise UsageError(f"{path} is not JSON: {place}") from None
 
 
 def parse_json_files(files: Texts) -> Iterator[tuple[str, Any]]:
@@ -64,13 +64,13 @@ def parse_json_files(files: Texts) -> Iterator[tuple[str, Any]]:
 
 
 def parse_yaml(path: str, text: str) -> list[Any]:
-    """Return the YAML documents of a file. Scalars stay text, MAC addresses too. Raises `UsageError`."""
+    """Return the YAML documents of a file. All scalars stay text, for example MAC addresses. Raises `UsageError`."""
     try:
         return [each for each in yaml.load_all(text, yaml.BaseLoader) if each]
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}" if mark else "nested too deeply"
-        raise UsageError(f"{path} is no YAML: {place}") from None
+        raise UsageError(f"{path} is not YAML: {place}") from None
 
 
 def get_nested(value: Any, *keys: str | int) -> Any:
@@ -84,7 +84,7 @@ def get_nested(value: Any, *keys: str | int) -> Any:
 
 
 def as_mappings(value: Any) -> list[dict[str, Any]]:
-    """Return the mappings of a list, or nothing if the value is no list."""
+    """Return the mappings in a list. Empty if the value is not a list."""
     return [each for each in as_list(value) if isinstance(each, dict)]
 
 
@@ -107,7 +107,7 @@ def group_rows(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dic
 
 
 def as_text(value: Any) -> str | None:
-    """Return a scalar as text, or None if the value is no scalar or empty."""
+    """Return a scalar as text. None: the value is empty or not a scalar."""
     return str(value) if isinstance(value, str | int | float) and str(value) else None
 
 
@@ -123,7 +123,7 @@ def parse_mac_or_none(value: object) -> MacAddress | None:
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
-    """Return the UUID of a machine, or None. Placeholders of boards without a UUID are None too."""
+    """Return the UUID of a machine. None for other values, and for placeholders."""
     return _parse_or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
 
 
@@ -136,7 +136,7 @@ def parse_firmware(value: object) -> Firmware | None:
 
 
 def parse_address(address: object, netmask: object = None) -> str | None:
-    """Return an IP address, with its prefix length if the mask is known, or None."""
+    """Return an IP address, with its prefix length if there is a netmask. None: the value is not an address."""
     text = str(address or "")
     if netmask and "/" not in text:
         with suppress(ValueError):
@@ -172,7 +172,7 @@ def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[Imp
     all_arguments = list(arguments)
     secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
-    text = "kernel argument {} is a secret and was left out: give it by secrets of the user data"
+    text = "kernel argument {} is a secret and was left out: move it to the secrets of the user data"
     return tuple(each for each in all_arguments if each not in secret), tuple(
         remark_lost(text.format(name)) for name in names
     )
@@ -194,12 +194,12 @@ _VARIABLE: Final = re.compile(r"\$?\$\{([^}]*)\}")
 
 
 def escape_template(text: str) -> str:
-    """Return a template of a literal text."""
+    """Return a template that renders to this text."""
     return re.sub(r"\{(?=[{%#])", "{{ '{' }}", text)
 
 
 def translate_ipxe_argument(text: str) -> str | None:
-    """Return a kernel argument of an iPXE script as a template, or None if only iPXE knows one of its variables."""
+    """Return a kernel argument of an iPXE script as a template. None: it has a variable that only iPXE can fill in."""
     pieces = _VARIABLE.split(text)
     names, texts = pieces[1::2], pieces[::2]
     if any(name not in _IPXE_VARIABLES for name in names):
@@ -209,7 +209,7 @@ def translate_ipxe_argument(text: str) -> str | None:
 
 
 def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Return kernel arguments as templates, without secrets and without variables that only iPXE knows."""
+    """Return kernel arguments as templates, without secrets and without variables that only iPXE can fill in."""
     safe_arguments, remarks = remove_secrets(arguments)
     templates = []
     for argument in safe_arguments:
@@ -217,7 +217,7 @@ def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tupl
             remarks += (
                 remark_lost(f"kernel argument {argument.partition('=')[0]} uses a variable of iPXE: {argument}"),
             )
-        elif template.strip() and not argument.startswith("initrd="):  # gitboot names them itself
+        elif template.strip() and not argument.startswith("initrd="):  # gitboot adds these itself
             templates.append(template)
     return tuple(templates), remarks
 
@@ -234,7 +234,7 @@ _REDFISH: Final = re.compile(
 def parse_bmc(
     address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """Return a BMC by its address as Metal3 and Ironic write it. A user and a password in the address are left out."""
+    """Return a BMC from an address in the notation of Metal3 and Ironic, without the user and password in it."""
     if not address:
         return None, ()
     if address.lower().startswith("ipmi://"):
@@ -244,7 +244,7 @@ def parse_bmc(
     if found is None:
         scheme = address.partition(":")[0] if "://" in address else "an address without scheme"
         return None, (
-            remark_lost(f"its BMC is reached by {scheme}, which the import does not translate: add it by hand"),
+            remark_lost(f"its BMC address uses {scheme}, which the import does not support: add the BMC by hand"),
         )
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
     bmc = ImportedBmc(
@@ -256,16 +256,16 @@ def parse_bmc(
     return bmc, (
         *remark_if("@" in parts.netloc, remark_lost("user and password in the BMC's address were left out")),
         *remark_if(
-            credentials is None, remark_guessed("bmc.credentials: the source names none; bmc is a name of the import's")
+            credentials is None, remark_guessed("bmc.credentials: the source has no name, so the import chose bmc")
         ),
     )
 
 
 class RemarkKind(StrEnum):
-    """What became of something that the source says."""
+    """The result for one fact of the source."""
 
     KEPT = "kept"
-    GUESSED = "guessed"  # the source does not say it
+    GUESSED = "guessed"  # the source does not have it
     LOST = "lost"
     MISSING = "missing"  # a person has to supply it first
 
@@ -298,7 +298,7 @@ class ImportedNic(Struct, frozen=True, kw_only=True):
 
 
 class ImportedBmc(Struct, frozen=True, kw_only=True):
-    """A BMC that speaks Redfish or IPMI; user and password are never taken."""
+    """A BMC with Redfish or IPMI. The import never reads users and passwords."""
 
     address: str
     credentials: str  # a name
@@ -309,15 +309,15 @@ class ImportedBmc(Struct, frozen=True, kw_only=True):
 class ImportedData(Struct, frozen=True, kw_only=True):
     """User data that needs no translation."""
 
-    format: str  # as a BootProfile says it
+    format: str  # as in a BootProfile
     text: str
 
 
 class ImportedMachine(Struct, frozen=True, kw_only=True):
-    """A machine, as far as the source knows it."""
+    """A machine with the data that the source has."""
 
-    name: str  # as the source has it
-    uuid: SystemUuid | None = None  # of SMBIOS; a number of the source's own is none
+    name: str  # as in the source
+    uuid: SystemUuid | None = None  # from SMBIOS, not an id of the source itself
     serial: str | None = None
     architecture: Architecture | None = None
     firmware: Firmware | None = None
@@ -326,13 +326,13 @@ class ImportedMachine(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     boot: str | None = None  # the name of an `ImportedBoot`
     arguments: tuple[str, ...] = ()
-    removed_arguments: tuple[str, ...] = ()  # names of arguments that others have by the same boot
+    removed_arguments: tuple[str, ...] = ()  # names of arguments of the boot that this machine does not get
     vars: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[ImportRemark, ...] = ()
 
 
 class ImportedBoot(Struct, frozen=True, kw_only=True):
-    """Something that the source boots machines by: a kernel, or a uki."""
+    """A boot of the source: a kernel with its files, or a uki."""
 
     name: str
     kernel: str | None = None  # URLs, or assets:PATH
@@ -350,21 +350,21 @@ class ImportedBoot(Struct, frozen=True, kw_only=True):
 
 
 class ImportedInventory(Struct, frozen=True, kw_only=True):
-    """All that a source says."""
+    """The machines, boots and remarks of a source."""
 
     machines: tuple[ImportedMachine, ...] = ()
     boots: tuple[ImportedBoot, ...] = ()
-    remarks: tuple[ImportRemark, ...] = ()  # about no machine and no boot
+    remarks: tuple[ImportRemark, ...] = ()  # on the source as a whole
 
 
 class Supplement(Struct, frozen=True, kw_only=True):
-    """UUIDs by MAC address or name, digests by the path of a file."""
+    """Data that the source lacks: UUIDs by MAC address or name, and digests by file path."""
 
     uuids: Mapping[str, SystemUuid] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
 
     def uuid(self, machine: ImportedMachine) -> SystemUuid | None:
-        """Return the UUID of a machine: that of the source, else that of a MAC address, else that of the name."""
+        """Return the UUID of a machine: from the source, or by one of its MAC addresses, or by its name."""
         found = (self.uuids.get(key) for key in (*(str(nic.mac) for nic in machine.nics), machine.name))
         return machine.uuid or next(filter(None, found), None)
 
@@ -377,14 +377,14 @@ class Supplement(Struct, frozen=True, kw_only=True):
 
 
 def parse_uuid_list(text: str, path: str) -> dict[str, SystemUuid]:
-    """Read lines ``MAC UUID`` or ``NAME UUID``. Raises `UsageError` with the first other line."""
+    """Parse lines ``MAC UUID`` or ``NAME UUID``. Raises `UsageError` for the first other line."""
     return _parse_pairs(
         text, path, lambda key, value: (_parse_or_none(parse_mac, key) or key, parse_lookup_uuid(value))
     )
 
 
 def parse_digest_list(text: str, path: str) -> dict[str, str]:
-    """Read what ``sha256sum`` prints. Raises `UsageError` with the first other line."""
+    """Parse the output of ``sha256sum``. Raises `UsageError` for the first other line."""
     return _parse_pairs(
         text,
         path,

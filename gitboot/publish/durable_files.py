@@ -21,11 +21,11 @@ from msgspec import Struct
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import NEW_FILE, open_lock, take_lock
 
-# link(2): a file has as many names as its file system allows, the file system has no links, or begins at a mount point.
+# link(2): the file has reached its limit of names, the file system has no hard links, or a mount point is in between.
 NO_LINK_ERRORS: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
 _READ_BYTES: Final = 1 << 16  # bytes
-# Up to so many files and folders, an fsync each is quicker than one syncfs, which also waits for what others
-# have written to the same file system.
+# Up to this many files and folders, one fsync for each is faster than one syncfs. A syncfs also waits for what other
+# processes have written to the same file system.
 MAX_FSYNCS: Final = 16
 _HINTS: Final = {
     errno.ENOSPC: "free some space",
@@ -33,20 +33,20 @@ _HINTS: Final = {
     errno.EROFS: "mount it writable",
     errno.EACCES: "let the user that gitboot runs as write there",
     errno.EPERM: "let the user that gitboot runs as write there",
-    errno.ELOOP: "no symlink is followed: move it away",
+    errno.ELOOP: "it is a symlink, and gitboot follows no symlinks here; move it away",
 }
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def to_publish_error(path: Path, error: OSError) -> PublishError:
-    """What the system refused at ``path``, with what to do about it where that is known."""
+    """Return the error for a failed system call at ``path``, with a hint if the cause is common."""
     hint = f" ({_HINTS[error.errno]})" if error.errno in _HINTS else ""
     return PublishError(f"{path}: {error.strerror}{hint}")
 
 
 def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
-    """Raise `PublishError` with the path for what the system refuses."""
+    """Raise `PublishError` with the path if a method raises OSError."""
 
     @wraps(act)
     def named(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -59,7 +59,7 @@ def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[
 
 
 class _StagedFile(NamedTuple):
-    """What was staged last, but as another name of the same."""
+    """The file that was staged last. It may get further names."""
 
     path: str
     mtime: int
@@ -67,30 +67,30 @@ class _StagedFile(NamedTuple):
 
 
 class TreeModes(Struct, frozen=True, kw_only=True):
-    """The permissions of a tree. They are the same under any umask."""
+    """The permissions of a tree. They do not depend on the umask."""
 
     folder: int = 0o755
     file: int = 0o644
-    group: int | None = None  # the group of each file and folder; None: the one that the system gives
+    group: int | None = None  # the group of each file and folder; None: the group that the system chooses
 
     @classmethod
     def from_folder(cls, folder_stat: os.stat_result) -> TreeModes:
-        """Return the permissions and the group of a folder, for all files and folders below it."""
+        """Return the permissions and the group of a folder, to be used for everything below it."""
         mode = stat.S_IMODE(folder_stat.st_mode) & 0o777
         return cls(folder=mode, file=mode & 0o666, group=folder_stat.st_gid)
 
     def apply_to(self, fd: int, mode: int) -> None:
-        """Give a new file or folder, which is open, its group and its permissions; raises OSError."""
+        """Set the group and the permissions of an open file or folder. Raises OSError."""
         if self.group is not None:
             os.fchown(fd, -1, self.group)
         os.fchmod(fd, mode)
 
 
-OPEN_MODES: Final = TreeModes()  # for everybody who has a login on the host
+OPEN_MODES: Final = TreeModes()  # every user of the host can read the tree
 
 
 class Disk:
-    """The files below ``root``, until ``close``."""
+    """Read and write the files below ``root``. Call `close` at the end."""
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         self.root, self.modes = root, modes
@@ -100,12 +100,12 @@ class Disk:
         except OSError as error:
             raise to_publish_error(root, error) from error
         self._lock: int | None = None
-        self._unsynced: set[str] = set()  # files and folders that were changed since the last `sync`
+        self._unsynced: set[str] = set()  # files and folders that changed since the last `sync`
         self._latest: _StagedFile | None = None
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the folder that was opened still stands at its path."""
+        """Return whether the folder that was opened is still at its path."""
         try:
             return os.path.samestat(os.stat(self.root), self._folder)
         except OSError:
@@ -117,29 +117,29 @@ class Disk:
             os.close(self._lock)
 
     def release_folders(self) -> None:
-        """Hold no folder open, so that each can be unmounted or moved."""
+        """Close all open folders below the root, so that they can be unmounted or moved."""
         self.folders.release_folders()
 
     @_raise_with_path
     def lock(self, path: str) -> str:
-        """Keep other processes out until ``close``; where one is in already, return who it is, else nothing."""
+        """Lock out other processes until `close`. Return a description of the process that holds the lock, or ""."""
         folder, name = split(path)
         while True:
-            # Whoever could open it could lock it, and keep this instance from publishing.
+            # Any user who can open the file can lock it, which would block this instance.
             self._lock = open_lock(name, self.folders.make(folder))
-            with suppress(PermissionError):  # one that an older gitboot has made, as another user
+            with suppress(PermissionError):  # an older gitboot made the file as another user
                 os.fchmod(self._lock, 0o600)
             if (other := take_lock(self._lock)) is not None:
                 return other
             stands = self.lstat(path)
             if stands is not None and os.path.samestat(os.fstat(self._lock), stands):
                 return ""
-            os.close(self._lock)  # its holder has just removed it
+            os.close(self._lock)  # the process that held the lock has just removed the file
             self._lock = None
 
     @_raise_with_path
     def lstat(self, path: str) -> os.stat_result | None:
-        """What stands at ``path``; None if nothing does."""
+        """Return the status of the file or folder at ``path``; None if there is none."""
         folder, name = split(path)
         fd = self.folders.find(folder)
         if fd is None:
@@ -150,14 +150,14 @@ class Disk:
             return None
 
     def has_file(self, path: str) -> bool:
-        """Return whether a file stands at ``path``, and no symlink leads there."""
+        """Return whether a regular file is at ``path``, with no symlink on the way."""
         try:
             return is_file(self.lstat(path))
         except NotAFolder:
             return False
 
     def size(self, path: str) -> int | None:
-        """The size of the file at ``path``, quickly: on the way there it follows symlinks."""
+        """Return the size of the file at ``path``, or None if the file is absent. Follows symlinks to folders."""
         try:
             found = os.lstat(path, dir_fd=self.folders.root)
         except OSError:
@@ -166,7 +166,10 @@ class Disk:
 
     @_raise_with_path
     def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
-        """The content of the file at ``path``, or its first bytes and one more than ``max_bytes``; None if absent."""
+        """Return the content of the file at ``path``; None if there is no file.
+
+        If the file is larger than ``max_bytes``, return its first ``max_bytes + 1`` bytes.
+        """
         folder, name = split(path)
         if (parent := self.folders.find(folder)) is None:
             return None
@@ -175,7 +178,7 @@ class Disk:
         except FileNotFoundError:
             return None
         try:
-            content = bytearray()  # a file object would cost as much again as to read a small file
+            content = bytearray()  # creating a file object takes as long as reading a small file
             while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, _READ_BYTES)):
                 content += part
             return bytes(content if max_bytes is None else content[: max_bytes + 1])
@@ -184,12 +187,12 @@ class Disk:
 
     @_raise_with_path
     def names(self, path: str) -> list[str]:
-        """The names in a folder, sorted; none if there is no such folder."""
+        """Return the names in a folder, sorted. The list is empty if there is no such folder."""
         fd = self.folders.find(path)
         return [] if fd is None else sorted(os.listdir(fd))
 
     def choose_mtime(self, path: str, at: datetime) -> int:
-        """What the next version of ``path`` is dated, in seconds since 1970, if it is staged ``at`` that instant."""
+        """Return the modification time that `stage` gives to the next version of ``path``, in seconds since 1970."""
         mtime = int(at.timestamp())
         folder, name = split(path)
         if (parent := self.folders.find(folder)) is not None:
@@ -199,11 +202,12 @@ class Disk:
 
     @_raise_with_path
     def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
-        """Write beside ``path`` what ``place`` is to put there after a ``sync``.
+        """Write a temporary file beside ``path``. After a `sync`, `place` renames it to ``path``.
 
-        It is dated ``at``, or a second after what stands there now if that is not older and the date need not be
-        ``exact``. Its permissions are the same under any umask. ``like`` is a path for which the same content was
-        staged: if that is dated the same, both are one file under two names, where the file system has such.
+        The modification time is ``at``. If the current file at ``path`` is not older than that, the time is one second
+        after the time of the current file, unless ``exact`` is set. The permissions do not depend on the umask.
+        ``like`` is a path for which the same content was staged before. If both files get the same time, they become
+        two hard links to one file, if the file system supports that.
         """
         folder, name = split(path)
         parent = self.folders.make(folder)
@@ -212,7 +216,7 @@ class Disk:
         if alike is None or not _try_link(self.folders.root, alike, beside, parent):
             try:
                 fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
-            except FileExistsError:  # a killed process has left it, and it may be another file too
+            except FileExistsError:  # a killed process left it, and it may be a hard link to another file
                 os.unlink(beside, dir_fd=parent)
                 fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
             try:
@@ -226,7 +230,7 @@ class Disk:
 
     @_raise_with_path
     def place(self, path: str) -> None:
-        """Put what was staged in the place of what stands at ``path``."""
+        """Rename the staged file to ``path``."""
         folder, name = split(path)
         fd = self.folders.make(folder)
         os.rename(staging_path(name), name, src_dir_fd=fd, dst_dir_fd=fd)
@@ -234,7 +238,7 @@ class Disk:
 
     @_raise_with_path
     def remove(self, path: str) -> None:
-        """Remove a file, if it stands there, and the folders that this leaves empty."""
+        """Remove a file if it exists, and the folders that become empty."""
         folder, name = split(path)
         if (fd := self.folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
@@ -243,7 +247,7 @@ class Disk:
         self.folders.prune()
 
     def sync(self) -> None:
-        """Wait until a power cut would undo nothing of what was staged, placed and removed; raises PublishError."""
+        """Wait until all staged, placed and removed files would survive a power cut. Raises PublishError."""
         self._unsynced |= self.folders.changed
         self.folders.changed.clear()
         if len(self._unsynced) > MAX_FSYNCS:
@@ -264,7 +268,7 @@ class Disk:
             return
         try:
             fd = os.open(name or ".", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=parent)
-        except FileNotFoundError:  # a folder that was left empty and removed
+        except FileNotFoundError:  # the folder became empty and was removed
             return
         try:
             os.fsync(fd)
@@ -273,7 +277,7 @@ class Disk:
 
 
 def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
-    """Write a new file, which is open, and give it a time in seconds since 1970; raises OSError."""
+    """Write the content of a new, open file, and set its modification time in seconds since 1970. Raises OSError."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
@@ -281,14 +285,13 @@ def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
 
 
 def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bool:
-    """Whether what was staged has got another name."""
     try:
         os.link(staging_path(staged_file.path), name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
     except OSError as error:
         if error.errno in NO_LINK_ERRORS:
             return False
         raise
-    # On the way to it a symlink may have been followed.
+    # The path of the staged file may contain a symlink, so the link may lead to another file.
     if os.path.samestat(os.lstat(name, dir_fd=folder), staged_file.file):
         return True
     os.unlink(name, dir_fd=folder)
@@ -296,7 +299,7 @@ def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bo
 
 
 def make_root(root: Path, modes: TreeModes) -> None:
-    """Make the directory that files are to stand in where it is missing, for those who may read the files."""
+    """Create the root of a tree if it is missing. Raises PublishError."""
     if not root.exists():
         try:
             root.mkdir(mode=modes.folder, parents=True)
@@ -315,30 +318,32 @@ def _apply_folder_modes(folder: Path, modes: TreeModes, *, only_ours: bool = Fal
 
 
 def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
-    """Whether a look found a regular file."""
     return file_stat is not None and stat.S_ISREG(file_stat.st_mode)
 
 
 def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content: bytes) -> bool:
-    """Whether what a look found at ``path`` is a file with exactly this content."""
+    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is its status."""
     return is_file(file_stat) and file_stat.st_size == len(content) and disk.read(path) == content
 
 
 def split(path: str) -> tuple[str, str]:
-    """The folder that a path is in, and its name there."""
+    """Return the folder and the name of a path."""
     folder, _, name = path.rpartition("/")
     return folder, name
 
 
 def staging_path(path: str) -> str:
-    """What is staged for a path: always the same, and short, since a name may be as long as the system takes."""
+    """Return the path of the temporary file for a path. It is always the same.
+
+    Its name is short, because the name of the file may have the maximum length of the file system.
+    """
     folder, name = split(path)
     beside = f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
     return f"{folder}/{beside}" if folder else beside
 
 
 def is_staging_name(name: str) -> bool:
-    """Return whether `staged` makes such a name: a process that was killed may have left the file."""
+    """Return whether a name is that of a temporary file of `staging_path`. A killed process may have left it."""
     return re.fullmatch(r"\.gitboot-[0-9a-f]{16}\.tmp", name) is not None
 
 
@@ -346,16 +351,16 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def syncfs(fd: int) -> None:
-    """syncfs(2), which the standard library lacks; ``os.sync`` would wait for every disk of the machine."""
+    """Call syncfs(2), which the standard library lacks. ``os.sync`` would wait for all disks of the machine."""
     if _libc.syncfs(fd) != 0:
         raise OSError(number := ctypes.get_errno(), os.strerror(number))
 
 
 class NotAFolder(PublishError):
-    """A file or a symlink stands where a folder has to be."""
+    """A file or a symlink is at the path of a folder."""
 
     def __init__(self, root: Path, path: str) -> None:
-        super().__init__(f"{root / path}: expected a folder, found something else (move it away)")
+        super().__init__(f"{root / path}: expected a folder, found a file or a symlink (move it away)")
         self.path = path
 
 
@@ -365,23 +370,24 @@ class _Folder(NamedTuple):
 
 
 class OpenFolders:
-    """The way down to the folder that was asked for last; in sorted order the next is most often beside it.
+    """Open folders from the root down to the folder that was opened last.
 
-    Raises OSError, and InTheWay.
+    Paths mostly come in sorted order, so the next folder is usually near the last one. Methods raise OSError and
+    NotAFolder.
     """
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         self._root, self._modes = root, modes
         self._open_folders = [_Folder("", os.open(root, os.O_RDONLY | os.O_DIRECTORY))]
-        self.filesystems: dict[int, int] = {}  # device -> a folder on it: any folder may be a mount point
-        self.changed: set[str] = set()  # folders in which others were made or removed
+        self.filesystems: dict[int, int] = {}  # an open folder on it; any folder may be a mount point
+        self.changed: set[str] = set()  # folders in which folders were created or removed
 
     def close(self) -> None:
         self.release_folders()
         os.close(self._open_folders.pop().fd)
 
     def release_folders(self) -> None:
-        """Hold nothing open but the directory itself."""
+        """Close all folders except the root."""
         while len(self._open_folders) > 1:
             self._leave()
         while self.filesystems:
@@ -392,18 +398,18 @@ class OpenFolders:
         return self._open_folders[0].fd
 
     def find(self, path: str) -> int | None:
-        """A folder's descriptor, good until the next call; None if there is no such folder."""
+        """Return the descriptor of a folder; None if there is no such folder. The next call may close it."""
         try:
             return self._open(path, make=False)
         except FileNotFoundError:
             return None
 
     def make(self, path: str) -> int:
-        """The same, made where it is missing; its permissions are the same under any umask."""
+        """Return the descriptor of a folder, and create the folder if it is missing. The next call may close it."""
         return self._open(path, make=True)
 
     def prune(self) -> None:
-        """Remove the last folder on the way if it is empty, then those above it; the topmost stay."""
+        """Remove the folder that was opened last and its parents while they are empty. Folders in the root stay."""
         while len(self._open_folders) > 2:
             name = self._open_folders[-1].path.rpartition("/")[2]
             self._leave()
@@ -450,18 +456,18 @@ class OpenFolders:
 
 
 _OTHERS: Final = 0o007
-_ASSETS: Final = "boot/assets"  # files that operators put there, with permissions of their own
+_ASSETS: Final = "boot/assets"  # operators put files there and set their permissions
 
 
 def build_restricted_modes(group: int | None = None) -> TreeModes:
-    """Return the permissions of a tree that its owner writes and its group reads, and nobody else."""
+    """Return permissions that let the owner write and the group read a tree. Other users have no access."""
     return TreeModes(folder=0o750, file=0o640, group=group)
 
 
 def find_group_id(name: str) -> int:
-    """Return the number of a group, which may be given as a number.
+    """Return the ID of a group. ``name`` may be a name or a number.
 
-    Raises `UsageError` where there is no such group, or where this process may not give files to it.
+    Raises `UsageError` if there is no such group, or if this process may not give files to that group.
     """
     if name.isdecimal():
         found = int(name)
@@ -470,19 +476,19 @@ def find_group_id(name: str) -> int:
             found = grp.getgrnam(name).gr_gid
         except KeyError:
             raise UsageError(
-                f"--output-group {name}: this machine has no group of that name; getent group lists its groups"
+                f"--output-group {name}: this host has no group {name}; run getent group to list the groups"
             ) from None
     if os.geteuid() != 0 and found not in (os.getegid(), *os.getgroups()):
         user = os.geteuid()
         raise UsageError(
-            f"--output-group {name}: the user {user} is not in that group, so gitboot may not give files to it; "
-            f"usermod --append --groups {name} USER, or SupplementaryGroups={name} in the unit file"
+            f"--output-group {name}: the user {user} is not in that group, so gitboot may not give files to the group; "
+            f"run usermod --append --groups {name} USER, or set SupplementaryGroups={name} in the unit file"
         )
     return found
 
 
 def is_readable_by_others(root: Path) -> bool:
-    """Return whether others than the owner and the group can read what is published below a folder."""
+    """Return whether users other than the owner and the group can read the published files below a folder."""
     with suppress(OSError):
         below = [root / name for name in ("boot", "ops") if (root / name).is_dir()]
         return bool(root.stat().st_mode & _OTHERS) and any(each.stat().st_mode & _OTHERS for each in below)
@@ -490,11 +496,11 @@ def is_readable_by_others(root: Path) -> bool:
 
 
 def apply_modes(root: Path, modes: TreeModes) -> None:
-    """Bring a tree that stands to these permissions, but for the files of operators; raises PublishError.
+    """Set these permissions on an existing tree, except on the files of operators. Raises PublishError.
 
-    The topmost folders are changed last. If they are as they should be, nothing else is looked at. Files that only
-    their owner may read stay so. What belongs to another user is left as it is: gitboot may not change it. The folder
-    of the tree itself stays as it is if something else lies in it: others may have to read that.
+    The top folders change last. If they already have these permissions, gitboot checks nothing else. Files that only
+    their owner may read keep their permissions. gitboot does not change files and folders of other users. It does not
+    change ``root`` itself if other files are in it, because other users may need to read those.
     """
     try:
         tops = [path for path in (root / "ops", root / "boot") if path.is_dir()]

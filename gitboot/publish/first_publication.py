@@ -35,21 +35,19 @@ FRESH: Final = f"{OWN}/fresh"
 READY: Final = f"{OWN}/ready"
 _FRESH, _READY = FRESH.removeprefix(f"{OWN}/"), READY.removeprefix(f"{OWN}/")
 _BOOT, _IN_BOOT = "boot", "o"
-_LAST: Final = split(MANIFEST)[1]  # nothing counts as published until it stands
+_LAST: Final = split(MANIFEST)[1]  # nothing counts as published until this file is in place
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_OTHER_MOUNT_ERRORS: Final = frozenset(
-    {errno.EXDEV, errno.EBUSY}
-)  # what is renamed to, or its place, is a mount point's
-_MIN_SAMPLE: Final = 64  # servers, at the least: by their files is estimated what those of more take
-_CERTAIN_SHARE: Final = 0.9  # of an estimate: less is not there by accident of who was asked
+_OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})  # source and destination are on different mounts
+_MIN_SAMPLE: Final = 64  # servers; gitboot estimates the files of all servers from a sample of at least this size
+_CERTAIN_SHARE: Final = 0.9  # of an estimate; a random sample is less wrong than that
 _MIB: Final = 2**20
 
 
 class FilledTree(NamedTuple):
-    """What a tree holds."""
+    """The content of a new tree."""
 
     head: Head
-    content: Mapping[str, tuple[str, ...]]  # what the entries of each server name
+    content: Mapping[str, tuple[str, ...]]  # content paths that the boot scripts of each server refer to
     files_written: int  # files
     listings: Listings
 
@@ -57,7 +55,7 @@ class FilledTree(NamedTuple):
 def fill_tree(
     disk: Disk, tree: Tree, publication: Publication, stamp: Stamp, at: datetime, report_progress: ReportProgress
 ) -> FilledTree | None:
-    """Bring a bare tree to what is wanted; None, and nothing is done, where it cannot be moved to its place.
+    """Write a first publication to an empty tree. Do nothing and return None if the files cannot be renamed into place.
 
     Raises PublishError.
     """
@@ -70,7 +68,7 @@ def fill_tree(
     with create_tree(disk, at) as fresh:
         if fresh is None:
             return None
-        # One step more than there are servers brings all to its place.
+        # The last step, after all servers, moves all files into place.
         for server, files in iterate_with_progress(
             publication.servers.items(), lambda done, total: report_progress(done, total + 1)
         ):
@@ -86,15 +84,15 @@ def fill_tree(
     return FilledTree(head, content, written, listings)
 
 
-# A tree that nobody sees yet
+# A tree that is not visible yet
 
 
 @contextmanager
 def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
-    """A tree to be filled where there is none: what it is given stands at the end, all of it or, after an error, none.
+    """Yield a new tree to fill, and move it into place when the block ends. After an error, nothing is moved.
 
-    None where that cannot be done so. Raises PublishError; `finish` takes away then what came to no end, and goes on
-    with what did.
+    Yields None if the files cannot be renamed into place. Raises PublishError. After a crash,
+    `finish_first_publication` removes an unfinished tree, or finishes moving a complete one.
     """
     with _own_folder(disk) as own:
         os.mkdir(_FRESH, disk.modes.folder, dir_fd=own)
@@ -107,14 +105,17 @@ def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
             durable_files.syncfs(own)
             os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
             durable_files.syncfs(own)
-        finally:  # it is there no more where all went well
+        finally:  # after a success, it is already gone
             with suppress(OSError):
                 shutil.rmtree(_FRESH, dir_fd=own)
     finish_first_publication(disk)
 
 
 def finish_first_publication(disk: Disk) -> bool:
-    """Take away what came to no end, and go on with what did; whether there was a tree on its way to its place."""
+    """Clean up after a crash: remove an unfinished new tree, or finish moving a complete one.
+
+    Return whether there was a complete tree to move.
+    """
     if disk.lstat(OWN) is None:
         return False
     with _own_folder(disk) as own:
@@ -132,7 +133,7 @@ def finish_first_publication(disk: Disk) -> bool:
 
 @contextmanager
 def _own_folder(disk: Disk) -> Iterator[int]:
-    """Open the publisher's own folder; what the system refuses until the block ends is a PublishError."""
+    """Yield gitboot's own folder in the tree. An OSError in the block becomes a PublishError."""
     try:
         own = os.dup(disk.folders.make(OWN))
         try:
@@ -153,7 +154,7 @@ def _open_folder(name: str, folder: int) -> Iterator[int]:
 
 
 def _can_be_moved(own: int, root: int) -> bool:
-    """Whether a folder of the publisher's own can be renamed to where the tree is to be: no mount lies between them."""
+    """Return whether gitboot can rename a folder from its own folder to the tree. A mount point may be in between."""
     with ExitStack() as stack:
         fresh = stack.enter_context(_open_folder(_FRESH, own))
         folder, name = root, _BOOT
@@ -172,10 +173,10 @@ def _can_be_moved(own: int, root: int) -> bool:
 
 
 def _move(source: int, target: int, folder: str) -> None:
-    """Rename all that is in one folder into another, and what both have within it.
+    """Rename all files of one folder into another, and merge the folders that exist in both.
 
-    ``folder`` is their path in the tree, with a slash at its end. Content comes first, the first scripts and then the
-    manifest last, as in every publication.
+    ``folder`` is their path in the tree, ending with a slash. As in every publication, content comes first, then the
+    boot scripts, then the first scripts, and the manifest last.
     """
     stands = frozenset(os.listdir(target))
     for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, move_order(folder + name), name)):
@@ -192,19 +193,19 @@ def _move(source: int, target: int, folder: str) -> None:
 
 
 class NewTree:
-    """A folder that nobody else knows, in which each file is written once."""
+    """A new folder that no other process uses. Each file is written once."""
 
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
         self._disk, self._folder, self._mtime, self._modes = disk, folder, mtime, disk.modes
-        self._made = {""}  # folders, by their path
-        # Whether files are made with other permissions, or another group, than are asked for: the first file tells.
+        self._made = {""}  # paths of the folders that exist
+        # Whether new files get other permissions or another group than they should have. The first file shows it.
         self._is_masked: bool | None = None
 
     def add(self, files: Files) -> int:
-        """Write one server's files, or those of none; return at how many paths there was nothing yet.
+        """Write the files of one server, or those that belong to no server. Return how many paths are new.
 
-        Those with the same content are one file. Only what entries name may be there already: it is of several servers
-        then. Raises PublishError.
+        Files with the same content become hard links to one file. Only content may exist already, because several
+        servers can refer to it. Raises PublishError.
         """
         alike: dict[Digest, list[str]] = {}
         for path, file in files.items():
@@ -227,7 +228,7 @@ class NewTree:
         return written
 
     def write(self, contents: Mapping[str, bytes | None]) -> None:
-        """Write files of the publisher's own; None: there is none. Raises PublishError."""
+        """Write files of gitboot's own, by path. Files without content are skipped. Raises PublishError."""
         for path, content in contents.items():
             if content is not None:
                 try:
@@ -267,11 +268,11 @@ class NewTree:
             self._made.add(folder)
 
 
-# Whether file systems have room for a tree that begins with nothing
+# Free space for a new tree
 
 
 class _Need(Struct):
-    """What files take of a file system; of many servers, as far as that follows from some."""
+    """The space that files need on one file system. It may be an estimate from some of the servers."""
 
     inodes: float = 0
     size: float = 0  # bytes
@@ -279,11 +280,11 @@ class _Need(Struct):
 
 
 def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
-    """Look whether there is room for files and folders; raises PublishError with what lacks.
+    """Check that the file systems have room for files and folders. Raises PublishError.
 
-    ``files`` has the path of each, its size in bytes, and for how many such it stands. A file of several names counts
-    once, and what is written about the tree not at all. A file system that has no limit of files, or says none, has
-    room for them.
+    ``files`` has the path of each file, its size in bytes, and the number of files that it stands for. A file with
+    several names counts once. The manifest and the index do not count. A file system without an inode limit, such as
+    Btrfs, always has room for more files.
     """
     needs: dict[Path, _Need] = {}
     places = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
@@ -293,7 +294,7 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
         need.inodes += times
         need.size += times * size
         need.is_estimate |= times != 1
-    is_root = os.geteuid() == 0  # for whom some is kept free
+    is_root = os.geteuid() == 0  # file systems keep some space free for root
     for place, need in needs.items():
         found = os.statvfs(place)
         free_bytes = (found.f_bfree if is_root else found.f_bavail) * found.f_frsize
@@ -301,19 +302,19 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
         surely, about = (_CERTAIN_SHARE, "about ") if need.is_estimate else (1, "")
         if found.f_files and need.inodes * surely > free:
             raise PublishError(
-                f"{place}: expected room for {about}{format_count(round(need.inodes), 'file')}, "
-                f"and its file system has it for {free:,} "
-                "(choose one with more inodes: mkfs.ext4 -N, mount -o nr_inodes of a tmpfs)"
+                f"{place}: publishing needs {about}{format_count(round(need.inodes), 'inode')}, "
+                f"and the file system has {free:,} free "
+                "(use a file system with more inodes: mkfs.ext4 -N, or mount -o nr_inodes for a tmpfs)"
             )
         if need.size * surely > free_bytes:
-            has = f"its file system has {free_bytes / _MIB:,.1f} MiB"
+            has = f"the file system has {free_bytes / _MIB:,.1f} MiB free"
             raise PublishError(
-                f"{place}: expected room for {about}{need.size / _MIB:,.1f} MiB, and {has} (free some space)"
+                f"{place}: publishing needs {about}{need.size / _MIB:,.1f} MiB, and {has} (free some space)"
             )
 
 
 def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]]:
-    """Files and folders as `check_room` counts them. Of many servers, some stand for all."""
+    """Yield the files and folders of a publication for `check_room`. A sample stands for all of many servers."""
     names = sorted(publication.servers)
     number = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
     had, sizes = Counter[str](), dict[str, int]()
@@ -322,9 +323,9 @@ def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]
         had.update(once.keys())
         sizes.update(once)
     own = len(names) / number if number else 1
-    # For how many contents each of those stands that one server alone was found to have. Those of one server and those
-    # that groups of servers share look alike in a sample; how many there are follows from how many were found once and
-    # how many twice: Chao's estimate of 1984.
+    # Contents that the sample shows at one server only. Some belong to one server, others to a group of servers, and
+    # the sample cannot tell them apart. Chao's estimator (1984) gives the number of distinct contents from the numbers
+    # of those that were seen once and twice.
     found = Counter(times for path, times in had.items() if is_immutable(path))
     of_some = min(own, 1 + found[1] / (2 * max(found[2], 1)))
     for path, size in sizes.items():
@@ -337,7 +338,7 @@ def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]
 
 
 def _measure_distinct_files(files: Files) -> dict[str, int]:
-    """The sizes of some files, of those with the same content one, and of their folders."""
+    """Return the sizes of files and of their folders, by path. Files with the same content count once."""
     firsts = {file.sha256: path for path, file in sorted(files.items(), reverse=True)}
     found = {path: len(files[path].content) for path in firsts.values()}
     for path in files:

@@ -31,9 +31,9 @@ def has_root(folder: Path) -> bool:
 
 
 def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
-    """Make a root key, a publication key and their metadata in a folder; return the public root key as PEM.
+    """Create a root key, a publication key and their metadata in a folder. Return the public root key as PEM.
 
-    ``root_key`` is the file for the private root key. Default: `ROOT_KEY` in the folder. Raises `UsageError` if a key
+    ``root_key`` is the file for the private root key, by default `ROOT_KEY` in the folder. Raises `UsageError` if a key
     file exists already.
     """
     signer, publication = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
@@ -46,11 +46,11 @@ def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
 
 
 def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None, now: datetime) -> bytes:
-    """Replace the publication key, and with ``new_root_key`` the root key too; return the public root key as PEM.
+    """Replace the publication key, and with ``new_root_key`` the root key too. Return the public root key as PEM.
 
     The new metadata is valid for `ROOT_VALID` from now. A reader that trusts the earlier root key accepts the new root
-    key, because both sign the new root metadata. Raises `UsageError` if a file cannot be read, if ``root_key`` is
-    not the root key, or if ``new_root_key`` exists.
+    key, because both sign the new root metadata. Raises `UsageError` if a file cannot be read, if ``root_key`` is not
+    the root key, or if ``new_root_key`` exists.
     """
     signer = _read_key(root_key or folder / ROOT_KEY)
     roots, delegations = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
@@ -86,7 +86,7 @@ def _write_list_root(
     signers: tuple[CryptoSigner, ...],
     now: datetime,
 ) -> bytes:
-    """Write signed metadata by which the last signer trusts the publication key, and the public key of this signer."""
+    """Write metadata in which the last signer trusts the publication key, and the public key of this signer."""
     for role in ("snapshot", "timestamp"):
         root.signed.add_key(publication.public_key, role)
     key, expires = publication.public_key, now.replace(microsecond=0) + ROOT_VALID

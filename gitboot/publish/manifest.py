@@ -15,8 +15,8 @@ from gitboot.render.endpoint_files import ListedFile
 
 MANIFEST: Final = "ops/manifest.json"
 SHARED: Final = "ops/manifest/shared.json"
-STATUS: Final = "ops/status.json"  # the instance's own word on itself, which no manifest lists
-UNKNOWN: Final = "ops/unknown.json"  # the machines that no document describes, likewise
+STATUS: Final = "ops/status.json"  # the state of the instance; no manifest lists this file
+UNKNOWN: Final = "ops/unknown.json"  # unknown machines; no manifest lists this file
 _NODES: Final = "ops/manifest/"
 _PART: Final = re.compile(rf"{_NODES}([0-9a-f]{{2}})(?:/([0-9a-f]{{2}}))?\.json")
 FORMAT: Final = 2
@@ -24,7 +24,7 @@ Digests = Mapping[str, str]  # sha256 by name
 
 
 class Stamp(Struct, frozen=True, kw_only=True):
-    """Of what a tree was made, and for whom."""
+    """The commit, the gitboot version and the ledger that a tree was made from."""
 
     commit: str
     gitboot: str  # its version
@@ -32,22 +32,22 @@ class Stamp(Struct, frozen=True, kw_only=True):
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What ``manifest.json`` says."""
+    """The content of ``manifest.json``."""
 
     stamp: Stamp
-    nodes: Digests  # of each node that has leaves
-    shared: str | None  # of the listing of shared files; None: there is none
+    nodes: Digests  # the digest of each node that has leaves
+    shared: str | None  # the digest of the listing of shared files; None: there is no listing
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What a tree says of all its files."""
+    """All files of a tree."""
 
     stamp: Stamp
     files: Mapping[str, ListedFile]  # by path, sorted; states included
 
 
 class UnknownFormat(ValueError):
-    """A manifest that another version of gitboot wrote."""
+    """Another version of gitboot wrote the manifest."""
 
 
 def is_of_manifest(path: str) -> bool:
@@ -55,7 +55,7 @@ def is_of_manifest(path: str) -> bool:
 
 
 def locate_server(server: str) -> tuple[str, str]:
-    """The node and the leaf that list a server's state."""
+    """Return the node and the leaf that list a server's state."""
     digest = sha256(server.encode()).digest()
     return f"{digest[0] >> 2:02x}", f"{digest[1] >> 2:02x}"
 
@@ -69,22 +69,23 @@ def leaf_path(node: str, leaf: str) -> str:
 
 
 def parse_part_path(path: str) -> tuple[str | None, str | None]:
-    """Which node, and which leaf of it, a path is; None: it is none."""
+    """Return the node and the leaf of a manifest path. Both are None for another path, the leaf for a node's path."""
     found = _PART.fullmatch(path)
     return (found[1], found[2]) if found else (None, None)
 
 
 def compute_digest(content: bytes) -> str:
+    """Return the sha256 of some content, in hexadecimal digits."""
     return sha256(content).hexdigest()
 
 
 def render_digests(digests: Digests) -> bytes:
-    """A node or a leaf."""
+    """Render a node or a leaf."""
     return encode_canonical(dict(digests)) + b"\n"
 
 
 def parse_digests(data: bytes) -> dict[str, str]:
-    """What ``render_digests`` wrote; ValueError for anything else."""
+    """Parse a node or a leaf. Raises ValueError."""
     found = json.loads(data)
     if not isinstance(found, dict) or not all(isinstance(digest, str) for digest in found.values()):
         raise ValueError("not a part of a manifest")
@@ -92,7 +93,7 @@ def parse_digests(data: bytes) -> dict[str, str]:
 
 
 def render_listing(files: Mapping[str, ListedFile]) -> bytes:
-    """The listing of shared files."""
+    """Render the listing of shared files."""
     lines = (
         f'{json.dumps(path, ensure_ascii=False)}:{{"sha256":"{each.sha256}","size":{each.size}}}'
         for path, each in sorted(files.items())
@@ -101,7 +102,7 @@ def render_listing(files: Mapping[str, ListedFile]) -> bytes:
 
 
 def parse_listing(data: bytes) -> dict[str, ListedFile]:
-    """What ``render_listing`` wrote; ValueError for anything else."""
+    """Parse the listing of shared files. Raises ValueError."""
     found = json.loads(data)
     try:
         return {path: ListedFile(each["sha256"], each["size"]) for path, each in found.items()}
@@ -122,7 +123,7 @@ def render_head(head: Head) -> bytes:
 
 
 def parse_head(data: bytes) -> Head:
-    """What ``render_head`` wrote; ValueError for anything else, UnknownFormat where another version wrote it."""
+    """Parse ``manifest.json``. Raises ValueError, and UnknownFormat if another version of gitboot wrote it."""
     found: Any = json.loads(data)
     match found:
         case {
@@ -135,5 +136,5 @@ def parse_head(data: bytes) -> Head:
         }:
             return Head(stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger), nodes=nodes, shared=shared)
         case {"version": int(version)} if version != FORMAT:
-            raise UnknownFormat(f"a manifest of format {version}; this version of gitboot knows format {FORMAT}")
+            raise UnknownFormat(f"a manifest of format {version}; this version of gitboot reads format {FORMAT}")
     raise ValueError(f"not a manifest of format {FORMAT}")

@@ -43,35 +43,35 @@ from gitboot.render.paths import (
 
 T = TypeVar("T")
 _CHUNK: Final = 1 << 20
-_BATCH: Final = 4096  # files that are given to threads at a time
+_BATCH: Final = 4096  # files that the threads get at a time
 _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
-_UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
-_OTHER_ARTIFACT: Final = "its sha256 is not the one in its path: delete the file, and copy it again"
+_UNPUBLISHED: Final = "the mirror serves a file that is not published"
+_OTHER_ARTIFACT: Final = "the sha256 of the file differs from the one in its path: delete the file, and copy it again"
 _GONE: Final = (404, 410)
-_LATER: Final = "it counts at another time"
-_EARLIER: Final = "an earlier publication had it, and machines still find it"
+_LATER: Final = "the file is valid at another time"
+_EARLIER: Final = "an earlier publication had this file, and machines can still fetch it"
 
 
 class MirrorReport(Struct, frozen=True, kw_only=True):
-    """A mirror as it compares with a published tree, or with its signed list."""
+    """The result of comparing a mirror with a published tree, or with its signed list."""
 
-    findings: tuple[MirrorFinding, ...]  # sorted by path, those of the list first
-    files: int  # that are published, also those that were not read
-    unread: tuple[str, ...]  # paths that only machines fetch, sorted
-    in_transition: tuple[str, ...]  # paths that are about to turn, or have just turned
-    hidden_files: int = 0  # files whose path the list does not show
-    signed_list: SignedList | None = None  # None: there is no list that can be read, or none was
+    findings: tuple[MirrorFinding, ...]  # sorted by path, findings about the list first
+    files: int  # all published files, whether they were read or not
+    unread: tuple[str, ...]  # paths that only machines may fetch, sorted
+    in_transition: tuple[str, ...]  # sorted paths within the tolerance of a transition
+    hidden_files: int = 0  # files whose paths the list hides
+    signed_list: SignedList | None = None  # None: gitboot read no list, or the list is not readable
 
 
 def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
-    """What a mirror of the tree at ``root`` is to have, by path below boot/, sorted; raises `PublishError`.
+    """Return the files that a mirror of the tree at ``root`` must have, by path below boot/, sorted.
 
-    A target does not have the times of the tree.
+    The files of a target have other modification times than those of the tree. Raises `PublishError`.
     """
     manifest = read_manifest(root)
     if manifest is None:
-        raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
+        raise PublishError(f"{root}: expected an output tree, found no {MANIFEST}")
     found = {}
     for path, listed in manifest.files.items():
         if not path.startswith(BOOT):
@@ -79,7 +79,7 @@ def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, Mir
         try:
             modified = int((root / path).stat().st_mtime)
         except FileNotFoundError:
-            continue  # a publication is under way, which withdraws it
+            continue  # a publication in progress has removed the file
         version = FileVersion(None, listed.sha256, listed.size)
         below = path.removeprefix(BOOT)
         found[below] = MirrorFile(
@@ -96,9 +96,10 @@ def compare_mirror(
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Compare a mirror with what ``look`` returns, and compare again what is published anew meanwhile.
+    """Compare a mirror with the files that ``look`` returns. Files that are published meanwhile are compared again.
 
-    ``begun`` gets the number of files to compare, and ``done`` how many more are compared.
+    ``on_start`` gets the number of files to compare, and ``on_progress`` the number of files compared since its last
+    call.
     """
     with threads(parallel) as pool:
         return compare_files(mirror, look(), lambda _: look(), pool, on_start, on_progress)
@@ -106,7 +107,7 @@ def compare_mirror(
 
 @contextmanager
 def threads(number: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads. What has not begun by the end of the block is dropped."""
+    """Yield a pool of threads. Tasks that have not started when the block ends are dropped."""
     pool = ThreadPoolExecutor(number, thread_name_prefix="mirror")
     try:
         yield pool
@@ -122,9 +123,10 @@ def compare_files(
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Compare a mirror with these files, and compare again what is published anew meanwhile.
+    """Compare a mirror with these files. Files that are published meanwhile are compared again.
 
-    ``look_again`` gets whether anything differs, and returns the files by now; None: they are the same.
+    ``look_again`` gets True if there is a finding. It returns the files as they are now, or None if they have not
+    changed.
     """
     read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
     on_start(len(read))
@@ -172,19 +174,22 @@ def batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
 
 
 def sort_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
-    """Return findings by path, those of the list first: a wrong clock or a list of another time explains the others."""
+    """Return findings sorted by path, those about the list first.
+
+    A wrong clock or an outdated list explains the other findings.
+    """
     return tuple(sorted(set(findings), key=lambda each: (not each.path.startswith(SIGNED), each.path, each.fault)))
 
 
 class FolderMirror:
-    """A copy as it lies in a folder of this machine: all of it can be seen, but not how it is served."""
+    """A mirror in a folder of this host. gitboot can read all files, but not the headers that a web server sends."""
 
     def __init__(self, folder: Path, root: Path | None = None) -> None:
-        """``root`` is the published tree, if it is at hand."""
+        """``root`` is the published tree, if it is on this host."""
         self._folder, self._boot = folder, root / BOOT if root is not None else None
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
-        """Return the first bytes of a file and one more, or None if it is absent. Raises `HostUnreachable`."""
+        """Return a file, or its first ``max_bytes + 1`` bytes; None if it is absent. Raises `HostUnreachable`."""
         try:
             with (self._folder / path).open("rb") as content:
                 return content.read(max_bytes + 1)
@@ -194,7 +199,7 @@ class FolderMirror:
             raise HostUnreachable(f"{self._folder / path} cannot be read: {error.strerror}") from error
 
     def names(self) -> list[str]:
-        """Return the paths of all files, sorted, but for what the program of this mirror stages."""
+        """Return the paths of all files, sorted, without the staging folder of the mirror program."""
         return sorted(paths_in(str(self._folder)))
 
     def find_cached_list(self) -> Iterator[MirrorFinding]:
@@ -204,7 +209,7 @@ class FolderMirror:
         return True
 
     def read(self, path: str, _: Collection[int] = ()) -> MirrorAnswer:
-        """Return what a file is, read whole, whatever its size."""
+        """Read a whole file, whatever its size, and return its size, digest and time."""
         try:
             with (self._folder / path).open("rb") as content:
                 digest, found = sha256(), (self._folder / path).stat()
@@ -217,9 +222,9 @@ class FolderMirror:
         return MirrorAnswer(status=200, size=found.st_size, sha256=digest.hexdigest(), modified=int(found.st_mtime))
 
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
-        """What the published tree has not, neither published nor laid there by a person.
+        """Find files that the published tree does not have, and artifacts with a wrong digest.
 
-        Without the tree, the signed list, `assets/` and content that a path names may lie there.
+        Without the tree, the signed list, `assets/` and content with a digest in its path are allowed.
         """
         for path in self.names():
             if path in files:
@@ -239,11 +244,11 @@ class FolderMirror:
 
 
 class WebMirror:
-    """A copy that a web server answers from.
+    """A mirror that a web server serves.
 
-    No request counts as a machine's fetch. Each names gitboot in its User-Agent. If a fetch of the path is evidence,
-    the request has a mark in its query, too. Endpoints and `gitboot read-access-logs` look for both. By default a path
-    of evidence is not requested at all, neither by HEAD: caches turn a HEAD into a GET.
+    gitboot's requests do not count as fetches of machines. Each request has gitboot in its User-Agent. For paths whose
+    fetch is evidence, the request also has a mark in its query. Endpoints and `gitboot read-access-logs` check both. By
+    default gitboot does not request these paths at all, not even with HEAD, because caches turn a HEAD into a GET.
     """
 
     def __init__(
@@ -257,19 +262,19 @@ class WebMirror:
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """The deadline is for an answer without its body; a file has to come at the ``rate``.
+        """The deadline applies to an answer without its body. A body must arrive at the minimum ``rate``.
 
-        ``nonce`` is a text that no request had before.
+        ``nonce`` is a text that no earlier request had.
         """
         self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
-        self._numbers = count()  # of requests that no cache may answer
+        self._numbers = count()  # numbers in the queries of requests that no cache may answer
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
-        # Then a 403 means an absent file of the list: S3 answers so to a client that may not list the bucket.
+        # If True, a 403 means that a file of the list is absent: S3 answers 403 if the client may not list the bucket.
         self._gives_list = False
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
-        """Return the first bytes of a file and one more, or None if it is absent; from no cache.
+        """Return the content of a file, or its first ``max_bytes + 1`` bytes, past all caches; None if it is absent.
 
         Raises `HostUnreachable`.
         """
@@ -277,21 +282,24 @@ class WebMirror:
         return self._fetch(path, max_bytes, query, {"Cache-Control": "no-cache"})[0]
 
     def names(self) -> None:
-        """A web server lists nothing."""
+        """Return None: a web server does not list its files."""
 
     def find_cached_list(self) -> Iterator[MirrorFinding]:
-        """Compare the timestamp of the signed list, which each publication changes, with what caches have of it."""
+        """Find caches that may serve an outdated signed list.
+
+        This compares the timestamp, which each publication changes, with the answer of a cache.
+        """
         path = f"{SIGNED}{TIMESTAMP}"
         before = self.get(path, MAX_TIMESTAMP_BYTES)
         stored, answer = self._fetch(path, MAX_TIMESTAMP_BYTES, "", {})
-        fault, remedy = MirrorFault.CACHED, "let the cache heed Cache-Control"
+        fault, remedy = MirrorFault.CACHED, "configure the cache to follow Cache-Control"
         if answer.age_s > 0:
-            message = f"a cache stored it {answer.age_s} s ago"
+            message = f"a cache stored this file {answer.age_s} s ago"
         elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
-            message = "a cache answers with another one than the mirror behind it"
+            message = "a cache answers with another version than the mirror behind it"
         elif stored is not None and may_be_cached(answer.cache_control or ""):
-            fault, message = MirrorFault.CACHEABLE, "a cache may keep the list"
-            remedy = "let the mirror send Cache-Control: no-cache"
+            fault, message = MirrorFault.CACHEABLE, "caches may store the list"
+            remedy = "configure the mirror to send Cache-Control: no-cache"
         else:
             return
         yield MirrorFinding(path=path, fault=fault, message=f"{message}: {remedy}")
@@ -299,17 +307,17 @@ class WebMirror:
     def _fetch(
         self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]
     ) -> tuple[bytes | None, MirrorAnswer]:
-        """Return the first bytes of an answer and one more, or None if the file is absent, and its head."""
+        """Return the head of an answer, and its first ``max_bytes + 1`` bytes, or None if the file is absent."""
         url = f"{self._url}/{quote(path)}{query}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
-            # S3 answers 403 for an absent object to a reader that may not list the bucket. Each chain of roots ends at
-            # one that is absent, and python-tuf goes by both answers, too. A reader begins with the timestamp.
+            # S3 answers 403 for an absent object if the client may not list the bucket. Each chain of roots ends at an
+            # absent file, and python-tuf accepts both answers there, too. A reader begins with the timestamp.
             if answer.status in (404, 410) or (answer.status == 403 and self._gives_list):
                 return None, _read_answer(answer)
             if answer.status == 403:
                 raise HostUnreachable(
-                    f"{url} answers 403: the mirror does not let this host read the signed list (add this host to the "
+                    f"{url} answers 403: this host may not read the signed list of the mirror (add this host to the "
                     "Fleet's spec.provisioning.monitors and copy the configuration again, or run the command there)"
                 )
             if answer.status != 200:
@@ -324,9 +332,9 @@ class WebMirror:
         return self._reads_entries or not is_fetched_by_machines_only(path)
 
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
-        """Ask by HEAD, as firmware does first, and read what has one of these sizes, in bytes.
+        """Send a HEAD request, as firmware does first. If the size is one of ``sizes`` (in bytes), also read the file.
 
-        What only machines fetch is small, and loaders send no HEAD for it: one request is enough.
+        Files that only machines fetch are small, and boot loaders send no HEAD for them. For these, one GET is enough.
         """
         if is_fetched_by_machines_only(path):
             return self._request("GET", path, most_bytes=max(sizes) + 1)
@@ -335,7 +343,10 @@ class WebMirror:
         return self._request("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
 
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
-        """What it gives that nobody has published, as far as one can ask for it; raises `HostUnreachable`."""
+        """Find files that the mirror serves and that are not published, at the paths that gitboot can guess.
+
+        Raises `HostUnreachable`.
+        """
         first = self._request("GET", UNKNOWN_MACHINE)
         if first.trouble:
             raise HostUnreachable(first.trouble)
@@ -348,7 +359,7 @@ class WebMirror:
         yield from (finding for finding in found if finding is not None)
 
     def _request(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
-        """What is answered; so many bytes of it are read at most."""
+        """Send a request and read at most ``most_bytes`` of the answer."""
         url = f"{self._url}/{quote(path)}{_MARK if is_fetched_by_machines_only(path) else ''}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         try:
@@ -381,41 +392,41 @@ def _read_answer(answer: AnswerStream) -> MirrorAnswer:
 
 
 class MirrorFault(StrEnum):
-    """What is wrong with a path of a mirror."""
+    """A fault of one path of a mirror."""
 
     MISSING = "Missing"
-    STALE = "Stale"  # it is what stood there before
-    WRONG = "Wrong"  # it is something else
-    EXTRA = "Extra"  # nothing is to be there
+    STALE = "Stale"  # an earlier version
+    WRONG = "Wrong"  # other content
+    EXTRA = "Extra"  # the file is not published
     REDIRECTED = "Redirected"
     MISTYPED = "Mistyped"
     UNSIZED = "Unsized"
     CACHEABLE = "Cacheable"
-    UNDATED = "Undated"  # it has not the time of its version
-    CACHED = "Cached"  # a cache answered with what it has stored
-    UNSIGNED = "Unsigned"  # the list has no signatures, although a key is named
-    BAD_SIGNATURE = "BadSignature"  # a part of the list is not signed by the keys that have to sign it
-    DAMAGED = "Damaged"  # a part of the list is not what gitboot writes, or of another list
-    INCOMPLETE = "Incomplete"  # a listing is of another version than the list
-    EXPIRED = "Expired"  # the list has not been renewed in time
-    EARLY = "Early"  # the list is of a time that this host's clock has not reached
-    UNKNOWN = "Unknown"  # nobody has answered, or not so that anything follows
+    UNDATED = "Undated"  # the modification time is not that of the version
+    CACHED = "Cached"  # a cache answered with a stored version
+    UNSIGNED = "Unsigned"  # the list has no signatures, and the command names a key
+    BAD_SIGNATURE = "BadSignature"  # the keys of a part of the list did not sign it
+    DAMAGED = "Damaged"  # a part of the list is malformed, or belongs to another list
+    INCOMPLETE = "Incomplete"  # a listing has another version than the list
+    EXPIRED = "Expired"  # the list was not renewed in time
+    EARLY = "Early"  # the list is newer than the clock of this host
+    UNKNOWN = "Unknown"  # no answer, or an answer that allows no conclusion
 
 
 class MirrorFile(Struct, frozen=True, kw_only=True):
-    """A published file that a mirror is to have, and how it turns."""
+    """A file that a mirror must have, and the versions that are valid around now."""
 
     path: str  # below boot/
-    right: tuple[FileVersion | None, ...]  # what it may be now, the version of now first; None: absent
-    versions: tuple[FileVersion, ...]  # all that the tree or the list names
-    modified: int | None = None  # in seconds since 1970; None: any time is right
-    keeps_time: bool = True  # whether a mirror has that time, too: its log is evidence by it
-    server: str | None = None  # whose file it is; None: it belongs to no server, or nobody says
-    contents: Mapping[str, str] = field(default_factory=dict)  # texts of versions that are not in OUTPUT, by sha256
+    right: tuple[FileVersion | None, ...]  # allowed now, the current version first; None: absent
+    versions: tuple[FileVersion, ...]  # all versions that the tree or the list names
+    modified: int | None = None  # in seconds since 1970; None: gitboot does not compare times
+    keeps_time: bool = True  # whether a mirror must have this time: then its access log can be evidence
+    server: str | None = None  # the server of the file; None: no server, or unknown
+    contents: Mapping[str, str] = field(default_factory=dict)  # by sha256: texts of versions that are not in OUTPUT
 
     @property
     def is_evidence(self) -> bool:
-        """Whether a whole answer to a GET says something of a machine, so that nobody else may ask so."""
+        """Return whether a complete GET is evidence about a machine. Only machines may request such a path."""
         kind = find_path_kind(BOOT + self.path)
         return (
             kind is not None and kind.role is not Role.OFFER and (self.keeps_time or kind.role is not Role.BOOT_SCRIPT)
@@ -423,25 +434,25 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
 
     @property
     def is_entry(self) -> bool:
-        """Whether it is a machine's own, and changes in place."""
+        """Return whether the file belongs to one machine and changes in place."""
         kind = find_path_kind(BOOT + self.path)
         return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER)
 
 
 class MirrorAnswer(Struct, frozen=True, kw_only=True):
-    """What a mirror answers for a path, as far as was asked; None: it does not say, or was not asked."""
+    """The answer of a mirror for one path. None: the answer lacks the value, or gitboot did not request it."""
 
     status: int
     size: int | None = None
-    sha256: str | None = None  # of what was read
-    has_body: bool = False  # as far as it was read
+    sha256: str | None = None  # of the bytes that were read
+    has_body: bool = False  # whether at least one byte was read
     modified: int | None = None
     content_type: str | None = None
     cache_control: str | None = None
     encoding: str = ""
-    age_s: int = 0  # for how long a cache has stored it
+    age_s: int = 0  # for how many seconds a cache has stored the answer
     redirect_url: str | None = None
-    trouble: str = ""  # why there is no answer
+    trouble: str = ""  # the reason if there is no answer
 
     @property
     def is_there(self) -> bool:
@@ -455,14 +466,14 @@ class MirrorFinding(Struct, frozen=True, kw_only=True):
 
 
 class CheckedFile(NamedTuple):
-    """What a path of a mirror turns out to be."""
+    """The result for one path of a mirror."""
 
     finding: MirrorFinding | None
-    is_in_transition: bool = False  # whether it is right, and is the version before or after the one of now
+    is_in_transition: bool = False  # whether the file is right, but not of the current version
 
 
 def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
-    """The worst that is wrong with what is answered for a file, and whether the file is about to turn."""
+    """Return the worst fault of an answer, and whether the file is in transition."""
     if answer.status in _GONE and None in file.right:
         return CheckedFile(None, is_in_transition=file.right[0] is not None)
     present = [each for each in file.right if each is not None]
@@ -477,36 +488,36 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
             until = file.versions[number + 1].since if number + 1 < len(file.versions) else None
             times = (("from", other.since), ("until", until))
             counts = " ".join(f"{word} {format_instant(at)}" for word, at in times if at is not None) or "of before"
-            fault, message = MirrorFault.STALE, f"it has the version {counts}"
+            fault, message = MirrorFault.STALE, f"the file has the version {counts}"
             break
     return CheckedFile(MirrorFinding(path=file.path, fault=fault, message=message))
 
 
 def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
-    """What is wrong with an answer for what nobody has published; ``why`` that matters."""
+    """Return the fault of an answer for a path that is not published. ``why`` says why a file there would matter."""
     if answer.trouble:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
     if answer.is_there:
-        message = f"it answers {answer.status} to what is not published: {why}"
+        message = f"the mirror answers {answer.status} for a path that is not published: {why}"
         return MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
     if answer.status >= 500:
-        return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"it answers {answer.status}")
+        return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"the mirror answers {answer.status}")
     if answer.has_body:
-        message = f"its {answer.status} has a body, which GRUB runs as a configuration"
+        message = f"the {answer.status} answer has a body, which GRUB runs as a configuration"
         return MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
     return None
 
 
 def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
-    """Return what is wrong with an answer for the boot script of a machine that has none.
+    """Return the fault of an answer for the boot script of a machine that has no boot script.
 
-    A cache may keep a 404 and a 410 by its own rules (RFC 9110, 15.1): Varnish keeps them for two minutes. The machine
-    then stays unknown after its boot script is published.
+    A cache may store a 404 and a 410 by its own rules (RFC 9110, 15.1); Varnish stores them for two minutes. The
+    machine then stays unknown after its boot script is published.
     """
-    found = check_absence(UNKNOWN_MACHINE, answer, "a machine that nobody knows would boot it")
+    found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot it")
     if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
         return found
-    message = f"a cache may keep this {answer.status}, so a machine stays unknown: Cache-Control lacks no-store"
+    message = f"a cache may store this {answer.status}, so a new machine stays unknown: Cache-Control lacks no-store"
     return MirrorFinding(path=UNKNOWN_MACHINE, fault=MirrorFault.CACHEABLE, message=message)
 
 
@@ -514,11 +525,14 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
     if answer.trouble:
         yield MirrorFault.UNKNOWN, answer.trouble
     elif answer.redirect_url is not None:
-        yield MirrorFault.REDIRECTED, f"firmware follows no redirect, and this one leads to {answer.redirect_url}"
+        yield MirrorFault.REDIRECTED, f"firmware follows no redirects, and this path redirects to {answer.redirect_url}"
     elif answer.status >= 500 or answer.status == 429:
-        yield MirrorFault.UNKNOWN, f"it answers {answer.status}"
+        yield MirrorFault.UNKNOWN, f"the mirror answers {answer.status}"
     elif answer.status != 200:
-        yield MirrorFault.MISSING, "it is not there" if answer.status in _GONE else f"it answers {answer.status}"
+        yield (
+            MirrorFault.MISSING,
+            "the file is missing" if answer.status in _GONE else f"the mirror answers {answer.status}",
+        )
     if answer.trouble or answer.status != 200:
         return
     is_fixed = is_immutable(BOOT + file.path)
@@ -527,53 +541,62 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
     )
     differs = MirrorFault.STALE if is_older else MirrorFault.WRONG
     if answer.encoding not in ("", "identity"):
-        yield MirrorFault.WRONG, f"it is sent as {answer.encoding}, which was not asked for"
+        yield MirrorFault.WRONG, f"the mirror sends Content-Encoding {answer.encoding}, which gitboot did not request"
     elif answer.size is not None and answer.size != version.size_bytes:
-        yield differs, f"it has {answer.size} bytes, and what is published {version.size_bytes}"
+        yield differs, f"the file has {answer.size} bytes, the published file {version.size_bytes}"
     elif answer.sha256 is not None and answer.sha256 != version.sha256:
-        yield differs, f"it has the sha256 {answer.sha256}, and what is published {version.sha256}"
+        yield differs, f"the file has the sha256 {answer.sha256}, the published file {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
-        yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
+        yield (
+            MirrorFault.UNDATED,
+            "the modification time differs from that of the published file, so fetches are no evidence",
+        )
     wanted = find_content_type(BOOT + file.path)
     given = (answer.content_type or "").partition(";")[0].strip().lower()
     if answer.age_s > 0 and not is_fixed:
-        yield MirrorFault.CACHED, f"a cache stored this answer {answer.age_s} s ago, and machines get it until it ends"
+        yield (
+            MirrorFault.CACHED,
+            f"a cache stored this answer {answer.age_s} s ago, and machines get it until it expires",
+        )
     if answer.size is None:
-        yield MirrorFault.UNSIZED, "firmware and loaders have to be told the size, and there is no Content-Length"
+        yield MirrorFault.UNSIZED, "firmware and boot loaders need the size, and the answer has no Content-Length"
     if answer.content_type is not None and given != wanted.partition(";")[0]:
-        yield MirrorFault.MISTYPED, f"it is {wanted}, and is served as {given or 'nothing'}"
+        yield MirrorFault.MISTYPED, f"the Content-Type must be {wanted}, and is {given or 'missing'}"
     if answer.cache_control is not None and not is_fixed and may_be_cached(answer.cache_control):
         lacking = "no-store" if file.is_entry else "no-cache"
         yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
 
 
 def may_be_cached(cache_control: str) -> bool:
-    """Return whether a cache may answer with what it stored and not ask again, by its own rules if there is no rule."""
+    """Return whether a cache may answer with a stored copy without checking it.
+
+    Without a rule in Cache-Control, a cache may use its own rules.
+    """
     directives = {each.strip().lower() for each in cache_control.split(",")}
     return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
 
 
-# What nobody has published
+# Paths that are not published
 
-UNKNOWN_MACHINE: Final = "v1/boot/02-00-00-00-00-00/boot.ipxe"  # a machine that no network card makes
+UNKNOWN_MACHINE: Final = "v1/boot/02-00-00-00-00-00/boot.ipxe"  # an address that no network card has
 PRIVATE: Final = {
-    "ops/manifest.json": "what lies in ops/ is for operators, and has tokens and secrets",
-    "": "it may list what there is, and so every machine",
+    "ops/manifest.json": "files in ops/ are for operators, and contain tokens and secrets",
+    "": "a directory listing may show every machine",
 }
-SAMPLE_SIZE: Final = 100  # identities, at least, whose paths of a kind that no server has are asked for
+SAMPLE_SIZE: Final = 100  # the minimum number of identities to check for a kind of path that no server has
 
 
 def is_fetched_by_machines_only(path: str) -> bool:
-    """Return whether a GET of this path, below boot/, may count as a machine's fetch."""
+    """Return whether a GET of this path below boot/ may count as the fetch of a machine."""
     kind = find_path_kind(BOOT + path)
     return kind is not None and kind.role is not Role.OFFER
 
 
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return what an earlier publication may have had of the same machines, and ``paths`` are not; all below boot/.
+    """Return paths that an earlier publication may have had for the same machines. All paths are below boot/.
 
-    If the tree has no path of a kind, the Fleet has not named its output for a while, and an earlier tree had such a
-    path for each machine. Then the paths of `SAMPLE` machines are enough.
+    ``paths`` are the paths that are published now. If they have no path of a kind, the Fleet has not named that output
+    for a while. An earlier tree then had such a path for each machine, so checking `SAMPLE_SIZE` machines is enough.
     """
     known = frozenset(paths)
     used = {find_path_kind(BOOT + path) for path in known}
@@ -591,14 +614,14 @@ def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 class ServedFiles(NamedTuple):
-    """The files of one server as a target has them, by path below the output directory."""
+    """The files of one server on a target, by path below the output directory."""
 
     files: dict[str, str]  # their sha256
-    lacks_boots: bool = False  # whether a one-time boot is due, and no endpoint is named that would serve it
+    lacks_boots: bool = False  # whether a one-time boot is due that no endpoint can serve
 
 
 def list_served_files(state: PublishedServer) -> ServedFiles:
-    """Return the files of a server at a target: `render.copies` has left one-time boots out of the tree already."""
+    """Return the files of a server on a target. `render.copies` has already left out the one-time boots."""
     now = (turns[0] for turns in state.paths.values() if turns and turns[0].content is not None)
     boots = [
         turn.writes
@@ -615,7 +638,7 @@ def list_served_files(state: PublishedServer) -> ServedFiles:
 
 
 def build_headers(path: str) -> dict[str, str]:
-    """Return the headers that a store sends with a file; those below ops/ are for gitboot alone."""
+    """Return the headers that a store sends with a file. Only gitboot reads files below ops/."""
     if not path.startswith(BOOT):
         return {"Content-Type": ContentType.JSON.value, "Cache-Control": REVALIDATED}
     return {"Content-Type": find_content_type(path), "Cache-Control": find_delivery(path).cache_control}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The program of a mirror without gitboot: copy a published tree, verify its signed list, and end maintenance windows.
+"""Mirror program: copy a published tree to a host without gitboot, verify its signed list, and end maintenance windows.
 
-A mirror runs this file with the source of the reader in the place of its import, from Python 3.6 on
-(`mirror_repair.join_program`), so both import the standard library only. The program calls rsync.
+The file for a mirror has the source of the signed list reader in place of its import (`mirror_repair.join_program`). It
+runs from Python 3.6 on, so both modules import the standard library only. The program calls rsync.
 """
 
 import argparse
@@ -43,49 +43,49 @@ from gitboot.publish.signed_list_reader import (
     read_list,
 )
 
-STAGING = ".staging"  # in the mirror's folder, so that a file needs no second copy; web servers serve no hidden files
-KEPT = ("assets/*",)  # what the list does not name, and is copied and left alone all the same
-# What `gitboot artifacts` brings to the tree: no list names these files, and their folders name their digests.
+STAGING = ".staging"  # in the mirror's folder, so that hard links work; web servers serve no hidden files
+KEPT = ("assets/*",)  # files that no list names, but that are copied and kept
+# Files that `gitboot artifacts` downloads to the tree. No list names these files; their digests are in their paths.
 _ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
-_CONTENT = re.compile(r"(?:o|media|assets)/|(?:v1/boot|nocloud)/[^/]+/data/")  # what boot scripts name
+_CONTENT = re.compile(r"(?:o|media|assets)/|(?:v1/boot|nocloud)/[^/]+/data/")  # files that boot scripts refer to
 _LIST_FILE = re.compile(
     SIGNED
     + r"(?:timestamp|shared|[0-9]+\.(?:root|snapshot|targets|servers-[0-9a-f]{2})|servers/[a-z0-9][a-z0-9.-]*)\.json\Z"
 )
-_LIST_TRIES = 3  # copies of a tree that is published meanwhile
+_LIST_TRIES = 3  # attempts to copy a tree that changes meanwhile
 _RSYNC_IDLE_S = 60
 _LINKLESS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2)
 _BLOCK_BYTES = 1 << 20
 
 
 def artifact_digest(path: str) -> Optional[str]:
-    """Return the sha256 that a path below boot/ states of its file; None: the path is no artifact's."""
+    """Return the sha256 that the path of an artifact contains; None for other paths below boot/."""
     found = _ARTIFACT.match(path)
     return found.group(1) if found is not None else None
 
 
 class Failure(Exception):
-    """The tree cannot be copied or verified: windows are ended by the last list that was."""
+    """The tree cannot be copied or verified. The mirror keeps the last verified tree, and ends its windows."""
 
 
 class Ending(NamedTuple):
-    """What a path turns to at the end of a window."""
+    """The content of a path after the end of a window."""
 
     since: datetime
-    text: Optional[str]  # None: the file goes
+    text: Optional[str]  # None: the file is removed
 
 
 class State:
-    """What the program remembers from one run to the next."""
+    """The state that the program saves between two runs."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.latest = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the latest time that was seen
+        self.latest = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the latest time that the clock has shown
         self.seen = None  # type: Optional[AcceptedList]
-        self._keys = []  # type: List[str]  # of the root, by which the list that was seen was verified
+        self._keys = []  # the root keys that verified the accepted list
         self.made = None  # type: Optional[datetime]
         self.endings = {}  # type: Dict[str, Ending]
-        self._known = {}  # type: Dict[str, List[Any]]  # digests by device and inode, as they were when the run began
+        self._known = {}  # digests by device and inode, from the previous run
         self._used = {}  # type: Dict[str, List[Any]]
         try:
             found = _read_json(path)
@@ -102,22 +102,22 @@ class State:
         except FileNotFoundError:
             pass
         except (AttributeError, IndexError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-            self.made = None  # the list that is served is read instead
-            warn(f"{path} is damaged, and is made anew: {error}")
+            self.made = None  # the program reads the served list instead
+            warn(f"{path} is damaged, and is replaced: {error}")
         with suppress(OSError, RecursionError, ValueError):
             known = _read_json(path + ".digests")
-            # The size, two times, and the digest of each file.
+            # The size, the mtime, the ctime and the digest of each file.
             if isinstance(known, dict) and all(isinstance(each, list) and len(each) == 4 for each in known.values()):
                 self._known = known
 
     def trust(self, keys: Iterable[bytes]) -> None:
-        """Forget which list was seen last if other root keys are trusted now: their lists begin anew."""
+        """Set the trusted root keys. If they differ from the earlier ones, older lists are accepted again."""
         named = sorted(key.hex() for key in keys)
         if self._keys != named:
             self.seen, self._keys = None, named
 
     def save_digests(self) -> None:
-        """Write the digests that this run used, if they are others than before."""
+        """Write the digests that this run used, if they changed."""
         if self._used != self._known:
             _write(self._path + ".digests", json.dumps(self._used).encode("utf-8"), 0o600)
             self._known = self._used
@@ -134,12 +134,12 @@ class State:
         _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
 
     def now(self, clock: datetime) -> datetime:
-        """Return the time that counts: it never goes back."""
+        """Return the current time. It never goes back, even if the clock does."""
         self.latest = max(clock, self.latest)
         return self.latest
 
     def digest(self, path: str) -> Optional[str]:
-        """Return the sha256 of a regular file, or None. A file that has not changed since is not read again."""
+        """Return the sha256 of a regular file, or None. An unchanged file is not read again."""
         try:
             found = os.lstat(path)
             if not stat.S_ISREG(found.st_mode):
@@ -166,7 +166,7 @@ def _read_json(path: str) -> Any:
 
 def _optional_text(value: Any) -> Optional[str]:
     if not isinstance(value, (str, type(None))):
-        raise ValueError("expected a text")
+        raise ValueError("expected a string")
     return value
 
 
@@ -179,7 +179,7 @@ def _format_time(at: datetime) -> str:
 
 
 def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None) -> None:
-    """Write a whole file, on the disk before it is in its place."""
+    """Write a file, and sync it to the disk before it replaces the old one."""
     temporary = _temporary(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -193,7 +193,7 @@ def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None
 
 
 def _temporary(path: str) -> str:
-    """Return the free name beside a path under which its next version is written."""
+    """Return the path of the temporary file for the next version of a file. A leftover file at this path is removed."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.gitboot")
     if os.path.lexists(temporary):
@@ -202,7 +202,7 @@ def _temporary(path: str) -> str:
 
 
 class Mirror:
-    """The folder that a web server serves, and the copy beside it that is verified first."""
+    """The folder that a web server serves, and the staging folder in it."""
 
     def __init__(self, folder: str, state: State, clock: Callable[[], datetime], kept_patterns: Sequence[str]) -> None:
         self._folder, self.staging, self._state = folder, os.path.join(folder, STAGING), state
@@ -214,14 +214,14 @@ class Mirror:
     # The end of a window
 
     def end_windows(self) -> None:
-        """Turn each file whose window has ended. Windows that are ahead are left closed. Raises OSError."""
+        """Write the files of all windows that have ended. Raises OSError."""
         now = self._state.now(self._clock())
         failures = []
         for path, ending in sorted(self._state.endings.items()):
             if ending.since <= now:
                 try:
                     self._end_window(path, ending)
-                except OSError as error:  # the other windows end all the same
+                except OSError as error:  # the other windows must end anyway
                     failures.append(error)
         if failures:
             raise failures[0]
@@ -241,7 +241,7 @@ class Mirror:
             self._give_group(at)
 
     def _make_folders(self, path: str) -> None:
-        """Make the folders of a path. A symlink or a file in their place is removed."""
+        """Create the folders of a path. A symlink or a file in their place is removed."""
         at = self._folder
         for name in path.split("/")[:-1]:
             at = os.path.join(at, name)
@@ -268,7 +268,7 @@ class Mirror:
         try:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         except OSError as error:
-            raise Failure(f"rsync does not start: {error.strerror}") from error
+            raise Failure(f"cannot start rsync: {error.strerror}") from error
         try:
             while True:
                 try:
@@ -280,26 +280,28 @@ class Mirror:
             process.kill()
             process.communicate()
             raise
-        os.chmod(self.staging, 0o700)  # rsync gives it the permissions of the source
+        os.chmod(self.staging, 0o700)  # rsync has set the permissions of the source
         if process.returncode != 0:
             words = shown.decode("utf-8", "replace").strip().splitlines()
-            raise Failure(f"rsync exits with {process.returncode}: {words[0] if words else 'it prints no reason'}")
+            raise Failure(
+                f"rsync failed with exit code {process.returncode}: {words[0] if words else 'no error message'}"
+            )
 
     def fetch_again(self, path: str) -> None:
-        """Let the next copy fetch a file whatever its size and time: rsync skips a file that has both."""
+        """Make the next copy fetch a file. rsync skips files with the same size and time."""
         at = os.path.join(self.staging, path)
         if os.path.lexists(at):
             os.unlink(at)
 
     def remember(self, keys: Sequence[bytes]) -> None:
-        """Read the ends of windows from the list that is served, if there is no state any more."""
+        """Read the ends of windows from the served list, if there is no saved state."""
         try:
             self._note(self.read_tree(self._folder, keys))
         except (Failure, ListProblem, OSError) as error:
-            warn(f"there is no state, and no list in {self._folder}: {error}")
+            warn(f"there is no saved state, and no usable list in {self._folder}: {error}")
 
     def find_foreign_file(self) -> Optional[str]:
-        """Return a file that the first copy would delete, if no tree was copied here; None: there is none."""
+        """Return a file that the first copy would delete; None if there is none, or if a tree was copied before."""
         if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
             return None
         others = (path for path in paths_in(self._folder) if not self._is_kept(path))
@@ -320,17 +322,17 @@ class Mirror:
         for name, target in sorted(signed.targets.items()):
             data = fetch(name, MAX_TARGETS_BYTES)
             if data is None:
-                raise ListProblem(MISSING, name, "it is absent")
+                raise ListProblem(MISSING, name, "the file is absent")
             listings.append(parse_listing(name, data, target))
         return Tree(root, signed, listings)
 
     def _note(self, tree: "Tree") -> None:
-        """Remember a list, and the ends of its windows.
+        """Remember a list and the ends of its windows.
 
-        The latest time goes back only if a newer list had expired by then: this clock was ahead, because a publisher
-        renews its list long before, or the list waited for this copy. So it goes back to no time before an end that has
-        passed: a window that has ended stays ended. The ends that are ahead are kept until `replace` has replaced the
-        files.
+        The latest time goes back only if a newer list had already expired at that time. Then either this clock was
+        ahead, because a publisher renews its list long before it expires, or the list waited for this copy. The time
+        does not go back before an end that has passed, so that an ended window stays ended. The ends in the future are
+        kept until `replace` has replaced the files.
         """
         state, signed = self._state, tree.signed_list
         ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
@@ -341,9 +343,9 @@ class Mirror:
         state.seen, state.made, state.endings = signed.accepted, signed.made, {**ahead, **tree.endings()}
 
     def replace(self, tree: "Tree") -> None:
-        """Serve a verified tree: content, boot scripts, scripts for all machines, the list; then what goes.
+        """Serve a verified tree: content, boot scripts, scripts for all machines, the list. Then remove other files.
 
-        Raises `Failure` if a file is not as the list names it.
+        Raises `Failure` if a file differs from the list.
         """
         now = self._state.now(self._clock())
         files = tree.files(self._state.digest, now)
@@ -371,10 +373,10 @@ class Mirror:
         return _CONTENT.match(path) is not None or any(fnmatch.fnmatchcase(path, each) for each in self._kept)
 
     def _link(self, path: str, folders: Set[str]) -> None:
-        """Put a file of the staging folder in its place, under two names of one file if that is possible.
+        """Link a file of the staging folder into the served folder, or copy it if that is not possible.
 
-        ``folders`` has the folders that exist, and gets that of the file. A file that is in its place already needs two
-        system calls.
+        ``folders`` has the folders that exist; the folder of the file is added. An unchanged file needs two system
+        calls.
         """
         source, at, folder = os.path.join(self.staging, path), os.path.join(self._folder, path), os.path.dirname(path)
         if folder not in folders:
@@ -404,7 +406,7 @@ class Mirror:
             self._give_group(at)
             return
         os.replace(temporary, at)
-        if os.path.lexists(temporary):  # rename(2) of two names of one file does nothing
+        if os.path.lexists(temporary):  # rename(2) does nothing if both paths are hard links to one file
             os.unlink(temporary)
 
     def _prune(self) -> None:
@@ -415,7 +417,7 @@ class Mirror:
 
 
 def paths_in(root: str) -> Iterator[str]:
-    """Yield the paths of all files below a mirror's folder, sorted by folder; symlinks too, and not what is staged."""
+    """Yield the paths of all files and symlinks below a mirror's folder, sorted by folder, without staged files."""
     for folder, folders, names in os.walk(root):
         names += [name for name in folders if os.path.islink(os.path.join(folder, name))]
         folders[:] = sorted(name for name in folders if name not in names and (folder != root or name != STAGING))
@@ -424,14 +426,14 @@ def paths_in(root: str) -> Iterator[str]:
 
 
 class Tree:
-    """A tree in a folder, whose list is verified."""
+    """A tree in a folder, with a verified list."""
 
     def __init__(self, root: str, signed_list: SignedList, listings: Sequence[Listing]) -> None:
         self._root, self.signed_list, self._listings = root, signed_list, listings
         self._shared = {path for each in listings if each.server is None for path in each.files}
 
     def endings(self) -> Dict[str, Ending]:
-        """Return what files turn to at the ends of the windows that are open, by path."""
+        """Return the content of files after the ends of the windows that are open, by path."""
         return {
             path: Ending(each.end.since, each.contents[file.sha256] if file.sha256 is not None else None)
             for each in self._listings
@@ -440,9 +442,9 @@ class Tree:
         }
 
     def files(self, digest: Callable[[str], Optional[str]], now: datetime) -> FrozenSet[str]:
-        """Return the paths of the published files, those of the list included.
+        """Return the paths of the published files and of the list.
 
-        Raises `Failure` if a file is not as the list names it. Such a file is removed, so that it is copied again.
+        Raises `Failure` if a file differs from the list. Such a file is removed, so that it is copied again.
         """
         present = list(paths_in(self._root))
         by_digest = {hash_path(path): path for path in present}
@@ -466,11 +468,13 @@ class Tree:
                 wrong.append(path)
                 os.unlink(os.path.join(self._root, path))
         if wrong:
-            raise Failure(f"{wrong[0]} is not as the list or its path names it, and {len(wrong) - 1} others")
+            raise Failure(
+                f"{wrong[0]} and {len(wrong) - 1} other files differ from the list or from the digest in their path"
+            )
         return frozenset([*found, *filter(_LIST_FILE.match, present)])
 
     def order(self, path: str) -> Tuple[int, str]:
-        """Return when a file is replaced: what is named comes before what names it."""
+        """Return a sort key for the order of replacing: content, then the scripts that refer to it, the list last."""
         if path.startswith(SIGNED):
             return (4 if path == SIGNED + TIMESTAMP else 3), path
         if _CONTENT.match(path) is not None:
@@ -495,7 +499,7 @@ def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
 def main(
     arguments: Optional[Sequence[str]] = None, clock: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
 ) -> int:
-    """Run once, and return the exit code: 0, or 1 if no tree was copied and verified. Windows end in each case."""
+    """Run once. Return the exit code: 0, or 1 if no tree was copied and verified. Windows end in both cases."""
     parser = argparse.ArgumentParser(
         prog="gitboot-mirror",
         description="Copy a published tree to a mirror, verify its signed list, and end maintenance windows on time.",
@@ -503,7 +507,7 @@ def main(
     parser.add_argument("--from", dest="source", required=True, help="OUTPUT/boot: a folder, HOST:PATH, or rsync://…")
     parser.add_argument("--to", required=True, metavar="DIR", help="the folder that the web server serves")
     parser.add_argument("--key", required=True, action="append", help="a file with the public key of the list's root")
-    parser.add_argument("--state", required=True, metavar="FILE", help="what is remembered, outside DIR")
+    parser.add_argument("--state", required=True, metavar="FILE", help="the file for the saved state, outside DIR")
     parser.add_argument(
         "--keep", default=[], action="append", metavar="PATTERN", help="files that no list names, besides assets/*"
     )
@@ -512,7 +516,7 @@ def main(
     places = [("--state", options.state), *(("--key", name) for name in options.key), ("this program", __file__)]
     for what, path in places:
         if os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
-            parser.error(f"{what}: name a file outside DIR, which is copied from elsewhere and served")
+            parser.error(f"{what}: name a file outside DIR, because DIR is served and overwritten")
     try:
         with open(options.state + ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -520,13 +524,13 @@ def main(
             mirror = Mirror(folder, state, clock, options.keep)
             try:
                 keys = _read_keys(options.key)
-            except (OSError, ValueError):  # the ends that are remembered were verified
+            except (OSError, ValueError):  # the saved ends of windows were verified earlier
                 _end_windows(mirror, state)
                 raise
             state.trust(keys)
             return _run_once(mirror, state, options.source, keys)
     except BlockingIOError:
-        warn(f"another process runs with {options.state}")
+        warn(f"another process is running with {options.state}")
     except (OSError, ValueError) as error:
         warn(str(error))
     return 1
@@ -544,7 +548,7 @@ def _read_keys(names: Iterable[str]) -> List[bytes]:
 
 
 def _end_windows(mirror: Mirror, state: State) -> None:
-    """End windows, and remember the time whatever happens. Raises OSError."""
+    """End windows, and save the time even after an error. Raises OSError."""
     try:
         mirror.end_windows()
     finally:
@@ -556,17 +560,17 @@ def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) 
         mirror.remember(keys)
         foreign = mirror.find_foreign_file()
         if foreign is not None:
-            warn(f"{foreign} is in the folder of --to, which has no copied tree: name an empty folder")
+            warn(f"{foreign} is in the folder of --to, and no tree was copied there before: name an empty folder")
             return 1
     _end_windows(mirror, state)
     try:
         run(mirror, source, keys)
     except (Failure, ListProblem, OSError) as error:
         _end_windows(mirror, state)
-        warn(f"the mirror stays as it is, but for windows that end: {error}")
+        warn(f"the mirror keeps its files, and ends windows: {error}")
         return 1
     if state.made is not None and state.latest - state.made > timedelta(days=1):
-        warn(f"the list was made {_format_time(state.made)}: the publisher is down, or is not reached")
+        warn(f"the list was made {_format_time(state.made)}: the publisher is down or unreachable")
     return 0
 
 

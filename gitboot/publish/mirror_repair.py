@@ -1,4 +1,4 @@
-"""Mirror repair: replace the files that differ from the output tree, and units for a mirror's host."""
+"""Mirror repair: replace the files that differ from the output tree, and render systemd units for a mirror's host."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ if TYPE_CHECKING:
 
 
 ALL: Final = "all"
-_TRIES: Final = 10  # of a repair that something overtakes
-_RETRY_S: Final = 0.5  # until the next try
-_BATCH: Final = 200  # files between two looks at the tree and at the mirror's records, as servers in a target's step
+_TRIES: Final = 10  # attempts, if another process writes at the same time
+_RETRY_S: Final = 0.5  # before the next attempt
+# files between two checks of the tree and of the mirror's records, as many as the servers in a step of a target
+_BATCH: Final = 200
 
 
 class RepairAction(StrEnum):
@@ -58,7 +59,7 @@ class RepairAction(StrEnum):
 
 
 class Repair(NamedTuple):
-    """What was done with a path of a mirror."""
+    """A change of one path of a mirror."""
 
     path: str
     action: RepairAction
@@ -67,13 +68,13 @@ class Repair(NamedTuple):
 class MirrorStore:
     """The files of a mirror that is a target, by path below boot/. An instance may write to it at the same time.
 
-    Every method raises `PublishError`, and `HostUnreachable`.
+    Every method raises `PublishError` and `HostUnreachable`.
     """
 
-    records: FileStore | None  # where the records of a target are, if this is one
+    records: FileStore | None  # the store of a target's records; None: the mirror is no target
 
     def __init__(self, name: str, store: FileStore, below: str = BOOT) -> None:
-        """``name`` is that of the mirror in messages, and ``below`` the folder of the store that machines read."""
+        """``name`` is the name of the mirror in messages. ``below`` is the folder of the store that machines read."""
         self.name, self.records = name, store
         self._store, self._below = store, below
 
@@ -81,34 +82,34 @@ class MirrorStore:
         return [path.removeprefix(self._below) for path in self._store.names(self._below)]
 
     def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - for folders
-        """Read files, and call ``take`` with each, perhaps in several threads at a time."""
+        """Read files, and call ``take`` with each, possibly in several threads at a time."""
         below = self._below
         self._store.get_each(
             [below + path for path in paths], lambda path, found: take(path.removeprefix(below), found)
         )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write whole files, each in the place of the file with this version, or of an absent one if None.
+        """Write files. The version of each is that of the file to replace; None: the file must be absent.
 
-        Raises `Overtaken` if a file turns out to be another one.
+        Raises `Overtaken` if another process changed a file.
         """
         right = {self._below + path: file for path, (file, _) in files.items()}
         self._store.place(sorted(right), right.__getitem__, ())
         sent = {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in right.items()}
         if wrong := self._store.differing(sent):
-            raise Overtaken(f"{self.name}: {wrong[0]} was written, and is read as something else")
+            raise Overtaken(f"{self.name}: the content of {wrong[0]} changed after gitboot wrote it")
 
     def remove_each(self, paths: Collection[str]) -> None:
         self._store.remove(self._below + path for path in paths)
 
 
 class FolderStore(MirrorStore):
-    """A mirror in a folder of this machine. Files have the permissions and the group of the folder."""
+    """A mirror in a folder of this host. Files get the permissions and the group of the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, TargetFolder(folder)
         super().__init__(str(folder), self._files, "")
-        # A target is the folder above; a folder of another name is not in one, whatever is beside it.
+        # If the folder is called boot, the folder above it may be a target.
         above = folder.resolve().parent
         may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
         is_boot = folder.resolve() == above / BOOT
@@ -124,7 +125,7 @@ class FolderStore(MirrorStore):
         return FolderMirror(self._folder).names()
 
     def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:
-        """Read files. A symlink is none: `replace_each` puts a file in its place."""
+        """Read files. A symlink counts as absent: `replace_each` puts a file in its place."""
 
         def read(path: str) -> StoredFile | None:
             at = self._folder / path
@@ -150,15 +151,15 @@ class BucketStore(MirrorStore):
                 else:
                     self._store.replace(self._below + path, file.content, version)
             except FileConflict:
-                raise Overtaken(f"{self.name}: an instance has replaced {path}") from None
+                raise Overtaken(f"{self.name}: an instance replaced {path}") from None
 
 
 class RepairReport(Struct, frozen=True, kw_only=True):
-    """What a repair did, and what it left."""
+    """The result of a repair."""
 
-    files: int  # that were compared
+    files: int  # the number of compared files
     repairs: tuple[Repair, ...]  # sorted by path
-    extra_paths: tuple[str, ...]  # paths that are not published and that no machine asks for
+    extra_paths: tuple[str, ...]  # paths that are not published and that machines do not request
 
 
 def repair(
@@ -172,13 +173,13 @@ def repair(
     on_progress: Callable[[int], None],
     retry_s: float = _RETRY_S,
 ) -> RepairReport:
-    """Replace the files of a mirror that are not as the tree at ``root`` has them at the time of the ``clock``.
+    """Replace the files of a mirror that differ from the tree at ``root`` at the time of the ``clock``.
 
     ``paths`` are below boot/; `ALL` stands for all.
 
-    Content is written first, then boot scripts, then the first and unknown scripts, then the signed list. Files that
-    are not published go last, if machines may ask for them or if ``paths`` names them. If the tree is published to, if
-    an instance writes to the mirror, or if a file turns meanwhile, the repair begins again after ``retry_s`` seconds.
+    The order is content, boot scripts, first and unknown scripts, the signed list. Files that are not published are
+    removed last, if machines may request them or if ``paths`` names them. The repair starts again after ``retry_s``
+    seconds if another process publishes to the tree, if an instance writes to the mirror, or if a transition passes.
     Raises `ForeignTree` if another ledger publishes to the mirror, `PublishError` and `UsageError`.
     """
     repairs: dict[str, RepairAction] = {}
@@ -195,22 +196,22 @@ def repair(
 
 
 class _Attempt:
-    """A repair from one state of the tree and of the mirror's records, for as long as both stay."""
+    """One attempt to repair, valid as long as the tree and the mirror's records do not change."""
 
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
         self._published, now = _read_tree_state(root), clock()
         if self._published.manifest is None:
-            raise PublishError(f"{root}: expected a tree that gitboot published, found no {HEAD}")
+            raise PublishError(f"{root}: expected an output tree, found no {HEAD}")
         if (head := _tree_head(self._published.manifest)) is None:
-            raise PublishError(f"{root}: {HEAD} is not one of this version of gitboot (let gitboot publish again)")
+            raise PublishError(f"{root}: another version of gitboot wrote {HEAD} (publish again with this version)")
         if self._published.pending is not None:
-            raise Overtaken(f"{root} is being published, or a publication was cut short (let gitboot publish)")
+            raise Overtaken(f"{root}: a publication is in progress, or was interrupted (let gitboot publish again)")
         self._records = None
         if store.records is not None:
             self._records = MirrorRecords(store.name, store.records, head.stamp.ledger)
         is_target = self._records is not None and self._records.observe(FollowedTree(root))
-        if not is_target:  # a mirror that has a newer list than the tree shows that the tree is a copy of before
+        if not is_target:  # if the mirror has a newer list than the tree, the tree is an outdated copy
             found: list[StoredFile | None] = []
             store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
             theirs = list_version(found[0].content) if found[0] is not None else 0
@@ -222,7 +223,7 @@ class _Attempt:
                 )
         self._files = _read_right_files(root, now, parallel, compute_digest(self._published.manifest))
         self._now = now
-        self._next_transition: datetime | None = None  # when the next file turns that is to be repaired
+        self._next_transition: datetime | None = None  # the next transition of the files to repair
 
     def repair(
         self,
@@ -231,19 +232,19 @@ class _Attempt:
         on_start: Callable[[int], None],
         on_progress: Callable[[int], None],
     ) -> RepairReport:
-        """Replace and remove what differs, and note in ``repairs`` what was done with each path."""
+        """Replace and remove files that differ, and record in ``repairs`` the action for each path."""
         store, files = self._store, self._files
         names = frozenset(store.names())
         known, asked = files.keys() | names, frozenset(path.removeprefix("/") for path in paths)
         if ALL not in paths and (unknown := sorted(asked - known)):
             hint = did_you_mean(unknown[0], known, f"{ALL} stands for all paths")
-            raise UsageError(f"--repair {unknown[0]}: neither the tree nor the mirror has this path; {hint}")
+            raise UsageError(f"--repair {unknown[0]}: no such path in the tree or on the mirror; {hint}")
         chosen = known if ALL in paths else asked
         wanted = sorted(files.keys() & chosen, key=lambda path: (_stage(path), path))
         instants = (each.since for path in wanted for each in files[path].versions if each.since is not None)
         self._next_transition = min((at for at in instants if at > self._now), default=None)
         on_start(len(wanted))
-        different: dict[str, str | None] = {}  # by path: the version that is to be replaced
+        different: dict[str, str | None] = {}  # by path: the version to replace
 
         def compare(path: str, found: StoredFile | None) -> None:
             digest = compute_digest(found.content) if found is not None else None
@@ -262,7 +263,7 @@ class _Attempt:
                 or (find_path_kind(BOOT + path) is not None and not is_content(BOOT + path))
             )
         )
-        # Servers that an earlier version of gitboot published have no listing, and no file of theirs is listed.
+        # If an earlier version of gitboot published a server, the server has no listing, and no list names its files.
         gone = [path for path in may_go if not os.path.lexists(self._root / BOOT / path)]
         for _, stage in groupby((path for path in wanted if path in different), key=_stage):
             for some in batches(stage, _BATCH):
@@ -277,7 +278,7 @@ class _Attempt:
             repairs |= dict.fromkeys(some, RepairAction.REMOVED)
             store.remove_each(some)
         if different or gone:
-            self._check()  # what was written last may be of before
+            self._check()  # the files that were written last may be outdated
         extra = (path for path in names & chosen if path not in files and path not in gone)
         left = tuple(sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path)))
         return RepairReport(
@@ -287,27 +288,27 @@ class _Attempt:
         )
 
     def _check(self) -> None:
-        """Raise `Overtaken` if the tree, the mirror's records or the version of a file is another one by now."""
+        """Raise `Overtaken` if the tree or the mirror's records changed, or if a transition has passed."""
         if self._next_transition is not None and self._clock() >= self._next_transition:
-            raise Overtaken(f"{self._root}: a file has turned at {format_instant(self._next_transition)}")
+            raise Overtaken(f"{self._root}: a file changed by itself at {format_instant(self._next_transition)}")
         if _read_tree_state(self._root) != self._published:
-            raise Overtaken(f"{self._root} was published to meanwhile")
+            raise Overtaken(f"{self._root}: another process published meanwhile")
         if self._records is not None and not self._records.is_as_observed():
             raise Overtaken(f"{self._store.name}: an instance is writing there")
 
 
 def _stage(path: str) -> tuple[int, int]:
-    """Return the rank of files that may be written in any order: the list comes last, ``timestamp.json`` at its end."""
+    """Return a sort key for the order of writing: the signed list comes last, with ``timestamp.json`` at the end."""
     if path.startswith(SIGNED):
         return 1, int(path == f"{SIGNED}{TIMESTAMP}")
     return 0, publication_stage(BOOT + path)
 
 
 class _TreeState(NamedTuple):
-    """What each publication changes of a tree; None: the file is absent."""
+    """The files of a tree that each publication changes. None: the file is absent."""
 
     manifest: bytes | None
-    pending: bytes | None  # present while a publication is under way, or was cut short
+    pending: bytes | None  # present during a publication, and after an interrupted one
     timestamp: bytes | None  # of the signed list
 
 
@@ -324,9 +325,9 @@ def _read_tree_state(root: Path) -> _TreeState:
 
 
 def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
-    """Return what a mirror of the tree has to have at ``now``, by path below boot/.
+    """Return the files that a mirror of the tree must have at ``now``, by path below boot/.
 
-    ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list is of another one.
+    ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list belongs to another manifest.
     """
     boot = FolderMirror(root / BOOT)
     if boot.get(f"{SIGNED}{TIMESTAMP}", 0) is None:
@@ -337,9 +338,9 @@ def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -
         signed = reader.read(found)
         files = dict(reader.read_files(signed, now, found)[0]) if signed is not None else {}
     if found:
-        raise Overtaken(f"{root / BOOT / found[0].path}: {found[0].message} (let gitboot publish)")
+        raise Overtaken(f"{root / BOOT / found[0].path}: {found[0].message} (let gitboot publish again)")
     if signed is not None and signed.manifest != manifest:
-        raise Overtaken(f"{root / BOOT / SIGNED}: the list is of another publication (let gitboot publish)")
+        raise Overtaken(f"{root / BOOT / SIGNED}: the list belongs to another publication (let gitboot publish again)")
     if signed is not None and signed.made > now + TOLERANCE:
         raise PublishError(
             f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, and the clock of this host shows "
@@ -355,7 +356,7 @@ def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -
 
 
 def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
-    """Return the version of now of a path; None: it has to be absent. Raises `Overtaken` if the tree lacks it."""
+    """Return the current version of a file; None: it must be absent. Raises `Overtaken` if the tree lacks it."""
     version, path = file.right[0], root / BOOT / file.path
     if version is None or version.sha256 is None:
         return None
@@ -368,17 +369,17 @@ def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
     state = read_state(root, file.server) if file.server is not None else None
     texts = {**file.contents, **(state.contents if state is not None else {})}
     if version.sha256 in texts:
-        # No mirror has the time of a file that is of no transition.
+        # The time is that of the transition. Other versions have no defined time.
         since = int(version.since.timestamp()) if version.since is not None else 0
         return TargetFile(texts[version.sha256].encode(), since)
-    raise Overtaken(f"{path}: the tree does not have the version of now (let gitboot publish)")
+    raise Overtaken(f"{path}: the tree does not have the current version (let gitboot publish again)")
 
 
 _HINT: Final = "with --tree, name the OUTPUT of the instance that publishes there"
 
 
 class MirrorRecords:
-    """The records in a store: those of a target, those of OUTPUT if all of it was copied, or none."""
+    """The records in a store: those of a target, those of an OUTPUT that was copied as a whole, or no records."""
 
     def __init__(self, name: str, store: FileStore, ledger: str) -> None:
         self._name, self._store, self._ledger = name, store, ledger
@@ -386,10 +387,10 @@ class MirrorRecords:
         self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
 
     def observe(self, tree: FollowedTree) -> bool:
-        """Return whether the mirror is a target of the tree's instance, and remember the records.
+        """Return whether the mirror is a target of the tree's instance, and remember its records.
 
-        Raises `ForeignTree` if another ledger publishes there, `Overtaken` if the target does not hold what the tree
-        has, `PublishError` and `HostUnreachable`.
+        Raises `ForeignTree` if another ledger publishes there, `Overtaken` if the target differs from the tree,
+        `PublishError` and `HostUnreachable`.
         """
         found = self._store.get(HEAD)
         copied = _tree_head(found.content) if found is not None else None
@@ -405,12 +406,12 @@ class MirrorRecords:
         if glance is None or find_outdated_servers(glance, held):
             raise Overtaken(
                 f"{self._name}: an instance is writing there, or the target has another publication than the tree "
-                f"(let the instance bring it up, or name its OUTPUT with --tree)"
+                f"(wait until the instance has updated the target, or name its OUTPUT with --tree)"
             )
         return True
 
     def is_as_observed(self) -> bool:
-        """Return whether no process has begun or ended to write since `observe`."""
+        """Return whether no process has started or finished a write since `observe`."""
         if self._copied is not None:
             found = self._store.get(HEAD)
             return found is not None and found.content == self._copied
@@ -427,7 +428,7 @@ def _tree_head(data: bytes) -> Head | None:
 PROGRAM: Final = "gitboot-mirror.py"
 KEY: Final = "root.pub"
 _NAME: Final = "gitboot-mirror"
-_INSTALLED: Final = f"/usr/local/lib/{_NAME}"  # where the operator places the program and the key
+_INSTALLED: Final = f"/usr/local/lib/{_NAME}"  # the folder where the operator installs the program and the key
 _PLAIN: Final = re.compile(r"[A-Za-z0-9@:/._=+-]+")
 _SERVICE: Final = """\
 # Copies boot files to this mirror, verifies them, and ends maintenance windows on time. The timer starts it.
@@ -482,7 +483,10 @@ WantedBy=timers.target
 
 
 def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
-    """Return what to place at a mirror, by file name. ``keys`` is the text of the public keys. Raises `UsageError`."""
+    """Return the files to install on a mirror, by name. ``keys`` is the text of the public keys.
+
+    Raises `UsageError`.
+    """
     if not folder.startswith("/"):
         raise UsageError(f"{folder}: name the absolute path of the folder that the mirror's web server serves")
     service = _SERVICE.format(
@@ -503,13 +507,13 @@ def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
 
 
 def join_program() -> bytes:
-    """Return the program of a mirror as one file: the source of the reader replaces its import."""
+    """Return the mirror program as one file, with the source of the signed list reader in place of its import."""
     before, _, after = getsource(mirror_program).partition("from gitboot.publish.signed_list_reader import (")
     return (before + getsource(signed_list_reader) + after.partition(")\n")[2]).encode()
 
 
 def _quote_word(text: str) -> str:
-    """Return a word of a unit file: systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
+    """Quote a word of a unit file: systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
 
     In a command line, `$$` stands for `$`: systemd.service(5).
     """

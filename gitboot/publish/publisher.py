@@ -45,13 +45,13 @@ from gitboot.status.work_progress import ReportProgress, ignore_progress, iterat
 
 
 class PublicationResult(Struct, frozen=True, kw_only=True):
-    """What a publication did to a tree; paths are sorted."""
+    """The result of a publication; paths are sorted."""
 
     written: tuple[str, ...]
-    withdrawn: tuple[str, ...]  # no longer planned, and gone
-    expired: tuple[str, ...]  # content that nothing has named for GRACE, and gone
-    unchanged: int  # planned files that were looked at, and stand as they are
-    first_files: int = 0  # files of a tree that began with nothing, besides: they are counted alone
+    withdrawn: tuple[str, ...]  # removed because they are no longer planned
+    expired: tuple[str, ...]  # content that was removed because no file had referred to it for GRACE
+    unchanged: int  # checked files that did not need to change
+    first_files: int = 0  # the number of files of a first publication; `written` does not list them
 
     @property
     def new(self) -> int:
@@ -59,7 +59,7 @@ class PublicationResult(Struct, frozen=True, kw_only=True):
 
 
 class OutputDirectory:
-    """A directory that this process alone publishes to, from ``open`` to ``close``."""
+    """An output directory to which only this process publishes, from `open` to `close`."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class OutputDirectory:
         self._report_progress = report_progress
         self._tree = Tree(disk)
         self._references = ContentReferences()
-        self._unfinished: Publication | None = None  # what publications that failed were to bring about
-        self._indexed: frozenset[Pair] = frozenset()  # and what they may have left in the index
-        self._last_manifest: bytes | None = None  # the manifest when the last publication had ended
+        self._unfinished: Publication | None = None  # the publication that failed and must be completed
+        self._indexed: frozenset[Pair] = frozenset()  # pairs that failed publications may have left in the index
+        self._last_manifest: bytes | None = None  # the manifest after the last publication
         self._last_manifest_digest = ""  # its sha256
-        self._is_foreign = False  # another ledger's tree was refused here
+        self._is_foreign = False  # whether the directory had the tree of another ledger
         self._list = SignedList()
         self._window_ends = WindowEnds()
 
@@ -93,18 +93,20 @@ class OutputDirectory:
         report_progress: ReportProgress = ignore_progress,
         modes: TreeModes = OPEN_MODES,
     ) -> OutputDirectory:
-        """The directory at ``root``, made where it is missing, for the instance that has this ledger.
+        """Open the directory at ``root`` for the instance with this ledger. A missing directory is created.
 
-        ``heir_of`` tells whose tree it may take over: another ledger's, once a person has said so. ``told`` is called
-        as a publication goes on. ``modes`` are those of all that is written, and of what stands there already, unless
-        they are `OPEN`: that leaves what stands there as it is. Raises LockedByAnother where another process publishes,
-        PublishError where it cannot be written.
+        ``heir_of`` returns the ledger whose tree the instance may take over, after a person has approved that.
+        ``report_progress`` is called during a publication. ``modes`` apply to all new files, and to existing files
+        unless ``modes`` is `OPEN_MODES`. Raises LockedByAnother if another process publishes there, and PublishError if
+        the directory is not writable.
         """
         make_root(root, modes)
         disk = Disk(root, modes)
         try:
             if holder := disk.lock(LOCK):
-                raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
+                raise LockedByAnother(
+                    f"{root}: {holder} publishes to this directory (stop it, or choose another directory)"
+                )
             if modes is not OPEN_MODES:
                 apply_modes(root, modes)
             disk.remove(staging_path(PENDING))
@@ -115,7 +117,7 @@ class OutputDirectory:
             raise
 
     def close(self, *, and_forget_lock: bool = False) -> None:
-        """Let others publish here; ``and_forget_lock`` leaves nothing behind that says who did."""
+        """Unlock the directory. ``and_forget_lock`` also removes the lock file, which identifies this process."""
         if and_forget_lock:
             self._disk.remove(LOCK)
         self._disk.close()
@@ -128,10 +130,10 @@ class OutputDirectory:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether nobody has put another tree here since the last publication, such as an older copy of it.
+        """Return whether the directory is the same, and has the manifest of the last publication.
 
-        Before the first one has ended: nor another directory. Another ledger's tree is not what was left: it is looked
-        each time whether it is there still.
+        It is not if somebody restored an older copy of the tree. If the tree belongs to another ledger, the result is
+        False, so that the next publication checks again.
         """
         with suppress(PublishError):
             is_same = self._last_manifest is None or self._disk.read(MANIFEST) == self._last_manifest
@@ -143,21 +145,21 @@ class OutputDirectory:
         return self._tree.stamp
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
-        """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
+        """Return the modification time of ``path`` if ``file`` is published there at ``at``, in seconds since 1970."""
         stands = self._disk.lstat(path)
         if stands is not None and self.has_files({path: file}):
-            return int(stands.st_mtime)  # it is not written anew
+            return int(stands.st_mtime)  # publishing does not write the file again
         return self._disk.choose_mtime(path, at)
 
     def has_files(self, files: Files) -> bool:
-        """Whether all of these files stand in the tree as they are given."""
+        """Return whether the tree has all of these files with this content."""
         return all(
             path not in self._tree.pending and has_content(self._disk, path, self._disk.lstat(path), file.content)
             for path, file in files.items()
         )
 
     def inventory(self) -> Inventory:
-        """What the tree holds, for `resume`."""
+        """Return the content of the tree, for `resume` after a restart."""
         head = self._tree.head
         return Inventory(
             states=dict(self._tree.iter_servers()),
@@ -167,10 +169,10 @@ class OutputDirectory:
         )
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
-        """Go on from what an earlier process has left; return the servers that have other files by now, as `ALL` says.
+        """Continue from the tree of an earlier process. Return the servers whose files have changed since ``before``.
 
-        Then no publication need be complete, but the first has to have these, whatever they are by now. None: it has to
-        be complete, as that of a process that knows nothing.
+        The first publication must then have these servers, in their current state, but need not be complete. `ALL` in
+        the result stands for the shared files. None: the first publication must be complete.
         """
         tree = self._tree
         if (
@@ -197,25 +199,25 @@ class OutputDirectory:
         at: datetime,
         parts: FileUpdates = NO_UPDATES,
     ) -> PublicationResult:
-        """Bring the files of these servers, and the shared ones, to what they are to be; say what was done.
+        """Publish the files of these servers, and the shared files. Return the result.
 
-        A server's files hold its state; None is a server that is gone, or shared files that stay as they are. ``parts``
-        has what is shared as well, and made anew piece by piece, as far as it may have changed. The
-        first publication of a process has to be ``complete``: these are then all servers, whatever the tree holds
-        besides goes, and what does not have its size is made good. Where there is no tree yet, their items are gone
-        through once and none of them is held. Later ones are given what may have changed, and no
-        other server costs anything. Publishing the same files twice writes nothing.
+        The files of a server include its state. None stands for a server that is gone, or for shared files that do not
+        change. ``parts`` has the shared files that are rendered in parts, as far as they may have changed. The first
+        publication of a process must be ``complete``. A complete publication names all servers: other files of the tree
+        are removed, and files of the wrong size are replaced. If there is no tree yet, the items of ``servers`` are
+        read once and not stored. A later publication only names the servers that may have changed, and other servers
+        cost no time. Publishing the same files again writes nothing.
 
-        Everything is decided, and everything in the way found, before anything is written. A crash or a failure
-        leaves each file whole, of one of the two versions, and all the content that an entry names; the next
-        publication completes the rest. Each version of a file is dated a second or more after the one before, so
-        that an access log tells them apart. A tree that somebody has put in the place of what was left is read anew,
-        and has to be published completely. Raises ForeignTree and PublishError.
+        gitboot decides all changes, and checks for foreign files at their paths, before it writes anything. A crash or
+        a failure leaves each file complete, in the old or the new version, with all content that scripts refer to. The
+        next publication completes the rest. Each version of a file is dated at least a second after the one before, so
+        that access logs can tell them apart. If somebody replaced the tree, gitboot reads it again, and the publication
+        must be complete. Raises ForeignTree and PublishError.
         """
         self._window_ends = WindowEnds()
         if not self.is_unchanged:
             if not complete:
-                raise PublishError(f"{self._disk.root}: another tree was put there; it is published anew")
+                raise PublishError(f"{self._disk.root}: somebody replaced the tree; gitboot publishes all of it again")
             self._reopen()
         elif self._unfinished is not None and finish_first_publication(self._disk):
             self._tree = Tree(self._disk)
@@ -262,10 +264,10 @@ class OutputDirectory:
         self._last_manifest_digest = compute_digest(self._last_manifest or b"")
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """End the windows that are over at ``at`` in the files that an earlier process published.
+        """End the windows that are over at ``at``, in files that an earlier process published.
 
-        The next publication has to have the servers whose files were replaced. Raises `PublishError`; the next call
-        tries again.
+        The next publication must have the servers whose files were replaced. Raises `PublishError`; the next call tries
+        again.
         """
         if not self._disk.is_in_place:
             return EndedWindows((), None)
@@ -275,11 +277,11 @@ class OutputDirectory:
             self._disk.release_folders()
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
-        """Bring the signed list to the tree, and renew it if it is due; return when it expires.
+        """Update the signed list to the current tree, and renew it if it is due. Return when the list expires.
 
-        ``keys`` sign the list; None: it is unsigned. Nothing happens until a publication has ended, and while another
-        tree is here. The result is None if this process has written no list. Raises `PublishError`; then the earlier
-        list stays.
+        ``keys`` sign the list; None: the list is unsigned. This does nothing before the first publication is complete,
+        or if somebody replaced the tree. The result is None if this process has written no list. Raises `PublishError`;
+        the earlier list then stays.
         """
         head = self._tree.head
         if self._unfinished is None and self._last_manifest and head is not None and self.is_unchanged:
@@ -293,7 +295,7 @@ class OutputDirectory:
     def _change(
         self, publication: Publication, stamp: Stamp, at: datetime
     ) -> tuple[PublicationResult, Collection[str]]:
-        """Bring a tree that stands to what is wanted; return what was done, and the servers whose listings changed."""
+        """Write a publication to an existing tree. Return the result, and the servers whose listings changed."""
         tree = self._tree
         changes = decide_changes(self._disk, tree, self._references, publication, self._indexed, at)
         self._indexed = changes.possibly_indexed
@@ -302,7 +304,7 @@ class OutputDirectory:
             written = set(changes.written)
             found = {path: files[path].content for files in publication for path in files.keys() & written}
             content, alike = {path: found[path] for path in changes.written}, _group_same_content(changes, publication)
-            if tree.stamp is None:  # a first publication that came to no end: this is what is left of it
+            if tree.stamp is None:  # an interrupted first publication: this is the rest of it
                 others = {path for paths in alike.values() for path in paths}
                 check_room(self._disk.root, ((path, len(content[path]), 1) for path in content.keys() - others))
             write_changes(self._disk, tree, changes, content, alike, manifest, self._report_progress)
@@ -315,15 +317,18 @@ class OutputDirectory:
         make_root(self._disk.root, self._disk.modes)
         disk = Disk(self._disk.root, self._disk.modes)
         self._disk.close()
-        self._disk, self._last_manifest = disk, b""  # no manifest: another tree is here until this one is known
+        # no manifest matches this: the tree counts as replaced until it is read
+        self._disk, self._last_manifest = disk, b""
         if holder := disk.lock(LOCK):
-            raise PublishError(f"{disk.root}: {holder} publishes there (stop it, or choose another directory)")
+            raise PublishError(
+                f"{disk.root}: {holder} publishes to this directory (stop it, or choose another directory)"
+            )
         finish_first_publication(disk)
         self._tree, self._references = Tree(disk), ContentReferences()
         self._unfinished, self._indexed, self._last_manifest = None, frozenset(), None
 
     def write_status(self, content: bytes, at: datetime, path: str = STATUS) -> None:
-        """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
+        """Write the state of the instance for endpoints. If the disk fails, only this file is lost."""
         with suppress(PublishError):
             _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
             name, on_page = ON_PAGE[path]
@@ -331,7 +336,7 @@ class OutputDirectory:
             self._disk.place(path)
             if self._disk.lstat(PAGE_INDEX) is None:
                 self._disk.remove(on_page)
-            else:  # the page reads scripts
+            else:  # the page loads this data as a script
                 self._disk.stage(on_page, render_data_script(name, content), at)
                 self._disk.place(on_page)
         self._disk.release_folders()
@@ -347,10 +352,10 @@ def _build_result(changes: TreeChanges) -> PublicationResult:
 
 
 def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[str, tuple[str, ...]]:
-    """Of what is written, by the first of each kind, the paths of one server that have the same content.
+    """Group the written paths of one server that have the same content, by the first path of each group.
 
-    A file has names of one server alone, and of one publication: so it is replaced under all of them together, its date
-    is that of them all, and it never has more names than a file system allows.
+    Each group becomes hard links to one file. Since a file has names of one server only, all of them are replaced
+    together and have the same date, and the number of names stays below the limit of the file system.
     """
     written, taken = set(changes.written), set[str]()
     found: dict[str, tuple[str, ...]] = {}
@@ -358,7 +363,7 @@ def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[
         paths: dict[Digest, list[str]] = {}
         for path in sorted((files.keys() & written) - taken):
             paths.setdefault(files[path].sha256, []).append(path)
-        taken.update(files)  # |= would make the set anew for each server
+        taken.update(files)  # |= would copy the set for each server
         found.update((first, tuple(others)) for first, *others in paths.values() if others)
     return found
 
@@ -366,8 +371,8 @@ def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[
 def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
     if tree.stamp is not None and tree.stamp.ledger != ledger and tree.stamp.ledger != heir_of():
         raise ForeignTree(
-            f"{disk.root} is a tree of the ledger {tree.stamp.ledger}, not of {ledger} "
-            "(choose another directory, or take it over with gitboot records begin)"
+            f"{disk.root} belongs to the ledger {tree.stamp.ledger}, not to {ledger} "
+            "(choose another directory, or take this one over with gitboot records begin)"
         )
 
 
@@ -380,15 +385,16 @@ def write_changes(
     manifest: Parts,
     report_progress: ReportProgress,
 ) -> None:
-    """Replace file after file: content before what names it, the first scripts after it, the manifest last.
+    """Replace files in a safe order: content, boot scripts, the first scripts, and the manifest last.
 
-    ``content`` is what is written, by path, and ``alike`` the paths that are to be one file, by the first of them.
-    ``told`` gets each file twice, since each costs something twice. Raises PublishError; what it leaves then is between
-    two versions, and ``tree`` knows of what.
+    ``content`` is the new content by path. ``same_content`` has the paths that become links to one file, by the first
+    path. ``report_progress`` counts each file twice: when it is staged, and when it is placed. After a PublishError,
+    the tree may be between two versions, and ``tree.pending`` has the affected paths.
     """
     batch = _render_batches(tree, changes)
     joined, parted = render_shards(changes.shards_after_adding), render_shards(changes.shards_after_removing)
-    # By the states, whoever goes on from what is cut short finds whose all these are. PENDING among them says so.
+    # If a publication is interrupted, the states in this set show which servers are affected. PENDING in the set marks
+    # it as such a set.
     tree.mark_pending({*changes.paths, *changes.unchanged_states, *batch, *manifest, PENDING})
     try:
         _stage(disk, {PENDING: encode_canonical(sorted(tree.pending))}, changes.at)
@@ -430,13 +436,13 @@ def write_changes(
 
 
 def remove_staged(disk: Disk, paths: Collection[str]) -> None:
-    """Remove what was staged for these paths."""
+    """Remove the staged files of these paths."""
     for path in sorted(paths):
         disk.remove(staging_path(path))
 
 
 def _replace(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
-    """Put what was staged in its place, after what goes."""
+    """Remove the paths without content, and place the staged files of the others."""
     _remove(disk, (path for path, content in contents.items() if content is None))
     _place(disk, (path for path, content in contents.items() if content is not None))
 
@@ -458,7 +464,6 @@ def _stage(
     same_content: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     report_progress: ReportProgress = ignore_progress,
 ) -> None:
-    """``alike`` are paths, by the first of them, that are to be one file."""
     others = {path for paths in same_content.values() for path in paths}
     for path, content in iterate_with_progress(contents.items(), report_progress):
         if content is None or path in others:
@@ -469,7 +474,7 @@ def _stage(
 
 
 def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
-    """The list of what is retired now, with what was in the same second; and one that was between two versions."""
+    """Render the lists of retired content: the one of this second, and those that may be between two versions."""
     since = {changes.at} if changes.retired else set[datetime]()
     if tree.pending:
         since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
@@ -483,7 +488,7 @@ def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
 
 
 class PublicationPreview:
-    """Stands where a `Directory` would; keeps what publishing would have done, and does none of it."""
+    """Stands in for an `OutputDirectory` in a dry run: computes the result of a publication without writing."""
 
     def __init__(self, root: Path, *, ledger: str, heir_of: str | None) -> None:
         self._root, self._ledger, self._heir_of = root, ledger, heir_of
@@ -496,17 +501,17 @@ class PublicationPreview:
     def is_unchanged(self) -> bool:
         return True
 
-    def predict_mtime(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - signature of OutputDirectory
         return int(at.timestamp())
 
-    def has_files(self, files: Files) -> bool:  # noqa: ARG002 - as a Directory has it
+    def has_files(self, files: Files) -> bool:  # noqa: ARG002 - signature of OutputDirectory
         return False
 
-    def end_windows(self, at: datetime) -> EndedWindows:  # noqa: ARG002 - as a Directory has it
+    def end_windows(self, at: datetime) -> EndedWindows:  # noqa: ARG002 - signature of OutputDirectory
         return EndedWindows((), None)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> None:
-        """Nothing is written."""
+        """Do nothing: a dry run writes no list."""
 
     def publish(
         self,
@@ -514,11 +519,11 @@ class PublicationPreview:
         shared: Files | None,
         *,
         complete: bool,
-        commit: str,  # noqa: ARG002 - as a Directory has it
+        commit: str,  # noqa: ARG002 - signature of OutputDirectory
         at: datetime,
         parts: FileUpdates = NO_UPDATES,
     ) -> PublicationResult:
-        """Return what a complete publication of all that was given so far would do. Raises as that does."""
+        """Return the result of a complete publication of all files so far. Raises the errors of a real publication."""
         if complete:
             self._servers = {}
         for server, files in servers.items():

@@ -37,21 +37,22 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-VALID: Final = timedelta(hours=24)  # of a timestamp
-RENEWED_BELOW: Final = VALID / 2  # of the time that is left
-_METADATA_VALID: Final = timedelta(days=400)  # of a snapshot and a bin
-_RESIGNED_BELOW: Final = timedelta(days=60)  # of the time that is left for a bin
-_KEPT_FOR: Final = timedelta(minutes=10)  # superseded metadata, which a reader may be about to fetch
+VALID: Final = timedelta(hours=24)  # how long a timestamp is valid
+RENEWED_BELOW: Final = VALID / 2  # a timestamp with less time left is renewed
+_METADATA_VALID: Final = timedelta(days=400)  # how long a snapshot or a bin is valid
+_RESIGNED_BELOW: Final = timedelta(days=60)  # a bin is signed again if less time than this is left
+# superseded metadata stays this long, because a reader may be about to fetch it
+_KEPT_FOR: Final = timedelta(minutes=10)
 _FOLDER: Final = SIGNED.rstrip("/")
 _ROOT_ENDING: Final = ".root.json"
 _SPEC_VERSION: Final = "1.0.31"  # of TUF
-# All of them always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
+# All bins always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
-_MOST: Final = 10**11 - 1  # as a version, of the year 5138: a file with a higher one is not gitboot's
+_MOST: Final = 10**11 - 1  # the largest version, a time in the year 5138; gitboot writes no file with a larger version
 _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
 Targets = dict[str, ListedFile]  # by target name
 Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
-# Metadata as it is read back: what of it the next list is made from
+# The parts of metadata that gitboot reads to build the next list.
 
 _Version = Annotated[int, msgspec.Meta(gt=0, le=_MOST)]
 _Read = TypeVar("_Read")
@@ -96,18 +97,18 @@ class _BinRead(msgspec.Struct):
 
 
 class _Unusable(ValueError):
-    """What lies in the tree is not a list that this publisher can build on: the list is made anew."""
+    """The list in the tree cannot be extended. gitboot builds a new list."""
 
 
 class ListAbout(NamedTuple):
-    """What a list says of the tree that it is of."""
+    """The facts about a tree that its list contains."""
 
     stamp: Stamp
     manifest: str  # the digest of ops/manifest.json
 
 
 class _SnapshotReference(NamedTuple):
-    """A snapshot as a timestamp names it."""
+    """A reference of a timestamp to a snapshot."""
 
     version: int
     sha256: str
@@ -115,34 +116,34 @@ class _SnapshotReference(NamedTuple):
 
 
 class ListState(Struct, frozen=True, kw_only=True):
-    """The list of a tree, but for the content of its bins."""
+    """The list of a tree, without the content of its bins."""
 
     version: int  # of the timestamp
     snapshot: _SnapshotReference  # the snapshot that the timestamp names
     expires: datetime  # of the timestamp
     manifest: str  # the digest of the ops/manifest.json that the list is of
-    keyid: str | None  # of the key that signed it; None: it is unsigned
+    keyid: str | None  # the ID of the key that signed the list; None: the list is unsigned
     targets: int | None  # the version of targets.json
     bins: Mapping[str, int]  # the version of each bin, by name
 
     def is_due(self, now: datetime) -> bool:
-        """Return whether the timestamp is to be renewed, also if a clock that was ahead made it."""
+        """Return whether the timestamp must be renewed. This is also so if a clock that was ahead made it."""
         return not RENEWED_BELOW <= self.expires - now <= VALID
 
     def is_by(self, keys: ListKeys | None) -> bool:
-        """Return whether these keys signed the list; None: whether it is unsigned."""
+        """Return whether these keys signed the list; without keys, whether the list is unsigned."""
         own = (keys.keyid, keys.targets_version) if keys is not None else (None, None)
         return (self.keyid, self.targets) == own
 
     @property
     def names(self) -> set[str]:
-        """The names of the versioned files that are in use, but for those of the root key."""
+        """Return the names of the versioned files that the list uses, without the files of the root key."""
         bins = {f"{version}.{name}.json" for name, version in self.bins.items()}
         return {f"{self.snapshot.version}.snapshot.json", *bins}
 
 
 def find_bin(target: str) -> str:
-    """Return the name of the bin of a target, as TAP 15 has it for 256 bins."""
+    """Return the name of the bin of a target: TAP 15 with 256 bins."""
     return f"servers-{sha256(target.encode()).hexdigest()[:2]}"
 
 
@@ -156,10 +157,10 @@ def amend_list(
     least_version: int,
     read_bin: Callable[[str, int], Targets],
 ) -> tuple[ListState, dict[str, bytes]]:
-    """Return the list with these targets, and the files that change, by path, the timestamp last.
+    """Return the list with these targets, and the files that change, by path, with the timestamp last.
 
-    ``changed`` has the targets that differ from ``before``, None for one that is gone. Without ``before`` it has all
-    targets. ``read_bin`` returns the targets of a bin of ``before``, by its name and version.
+    ``changed_targets`` has the targets that differ from ``before``; None: the target is removed. Without ``before`` it
+    has all targets. ``read_bin`` returns the targets of a bin of ``before``, by its name and version.
     """
     version = max(int(now.timestamp()), least_version)
     bins = dict(before.bins) if before is not None else {}
@@ -210,7 +211,7 @@ def amend_list(
 
 
 def _expires_soon(version: int, now: datetime) -> bool:
-    """Return whether a bin or a snapshot of this version is to be signed again."""
+    """Return whether a bin or a snapshot of this version must be signed again."""
     return _get_expiry(version) - now < _RESIGNED_BELOW
 
 
@@ -219,18 +220,21 @@ def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
 
 
 def _get_expiry(version: int) -> datetime:
-    """Return when a bin or a snapshot expires. Its version is the time when it was made, in seconds since 1970."""
+    """Return when a bin or a snapshot expires. Its version is its creation time in seconds since 1970."""
     return datetime.fromtimestamp(version, UTC) + _METADATA_VALID
 
 
 def _sign_metadata(metadata: Mapping[str, Any], keys: ListKeys | None) -> bytes:
-    """Return TUF metadata. RFC 8785 and the canonical JSON of TUF are the same for texts without control characters."""
+    """Return signed TUF metadata.
+
+    For texts without control characters, RFC 8785 and the canonical JSON of TUF are the same.
+    """
     signatures = [{"keyid": keys.keyid, "sig": keys.sign(encode_canonical(metadata))}] if keys is not None else []
     return encode_canonical({"signatures": signatures, "signed": metadata}) + b"\n"
 
 
 def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _Read:
-    """Return what metadata says. Raises `_Unusable` if it is not metadata of this kind and of this key."""
+    """Return the signed part of metadata. Raises `_Unusable` if another key signed it, or if it is of another kind."""
     try:
         document = json.loads(data or b"")
         signed, signatures = document["signed"], document["signatures"]
@@ -246,29 +250,29 @@ def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]
 
 
 def find_listing(files: Files | None, server: str) -> ListedFile | None:
-    """Return the digest and size of a server's listing, from the server's files; None: there is none."""
+    """Return the digest and size of a server's listing, from the server's files; None: there is no listing."""
     file = files.get(listing_path(server)) if files is not None else None
     return ListedFile(file.sha256, len(file.content)) if file is not None else None
 
 
 class SignedList:
-    """The signed list of a tree that this process alone publishes."""
+    """The signed list of a tree to which only this process publishes."""
 
     def __init__(self) -> None:
-        self._state: ListState | None = None  # of the list that lies in the tree; None: it is to be read
+        self._state: ListState | None = None  # the list in the tree; None: not read yet
         self._from: str | None = None  # the digest of the manifest before the changes that are not in a list yet
-        self._to: str | None = None  # and the digest after them; None: this process has published nothing
-        self._changed: dict[str, ListedFile | None] = {}  # these changes: targets of servers
-        self._is_current = False  # whether this process has found or written it as it should be since the last change
-        self._superseded: dict[str, datetime] = {}  # the names of files that the list does not use, and since when
+        self._to: str | None = None  # the digest of the manifest after them; None: this process has published nothing
+        self._changed: dict[str, ListedFile | None] = {}  # the changed targets of servers
+        self._is_current = False  # whether this process found or wrote a correct list since the last change
+        self._superseded: dict[str, datetime] = {}  # files that the list no longer uses, and since when
 
     @property
     def expires(self) -> datetime | None:
-        """When the list expires; None: this process has not written one."""
+        """Return when the list expires; None: this process has not written a list."""
         return self._state.expires if self._state is not None else None
 
     def note(self, listings: Listings, before: str | None, after: str) -> None:
-        """Note the listings of servers that a publication changed; None: the server is gone.
+        """Record the listings of servers that a publication changed; None: the server is gone.
 
         ``before`` and ``after`` are the digests of the manifest. If ``before`` is None, the tree had no servers.
         """
@@ -278,12 +282,12 @@ class SignedList:
         self._to, self._is_current = after, False
 
     def update(self, disk: Disk, tree: Tree, about: ListAbout, keys: ListKeys | None, now: datetime) -> None:
-        """Bring the list to what the tree is, and renew it if it is due.
+        """Update the list to the current tree, and renew it if it is due.
 
-        Each file has the list's version in its name, but for the timestamp, which comes last, and the listings. So a
-        reader finds the metadata of the earlier list whole until the timestamp is replaced. New root metadata comes
-        right before the timestamp, because it may reject the key of the earlier one. Raises PublishError; then the
-        earlier list stays.
+        Except for listings and the timestamp, each file has the version of the list in its name. The timestamp is
+        written last. Until then, a reader finds the metadata of the earlier list complete. New root metadata is written
+        right before the timestamp, because it may reject the key of the earlier timestamp. Raises PublishError; the
+        earlier list then stays.
         """
         if self._is_current and self._is_as_wanted(about, keys, now):
             return
@@ -294,16 +298,17 @@ class SignedList:
         rooted = {SIGNED + name: data for name, data in by_root.items() if disk.read(SIGNED + name) != data}
         if self._state is None or not self._state.is_by(keys):
             self._state = _read_state(disk, keys)
-        if self._to != about.manifest:  # an earlier process published it
+        if self._to != about.manifest:  # an earlier process published the tree
             self._from, self._to, self._changed = about.manifest, about.manifest, {}
         shared = render_listing(build_shared_listing(sorted(tree.read_shared().items())))
         listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
         shared_target = {target_name(SHARED_LISTING): ListedFile(compute_digest(shared), len(shared))}
         before = self._state
         if before is not None and (before.manifest != self._from or not before.names <= lies.keys()):
-            before = None  # the changes are not those since this list, or somebody removed files of it
+            before = None  # the changes do not start at this list, or somebody removed files of the list
         if before is not None and not _has_targets(disk, keys, before, shared_target):
-            self._changed |= shared_target  # perhaps a process ended between the listing and the list
+            # a process may have ended after it wrote the listing, and before it wrote the list
+            self._changed |= shared_target
         is_written = not self._changed and not rooted and not listings
         if before is not None and is_written and self._is_as_wanted(about, keys, now):
             self._is_current = True
@@ -322,7 +327,8 @@ class SignedList:
         last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
         _write(disk, {**listings, **files}, now)
         for name in lies.keys() - by_root.keys():
-            if name.endswith(_ROOT_ENDING):  # of a root key that was lost: readers would go on to it from the new root
+            # root metadata of a lost root key: from the new root, readers would continue with it
+            if name.endswith(_ROOT_ENDING):
                 disk.remove(SIGNED + name)
         _write(disk, last, now)
         self._state, self._from, self._changed, self._is_current = state, about.manifest, {}, True
@@ -331,7 +337,7 @@ class SignedList:
         self._remove_superseded(disk, lies.keys() - state.names - by_root.keys(), now)
 
     def _is_as_wanted(self, about: ListAbout, keys: ListKeys | None, now: datetime) -> bool:
-        """Return whether the list in the tree is of this manifest, by these keys, and not due."""
+        """Return whether the list matches this manifest and these keys, and is not due."""
         state = self._state
         is_same = state is not None and state.manifest == about.manifest and state.is_by(keys)
         return is_same and state is not None and not state.is_due(now)
@@ -345,7 +351,7 @@ class SignedList:
 
 
 def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
-    """Write files so that each is on the disk before it is in its place."""
+    """Stage all files and sync them to the disk before any of them is placed."""
     try:
         for path, content in files.items():
             disk.stage(path, content, now)
@@ -361,7 +367,7 @@ def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
 
 
 def list_version(timestamp: bytes | None) -> int:
-    """Return the version of a timestamp, whoever signed it; 0 if it is none."""
+    """Return the version of a timestamp, without checking its signature; 0 if the bytes are not a timestamp."""
     try:
         version = json.loads(timestamp or b"")["signed"]["version"]
     except (KeyError, RecursionError, TypeError, ValueError):
@@ -370,7 +376,7 @@ def list_version(timestamp: bytes | None) -> int:
 
 
 def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
-    """Return the list that lies in the tree, if it is one by these keys."""
+    """Return the list in the tree, if these keys signed it."""
     try:
         timestamp = _parse_verified(disk.read(LIST_TIMESTAMP), keys, _TimestampRead)
         named = timestamp.meta["snapshot.json"]
@@ -393,7 +399,7 @@ def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
 
 
 def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Targets:
-    """Return the targets of a bin. Raises `_Unusable` if it is not what was written."""
+    """Return the targets of a bin. Raises `_Unusable` if gitboot did not write the file."""
     found = _parse_verified(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinRead)
     if found.version != version:
         raise _Unusable("another version")
@@ -425,7 +431,7 @@ def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
 PUBLICATION_KEY: Final = "publication.key"
 ROOTS: Final = re.compile(r"([1-9][0-9]*)\.root\.json")
 TARGETS: Final = re.compile(r"([1-9][0-9]*)\.targets\.json")
-INSTALL: Final = "a signed list needs python-tuf and cryptography: pip install 'gitboot[signing]'"
+INSTALL: Final = "a signed list needs python-tuf and cryptography: run pip install 'gitboot[signing]'"
 
 
 class KeyUnreadable(UsageError):
@@ -437,12 +443,12 @@ class KeyNotInRoot(UsageError):
 
 
 class ListKeys(Struct, frozen=True, kw_only=True):
-    """The publication key, and the metadata by which readers trust it."""
+    """The publication key, and the metadata that makes readers trust it."""
 
     keyid: str
     root_expires: datetime  # of the newest root metadata
     targets_version: int
-    metadata: Mapping[str, bytes]  # root and targets metadata by file name, as readers need them
+    metadata: Mapping[str, bytes]  # root and targets metadata for readers, by file name
     _key: Ed25519PrivateKey
 
     def sign(self, content: bytes) -> str:
@@ -464,7 +470,7 @@ def read_list_keys(folder: Path) -> ListKeys:
     """Read a folder of list keys.
 
     Raises:
-        KeyUnreadable: A file is missing, is not what it should be, or others may read the key.
+        KeyUnreadable: A file is missing or malformed, or other users may read the key.
         KeyNotInRoot: The newest metadata of the root key does not name the publication key.
     """
     try:
@@ -480,12 +486,12 @@ def read_list_keys(folder: Path) -> ListKeys:
         raise KeyUnreadable(str(error)) from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise KeyUnreadable(
-            f"{file} is not a PEM file with a private key; copy it again from the host of the root key"
+            f"{file} is not a PEM file with a private key; copy the file again from the host of the root key"
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
     public = key.public_key().public_bytes_raw().hex()
-    # As python-tuf makes it: the sha256 of the canonical JSON of the key.
+    # As in python-tuf: the sha256 of the canonical JSON of the key.
     keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": {"public": public}, "scheme": "ed25519"}))
     roots, targets = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
@@ -506,7 +512,7 @@ def read_list_keys(folder: Path) -> ListKeys:
             raise ValueError("a time without a zone")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise KeyUnreadable(
-            f"{folder} has root.json or targets.json files that are no TUF metadata; copy them again"
+            f"{folder} has root.json or targets.json files that are not TUF metadata; copy these files again"
         ) from None
     if not all(keyid in each for each in trusted):
         raise KeyNotInRoot(
@@ -526,7 +532,7 @@ def read_list_keys(folder: Path) -> ListKeys:
 
 
 def find_next_version(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
-    """Return the content of the files of a folder that have such a name, by number."""
+    """Return the content of the files in a folder whose name matches a pattern, by the number in the name."""
     try:
         found = {int(match[1]): path for path in folder.iterdir() if (match := name.fullmatch(path.name))}
         return {number: path.read_bytes() for number, path in found.items()}

@@ -1,4 +1,4 @@
-"""Signed mirror: compare a mirror with the signed list that it carries."""
+"""Signed mirror: compare a mirror with the signed list on it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from gitboot.publish.signed_list_reader import (
 )
 
 _INCOMPLETE: Final = (
-    "the list names another version of this listing: a publication or a copy has not ended, or somebody has changed "
-    "the mirror. Run the command again; if this finding stays, let gitboot publish and the mirror copy again"
+    "the list names another version of this listing: a publication or a copy is in progress, or somebody changed the "
+    "mirror. Run the command again. If the finding stays, let gitboot publish and the mirror copy again"
 )
 _LIST_FAULTS: Final = {
     MISSING: MirrorFault.MISSING,
@@ -68,10 +68,10 @@ def compare_with_list(
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Return what is wrong with a mirror by its own list, as of ``now``.
+    """Return the faults of a mirror by its own list at ``now``.
 
-    ``keys`` are public keys of the list's root; without keys its signatures are not checked. If the list is replaced
-    meanwhile, the paths with findings are compared again. Raises `HostUnreachable`.
+    ``keys`` are public keys of the list's root. Without keys, gitboot does not check signatures. If the list is
+    replaced meanwhile, gitboot compares the paths with findings again. Raises `HostUnreachable`.
     """
     with threads(parallel) as pool:
         findings = [*mirror.find_cached_list()]
@@ -81,7 +81,7 @@ def compare_with_list(
                 findings += mirror.find_extra_files(())
             return MirrorReport(findings=sort_findings(findings), files=0, unread=(), in_transition=())
         if signed.expires <= now:
-            until = f"was to be renewed before {format_instant(signed.expires)}"
+            until = f"expired at {format_instant(signed.expires)}"
             message = f"{SIGNED}{signed.expiring} {until}, and the clock of this host shows {format_instant(now)}"
             findings.append(
                 MirrorFinding(path=f"{SIGNED}{signed.expiring}", fault=MirrorFault.EXPIRED, message=message)
@@ -113,13 +113,16 @@ def compare_with_list(
 
 
 class ListReader:
-    """Reads the list of a mirror, and notes what is wrong with it."""
+    """Reads the list of a mirror, and collects findings about it."""
 
     def __init__(self, mirror: FolderMirror | WebMirror, keys: Collection[bytes], pool: ThreadPoolExecutor) -> None:
         self._mirror, self._keys, self._pool = mirror, keys, pool
 
     def read(self, findings: list[MirrorFinding]) -> SignedList | None:
-        """Return the list; None if it cannot be trusted. An unsigned one is read, and reported if a key is named."""
+        """Return the list; None if it cannot be trusted.
+
+        An unsigned list is returned too, with a finding if there are keys.
+        """
         try:
             return read_list(self._get, self._keys, each=self._pool.map)
         except ListProblem as problem:
@@ -138,7 +141,7 @@ class ListReader:
     def read_files(
         self, signed_list: SignedList, now: datetime, findings: list[MirrorFinding]
     ) -> tuple[dict[str, MirrorFile], int]:
-        """Return the files of all listings, by path, sorted, and how many files have no path that is shown."""
+        """Return the files of all listings, by path, sorted, and the number of files whose paths are hidden."""
         files: dict[str, MirrorFile] = {}
         hidden, names = 0, self._mirror.names()
         by_digest = {hash_path(path): path for path in names or ()}
@@ -160,11 +163,11 @@ class ListReader:
         return dict(sorted(files.items())), hidden
 
     def _read_listing(self, signed_list: SignedList, name: str) -> tuple[Listing | None, MirrorFinding | None]:
-        """Return a listing, and what is wrong with it, also one of another version than the list names."""
+        """Return a listing, and the finding about it. The listing may have another version than the list names."""
         target = signed_list.targets[name]
         try:
             if (data := self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))) is None:
-                raise ListProblem(MISSING, name, "it is absent, and the list names it")
+                raise ListProblem(MISSING, name, "the list names this listing, but the file is absent")
             return parse_listing(name, data, target), None
         except ListProblem as problem:
             listing = self._other_version(name) if problem.fault == DAMAGED else None
@@ -175,9 +178,9 @@ class ListReader:
             return None, MirrorFinding(path=SIGNED + name, fault=MirrorFault.UNKNOWN, message=str(error))
 
     def _other_version(self, name: str) -> Listing | None:
-        """Return a listing of this server, whatever its digest; None: it is no listing.
+        """Return a listing of this server with any digest; None: the file is not a listing.
 
-        A publication, and a copy of it, writes a listing before the list that names it.
+        A publication and a copy both write a listing before the list that names it.
         """
         with suppress(ListProblem, HostUnreachable):
             data = self._get(name, MAX_TARGETS_BYTES) or b""
@@ -188,7 +191,7 @@ class ListReader:
 
 
 def build_mirror_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
-    """Return a file of a listing at ``now``. A copy that has ended a window by itself is right, too."""
+    """Return a file of a listing at ``now``. The content after an ended window is also right."""
     right, end = find_versions_around(versions, now), listing.end
     if end is not None and path in end.files and end.since <= now + TOLERANCE:
         ended = end.files[path]
@@ -208,7 +211,7 @@ def describe_signature(signed_list: SignedList) -> str:
 
 
 def list_facts(signed_list: SignedList, now: datetime) -> Mapping[str, object]:
-    """Return what JSON shows of a list."""
+    """Return the JSON fields of a list."""
     return {
         "signature": describe_signature(signed_list),
         "version": signed_list.version,

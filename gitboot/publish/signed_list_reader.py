@@ -1,12 +1,12 @@
-"""Signed list reader: verify the list that a mirror carries, and return its listings.
+"""Signed list reader: verify the signed list of a mirror, and return its listings.
 
-`gitboot verify-mirror` and the program of a mirror read lists by these functions. The program is one file that contains
-this module's source and runs from Python 3.6 on, so the module imports the standard library only.
+`gitboot verify-mirror` and the mirror program use these functions. The mirror program is one file that contains the
+source of this module and runs from Python 3.6 on, so this module imports the standard library only.
 
 The list is metadata of The Update Framework (TUF, https://theupdateframework.github.io/specification/latest/) in the
 folder `signed/` of `boot/`: `<n>.root.json`, `timestamp.json`, `<n>.snapshot.json`, `<n>.targets.json`, and one file
 for each bin of target names (succinct roles, TAP 15) that has targets. Each target is a listing, `servers/<name>.json`
-or `shared.json`: the digests of one server's boot files, with the times from which they count.
+or `shared.json`. A listing has the digests of one server's boot files, and the times from which they are valid.
 """
 
 import base64
@@ -21,18 +21,19 @@ SIGNED = "signed/"  # the folder of the list, below boot/
 TIMESTAMP = "timestamp.json"
 SHARED = "shared.json"  # the listing of the files that belong to no server
 
-# The most bytes that are read of a file: the defaults of python-tuf (tuf.ngclient.UpdaterConfig).
+# The maximum number of bytes to read of a file: the defaults of python-tuf (tuf.ngclient.UpdaterConfig).
 MAX_ROOT_BYTES = 512000
 MAX_TIMESTAMP_BYTES = 16384
 MAX_SNAPSHOT_BYTES = 2000000
 MAX_TARGETS_BYTES = 5000000
 _MAX_ROOTS = 1024
-_TRIES = 3  # while a copy of the tree goes on
+_TRIES = 3  # attempts while the tree is being copied
 
-# A transition happens at a mirror's own time and when its copy arrives: within this of it, both versions are right.
+# A mirror changes a file by its own clock, or when its copy arrives. Within this time of a transition, both versions
+# are right.
 TOLERANCE = timedelta(seconds=120)
 
-# Returns at most so many bytes of a file below signed/ and one more, or None for a file that is absent.
+# Returns a file below signed/, or its first ``max_bytes + 1`` bytes; None if the file is absent.
 Fetch = Callable[[str, int], Optional[bytes]]
 
 # Faults of a list
@@ -45,7 +46,7 @@ OLDER = "Older"
 
 
 class ListProblem(Exception):
-    """A file of the list that cannot be trusted: which of the faults, its path below boot/, and why."""
+    """A file of the list that cannot be trusted: the fault, the path below boot/, and the reason."""
 
     def __init__(self, fault: str, name: str, message: str) -> None:
         super().__init__(f"{SIGNED}{name}: {message}")
@@ -111,11 +112,11 @@ def _base() -> _Point:
 _BASE = _base()
 
 
-@lru_cache(maxsize=1024)  # a list that is read again has mostly the same parts
+@lru_cache(maxsize=1024)  # when a list is read again, most of its parts are the same
 def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
-    """Return whether this is the key's signature of the message: RFC 8032, 5.1.7, without the cofactor.
+    """Return whether a signature of a message is valid for the key: RFC 8032, 5.1.7, without the cofactor.
 
-    A key of small order verifies nothing.
+    A key of small order verifies no signature.
     """
     if len(key) != 32 or len(signature) != 64:
         return False
@@ -141,14 +142,14 @@ _Keys = Dict[str, bytes]  # public keys by key id
 
 
 class _Role(NamedTuple):
-    """The keys that sign a role, and how many of them have to."""
+    """The keys of a role, and the number of signatures that it needs."""
 
     keys: _Keys
     threshold: int
 
 
 class _Root(NamedTuple):
-    """A root: whose keys sign what."""
+    """Root metadata: the keys of each role."""
 
     version: int
     expires: datetime
@@ -156,7 +157,7 @@ class _Root(NamedTuple):
 
 
 class _Metadata(NamedTuple):
-    """A metadata file: its `signed` part, the bytes that are signed, and the signatures by key id."""
+    """A metadata file: its `signed` part, the signed bytes, and the signatures by key ID."""
 
     name: str
     signed: Dict[str, Any]
@@ -165,18 +166,18 @@ class _Metadata(NamedTuple):
 
 
 class AcceptedList(NamedTuple):
-    """The newest list that a reader has accepted. Older ones of the same keys are rejected after that."""
+    """The newest list that a reader has accepted. The reader rejects older lists of the same keys."""
 
     root: int
     timestamp: int
     snapshot: int
-    keys: FrozenSet[str]  # that sign timestamps, in hexadecimal digits
+    keys: FrozenSet[str]  # the keys that sign timestamps, in hexadecimal digits
 
 
 def _check_unique_names(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
+        raise ValueError("an object has the same name twice")
     return found
 
 
@@ -187,11 +188,11 @@ def _parse_integer(text: str) -> int:
 
 
 def _reject_number(text: str) -> Any:
-    raise ValueError(f"a number is no integer: {text[:20]}")
+    raise ValueError(f"a number is not an integer: {text[:20]}")
 
 
 def _parse_json(data: bytes) -> Any:
-    """Return the value of a JSON document without floats and without repeated names. Raises ValueError."""
+    """Parse JSON without floats and without repeated names. Raises ValueError."""
     try:
         return json.loads(
             data.decode("utf-8"),
@@ -201,18 +202,18 @@ def _parse_json(data: bytes) -> Any:
             parse_constant=_reject_number,
         )
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 def canonical_json(value: Any) -> bytes:
     """Return the bytes that TUF signs: the canonical JSON of http://wiki.laptop.org/go/Canonical_JSON.
 
-    Raises ValueError for a text with control characters, whose canonical form Python's encoder does not write.
+    Raises ValueError for a text with control characters, because Python's encoder writes them differently.
     """
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
     if "\\" in re.sub(r'\\["\\]', "", text):
         raise ValueError("a text has control characters")
     return text.encode("utf-8")
@@ -234,7 +235,7 @@ _INSTANT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?Z\Z")
 
 
 def parse_instant(value: Any) -> datetime:
-    """Return the time that a text such as 2026-11-27T21:00:00Z names, in UTC. Raises ValueError."""
+    """Parse a UTC time such as 2026-11-27T21:00:00Z. Raises ValueError."""
     found = _INSTANT.match(value) if isinstance(value, str) else None
     if found is None:
         raise ValueError("expected a time such as 2026-11-27T21:00:00Z")
@@ -243,7 +244,7 @@ def parse_instant(value: Any) -> datetime:
 
 
 def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
-    """Return a metadata file of this kind. Raises `ListProblem`."""
+    """Parse a metadata file of this kind. Raises `ListProblem`."""
     try:
         document = _parse_json(data)
         signed, signatures = document["signed"], document["signatures"]
@@ -260,12 +261,12 @@ def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
 
 
 def _build_damage(name: str, error: Exception) -> ListProblem:
-    why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-    return ListProblem(DAMAGED, name, f"it is no part of a signed list: {why}")
+    why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return ListProblem(DAMAGED, name, f"the file is not part of a signed list: {why}")
 
 
 def _ed25519_keys(keys: Dict[str, Any]) -> _Keys:
-    """Return the public keys of a root or of a delegation; a key of another scheme signs nothing that is read."""
+    """Return the Ed25519 public keys of a root or of a delegation. Keys of other schemes are ignored."""
     return {
         keyid: _parse_hexadecimal(key["keyval"]["public"], 32)
         for keyid, key in keys.items()
@@ -279,7 +280,7 @@ def _parse_role(value: Dict[str, Any], keys: _Keys) -> _Role:
 
 
 def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
-    """Return the public keys whose signature is right. A key counts once, whatever ids it has."""
+    """Return the public keys with a valid signature. A key with several IDs counts once."""
     return frozenset(
         keys[keyid]
         for keyid, signature in metadata.signatures.items()
@@ -288,13 +289,16 @@ def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
 
 
 def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[_Role] = None) -> None:
-    """Raise `ListProblem` unless enough keys of a role have signed. ``replaced`` has the keys of the role before."""
+    """Raise `ListProblem` unless enough keys of a role have signed.
+
+    ``previous_role`` has the keys before the last key change.
+    """
     found = len(_find_signers(metadata, role.keys))
     if found >= role.threshold:
         return
-    message = f"it has {found} of the {role.threshold} right signatures that it needs"
+    message = f"the file has {found} valid signatures, and needs {role.threshold}"
     if previous_role is not None and len(_find_signers(metadata, previous_role.keys)) >= previous_role.threshold:
-        message = "the key that signed it was replaced: gitboot is about to sign anew, or somebody uses the old key"
+        message = "a replaced key signed the file: gitboot has not signed again yet, or somebody uses the old key"
     raise ListProblem(BAD_SIGNATURE, metadata.name, message)
 
 
@@ -318,19 +322,19 @@ class _MetadataReader:
     def find(self, name: str, max_bytes: int) -> Optional[bytes]:
         data = self._fetch(name, max_bytes)
         if data is not None and len(data) > max_bytes:
-            raise ListProblem(DAMAGED, name, f"it has more than {max_bytes} bytes")
+            raise ListProblem(DAMAGED, name, f"the file has more than {max_bytes} bytes")
         return data
 
     def get(self, name: str, max_bytes: int) -> bytes:
         data = self.find(name, max_bytes)
         if data is None:
-            raise ListProblem(MISSING, name, "it is absent")
+            raise ListProblem(MISSING, name, "the file is absent")
         return data
 
     def find_root(self, keys: FrozenSet[bytes]) -> Optional[_Root]:
-        """Return the newest root that leads back to one that each of ``keys`` has signed; None if there is no root.
+        """Return the newest root that leads back to a root signed by each of ``keys``; None if there is no root.
 
-        Each root has to be signed by enough keys of its own and of the root before it: TUF, 5.3.
+        Enough keys of each root, and of the root before it, must sign it: TUF, 5.3.
         """
         trusted = None  # type: Optional[_Root]
         for version in range(1, _MAX_ROOTS):
@@ -338,33 +342,33 @@ class _MetadataReader:
             data = self.find(name, MAX_ROOT_BYTES)
             if data is None:
                 if trusted is None and version > 1:
-                    message = "no root is signed by the public key that you named"
+                    message = "the public key that you named signed no root metadata"
                     raise ListProblem(BAD_SIGNATURE, f"{version - 1}.root.json", message)
                 return trusted
             metadata = _parse_metadata(name, data, "root")
             root = _parse_root(metadata)
             if root.version != version:
-                raise ListProblem(DAMAGED, name, f"it has the version {root.version}")
+                raise ListProblem(DAMAGED, name, f"the metadata has version {root.version}")
             if trusted is not None:
                 _check_signatures(metadata, trusted.roles["root"])
             elif not keys <= _find_signers(metadata, root.roles["root"].keys):
-                continue  # of a time before these keys
+                continue  # older than these keys
             _check_signatures(metadata, root.roles["root"])
             trusted, self.previous_root = root, trusted
-        raise ListProblem(DAMAGED, name, f"there are more roots than {_MAX_ROOTS}")
+        raise ListProblem(DAMAGED, name, f"there are more than {_MAX_ROOTS} roots")
 
     def get_metadata(self, name: str, kind: str, version: int, max_bytes: int, meta: Dict[str, Any]) -> _Metadata:
-        """Return a file that other metadata names, with its version, and its digest and length if they are given."""
+        """Return a file that other metadata refers to. Check its version, and a listed digest and length."""
         file_name = f"{version}.{name}"
         data = self.get(file_name, max_bytes)
         digest = (meta.get("hashes") or {}).get("sha256")
         if digest is not None and hashlib.sha256(data).hexdigest() != digest:
-            raise ListProblem(DAMAGED, file_name, "it has another digest than the list names")
+            raise ListProblem(DAMAGED, file_name, "the digest of the file differs from the one in the list")
         if "length" in meta and len(data) != meta["length"]:
-            raise ListProblem(DAMAGED, file_name, "it has another length than the list names")
+            raise ListProblem(DAMAGED, file_name, "the length of the file differs from the one in the list")
         metadata = _parse_metadata(file_name, data, kind)
         if metadata.signed["version"] != version:
-            raise ListProblem(DAMAGED, file_name, "it has the version {}".format(metadata.signed["version"]))
+            raise ListProblem(DAMAGED, file_name, "the metadata has version {}".format(metadata.signed["version"]))
         return metadata
 
 
@@ -372,59 +376,60 @@ class _MetadataReader:
 
 
 class FileVersion(NamedTuple):
-    """What a path answers from a time on."""
+    """The content of a path from a time on."""
 
-    since: Optional[datetime]  # None: when the tree was made
+    since: Optional[datetime]  # None: since the tree was published
     sha256: Optional[str]  # None: the path is absent
     size_bytes: int
 
 
 class WindowEnd(NamedTuple):
-    """What a copy turns its files to at the end of the maintenance window that is open, if nobody copies the tree."""
+    """The end of the open maintenance window: the files of a copy from then on, if no newer copy arrives."""
 
     since: datetime
     files: Dict[str, FileVersion]  # by path below boot/
 
 
 class Listing(NamedTuple):
-    """The files of one server, or those that belong to no server."""
+    """The files of one server, or the files that belong to no server."""
 
     server: Optional[str]
-    files: Dict[str, Tuple[FileVersion, ...]]  # by path below boot/, or by the digest of a path that has a token
+    # by path below boot/, or by the digest of the path if it contains a token
+    files: Dict[str, Tuple[FileVersion, ...]]
     end: Optional[WindowEnd]
-    contents: Dict[str, str]  # the texts that the end of the window needs, by sha256
+    contents: Dict[str, str]  # the texts of the files at the end of the window, by sha256
 
 
 class Target(NamedTuple):
-    """A listing as its bin names it."""
+    """A reference of a bin to a listing."""
 
     sha256: str
     size_bytes: int
 
 
 class SignedList(NamedTuple):
-    """A list whose metadata is verified, as far as keys were named."""
+    """A list. Its metadata was verified if the caller named keys."""
 
     is_signed: bool
     is_verified: bool  # whether the signatures were checked
     commit: str
     made: datetime  # when the tree was published
     manifest: str  # the digest of ops/manifest.json
-    gitboot: str  # the version that published
-    expires: datetime  # the first instant at which a part of the list is too old
-    expiring: str  # the name of that part
+    gitboot: str  # the version of gitboot that published the tree
+    expires: datetime  # the time at which the first part of the list expires
+    expiring: str  # the name of this part
     version: int  # of the timestamp
     accepted: AcceptedList
     targets: Dict[str, Target]  # by name below signed/
 
 
 def hash_path(path: str) -> str:
-    """Return the name under which a listing has a path that contains a token."""
+    """Return the name that stands in a listing for a path that contains a token."""
     return "sha256:" + hashlib.sha256(path.encode("utf-8")).hexdigest()
 
 
 def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[FileVersion]:
-    """Return the version that counts at ``now``, or None if the path is absent then. Intervals are half-open."""
+    """Return the version that is valid at ``now``; None if the path is absent then. Intervals are half-open."""
     found = None
     for version in versions:
         if version.since is not None and now < version.since:
@@ -436,9 +441,9 @@ def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[Fil
 def find_versions_around(
     versions: Sequence[FileVersion], now: datetime, tolerance: timedelta = TOLERANCE
 ) -> Tuple[Optional[FileVersion], ...]:
-    """Return each version that a mirror may have at ``now``, the version of ``now`` first; None: the path is absent.
+    """Return each version that a mirror may have at ``now``, the current one first; None: the path is absent.
 
-    A clock that differs, or a copy that is on its way, may show the version before or after a transition.
+    If a clock differs or a copy is in progress, a mirror may have the version before or after a transition.
     """
     instants = [version.since for version in versions if version.since is not None]
     near = [at for at in instants if now - tolerance < at <= now + tolerance]
@@ -454,17 +459,17 @@ _HASHED = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
 def is_hashed(path: str) -> bool:
-    """Return whether a listing has only the digest of this path."""
+    """Return whether a listing contains only the digest of this path."""
     return _HASHED.match(path) is not None
 
 
 def check_path(path: str) -> str:
-    """Return a path below boot/ that leads nowhere else. Raises ValueError."""
+    """Return a path if it stays below boot/. Raises ValueError."""
     parts = path.split("/")
     if any(part[:1] in ("", ".") for part in parts) or re.search(r"[\x00-\x1f\x7f\\]", path):
         raise ValueError(f"no file can be at {path!r}")
     if parts[0] == SIGNED.rstrip("/"):
-        raise ValueError(f"a listing names a file of the list itself: {path!r}")
+        raise ValueError(f"a listing contains a file of the list itself: {path!r}")
     return path
 
 
@@ -473,7 +478,7 @@ def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
     for since, sha256, size in value:
         at = parse_instant(since) if since is not None else None
         if found and (at is None or (found[-1].since is not None and at <= found[-1].since)):
-            raise ValueError("the times of a file do not rise")
+            raise ValueError("the times of a file are not in ascending order")
         if sha256 is not None:
             _parse_hexadecimal(sha256, 32)
         found.append(FileVersion(at, sha256, check_count(size, 0)))
@@ -481,28 +486,28 @@ def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
 
 
 def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
-    """Return the end of a window, whose texts are all there. Raises ValueError."""
+    """Parse the end of a window. Raises ValueError if it lacks a text."""
     if value is None:
         return None
     since = parse_instant(value["since"])
     files = {}
     for path, (sha256, size) in value["files"].items():
         if sha256 is not None and sha256 not in contents:
-            raise ValueError(f"the end of the window lacks the content of {path!r}")
+            raise ValueError(f"the content of {path!r} at the end of the window is missing")
         files[check_path(path)] = FileVersion(since, sha256, check_count(size, 0))
     return WindowEnd(since, files)
 
 
 def parse_listing(name: str, data: bytes, target: Target) -> Listing:
-    """Return a listing that has the digest which its bin names. Raises `ListProblem`."""
+    """Parse a listing, and check its digest. Raises `ListProblem`."""
     if hashlib.sha256(data).hexdigest() != target.sha256:
-        raise ListProblem(DAMAGED, name, "it has another digest than the list names")
+        raise ListProblem(DAMAGED, name, "the digest of the file differs from the one in the list")
     try:
         document = _parse_json(data)
         contents = dict(document["contents"])
         for sha256, text in contents.items():
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != sha256:
-                raise ValueError("a content has another digest")
+                raise ValueError("a text does not match its digest")
         files = {check_path(path): _parse_file_versions(versions) for path, versions in document["files"].items()}
         return Listing(document["server"], files, _parse_window_end(document["ends"], contents), contents)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -512,23 +517,23 @@ def parse_listing(name: str, data: bytes, target: Target) -> Listing:
 # The list
 
 
-# What stands before the 32 bytes of an Ed25519 key in a SubjectPublicKeyInfo: RFC 8410, 4.
+# The prefix of the 32 bytes of an Ed25519 key in a SubjectPublicKeyInfo: RFC 8410, 4.
 _SPKI = bytes.fromhex("302a300506032b6570032100")
 _PEM = re.compile(r"-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----")
 
 
 def parse_keys(text: str) -> List[bytes]:
-    """Return the public keys of a text: PEM, or 64 hexadecimal digits a line. Raises ValueError."""
+    """Parse public keys: PEM, or 64 hexadecimal digits on each line. Raises ValueError."""
     keys = []
     for encoded in _PEM.findall(text):
         data = base64.b64decode(encoded)
         if not data.startswith(_SPKI) or len(data) != len(_SPKI) + 32:
-            raise ValueError("a public key is no Ed25519 key")
+            raise ValueError("a public key is not an Ed25519 key")
         keys.append(data[len(_SPKI) :])
     lines = (line.partition("#")[0].strip() for line in _PEM.sub("", text).splitlines())
     keys += [_parse_hexadecimal(line.lower(), 32) for line in lines if line]
     if not keys:
-        raise ValueError("expected a public key as PEM, or of 64 hexadecimal digits, found none")
+        raise ValueError("expected a public key as PEM or as 64 hexadecimal digits")
     return keys
 
 
@@ -538,18 +543,19 @@ def read_list(
     accepted: Optional[AcceptedList] = None,
     each: Callable[..., Iterable[Any]] = map,
 ) -> SignedList:
-    """Return the list that ``fetch`` reads. Raises `ListProblem`, and what ``fetch`` raises.
+    """Read a list with ``fetch``, and verify it.
 
-    ``keys`` are public keys of the root: each of them has to have signed the first root that is trusted. Without keys,
-    signatures are not checked. ``each`` may read the bins several at a time. An expired list is returned as well: it
-    still ends windows. A list that is replaced while it is read is read again.
+    ``keys`` are public keys of the root. Each of them must have signed the first trusted root. Without keys, signatures
+    are not checked. ``each`` may read several bins at a time. An expired list is returned too, because it still ends
+    windows. If the list is replaced during the read, this function reads it again. Raises `ListProblem`, and the errors
+    of ``fetch``.
     """
     known, reading = frozenset(keys), _MetadataReader(fetch)
     for left in reversed(range(_TRIES)):
         data = reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES)
         try:
             if data is None:
-                raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (gitboot's endpoints have none)")
+                raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (endpoints of gitboot do not serve one)")
             return _read_verified_list(reading, data, known, accepted, each)
         except ListProblem:
             if not left or reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES) == data:
@@ -567,7 +573,7 @@ def _read_verified_list(
     root = reading.find_root(keys) if keys else None
     timestamp = _parse_metadata(TIMESTAMP, data, "timestamp")
     if keys and root is None:
-        message = "nothing is signed, so nothing shows that the list is the publisher's"
+        message = "the list is not signed, so gitboot cannot verify who published it"
         raise ListProblem(UNSIGNED, TIMESTAMP, message)
     expiring = [(timestamp.signed["expires"], TIMESTAMP)]
     try:
@@ -621,17 +627,17 @@ def _read_verified_list(
 
 
 def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> None:
-    """Reject a list that is older than one that was accepted: TUF, 5.4.3 and 5.5.5.
+    """Reject a list that is older than the accepted one: TUF, 5.4.3 and 5.5.5.
 
-    Other keys of the timestamp begin anew, as after the theft of a key: TUF, 5.3.11.
+    If other keys sign the timestamp, versions start again, as after the theft of a key: TUF, 5.3.11.
     """
     if accepted is None:
         return
     if newest.root < accepted.root:
-        message = f"it ends at version {newest.root}, and version {accepted.root} was read before"
+        message = f"the newest root has version {newest.root}, and version {accepted.root} was read before"
         raise ListProblem(OLDER, f"{newest.root}.root.json", message)
     if newest.keys == accepted.keys and (newest.timestamp < accepted.timestamp or newest.snapshot < accepted.snapshot):
-        message = f"it has version {newest.timestamp}, and version {accepted.timestamp} was read before"
+        message = f"the list has version {newest.timestamp}, and version {accepted.timestamp} was read before"
         raise ListProblem(OLDER, TIMESTAMP, message)
 
 
@@ -643,20 +649,20 @@ def _bin_role(delegations: Dict[str, Any]) -> _Role:
     """Return the keys that sign the bins of target names: TAP 15 with 8 bits."""
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
-        raise ValueError("it has other bins than gitboot's")
+        raise ValueError("the bins are not those of gitboot")
     return _parse_role(roles, _ed25519_keys(delegations["keys"]))
 
 
 def _read_bin(
     reading: _MetadataReader, name: str, meta: Dict[str, Any], role: Optional[_Role]
 ) -> Tuple[_Metadata, Dict[str, Target]]:
-    """Return a bin, and its targets by name. Without a role, its signatures are not checked.
+    """Return a bin, and its targets by name. Without a role, signatures are not checked.
 
     The bin of a target is the first byte of the sha256 of its name: TAP 15. The snapshot names only bins with targets.
     """
     number = _BIN.match(name)
     if number is None:
-        raise ValueError(f"no bin is called {name!r}")
+        raise ValueError(f"{name!r} is not the name of a bin")
     metadata = reading.get_metadata(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
     if role is not None:
         _check_signatures(metadata, role)
@@ -665,7 +671,7 @@ def _read_bin(
         digest = each["hashes"]["sha256"]
         _parse_hexadecimal(digest, 32)
         if not _TARGET.match(target):
-            raise ValueError(f"no listing is called {target!r}")
+            raise ValueError(f"{target!r} is not the name of a listing")
         if hashlib.sha256(target.encode("utf-8")).hexdigest()[:2] != number.group(1):
             raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs to another bin")
         found[target] = Target(digest, check_count(each["length"], 0))

@@ -1,4 +1,4 @@
-"""Tree changes: decide which files of the output tree change, also when windows end."""
+"""Tree changes: decide which files of the output tree change, and end maintenance windows."""
 
 from __future__ import annotations
 
@@ -54,30 +54,30 @@ from gitboot.render.plan_and_record_files import (
 )
 from gitboot.text import format_names
 
-GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
-_MAX_SHOWN: Final = 10  # of the paths in the way
+GRACE: Final = timedelta(days=7)  # how long unused content stays, because a running boot may still fetch it
+_MAX_SHOWN: Final = 10  # paths in an error message
 
 
 class Publication(Struct, frozen=True, kw_only=True):
-    """What a publication is to bring a tree to."""
+    """The files to publish."""
 
-    servers: Mapping[str, Files | None]  # those that may have changed; None: the server is gone
-    shared: Files | None  # the files that are no server's, but for those in parts; None: as they are
-    complete: bool  # whether these are all servers
-    parts: FileUpdates = NO_UPDATES  # of those in parts, what may have changed
+    servers: Mapping[str, Files | None]  # the servers that may have changed; None: the server is gone
+    shared: Files | None  # files that belong to no server, without those in parts; None: unchanged
+    complete: bool  # whether all servers are named
+    parts: FileUpdates = NO_UPDATES  # the files in parts that may have changed
 
     def __iter__(self) -> Iterator[Files]:
-        """The files of each server, and those that are no server's."""
+        """Yield the files of each server, and those that belong to no server."""
         yield from (files for files in self.servers.values() if files is not None)
         yield self.changed_shared_files
 
     @property
     def changed_shared_files(self) -> dict[str, File]:
-        """The files that are no server's, as far as they may have changed."""
+        """Return the files that belong to no server and may have changed."""
         return {**(self.shared or {}), **self.parts.files}
 
     def merge_shared(self, before: Mapping[str, ListedFile]) -> dict[str, ListedFile]:
-        """The files that are no server's from now on, by what they were."""
+        """Return the listing of shared files after the publication, from the one before it."""
         kept = {
             path: each
             for path, each in before.items()
@@ -91,33 +91,34 @@ class Publication(Struct, frozen=True, kw_only=True):
 
 
 class TreeChanges(Struct, kw_only=True):
-    """What one publication does; paths are sorted, but for states."""
+    """The changes of one publication; paths are sorted, except those of states."""
 
     at: datetime  # UTC, in whole seconds
-    # The digests of the states that the manifest lists anew, by server; None: no more.
+    # The new digests of changed states in the manifest, by server; None: the server is removed.
     digests: dict[str, str | None] = field(default_factory=dict)
-    shared: Mapping[str, ListedFile] | None = None  # what the manifest says of shared files; None: what it says now
-    content: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what the entries of each server name then
-    checked_files: int = 0  # files that were looked at
+    shared: Mapping[str, ListedFile] | None = None  # the new listing of shared files; None: unchanged
+    # the content that the scripts of each server refer to
+    content: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    checked_files: int = 0  # the number of checked files
     written: list[str] = field(default_factory=list)
-    states: Sequence[str] = ()  # of those written, in the order in which no identity is without its server
-    unchanged_states: Sequence[str] = ()  # states that stand, of servers of which something else is written
+    states: Sequence[str] = ()  # the written states, in an order in which each identity always belongs to a server
+    unchanged_states: Sequence[str] = ()  # unchanged states of servers with other changed files
     withdrawn: list[str] = field(default_factory=list)
-    retired: list[str] = field(default_factory=list)  # content that leaves the tree, and stays for GRACE
-    expired: Sequence[str] = ()  # content that has stayed for GRACE
-    batches: Sequence[datetime] = ()  # whose lists of retired content are done with
-    still_used: Sequence[str] = ()  # content that who named it names no more, and that stays because others do
+    retired: list[str] = field(default_factory=list)  # content that is no longer used, and stays for GRACE
+    expired: Sequence[str] = ()  # content whose GRACE is over, to be removed
+    batches: Sequence[datetime] = ()  # the times of lists of retired content that can be removed
+    still_used: Sequence[str] = ()  # content that a server no longer uses, but other servers do
     shards_after_adding: Mapping[str, Shard] = field(
         default_factory=dict
-    )  # shards of the index that have who came, and who goes
+    )  # index shards with the new pairs added, and the old ones still in them
     shards_after_removing: Mapping[str, Shard] = field(
         default_factory=dict
-    )  # and then without these; empty: the shard goes
-    possibly_indexed: frozenset[Pair] = frozenset()  # what the index may have until the publication ends
+    )  # index shards with the old pairs removed; empty: the shard is removed
+    possibly_indexed: frozenset[Pair] = frozenset()  # pairs that the index may have during the publication
 
     @property
     def paths(self) -> set[str]:
-        """The paths that are between two versions until the publication ends."""
+        """Return the paths that are between two versions until the publication ends."""
         content = {*self.retired, *self.still_used, *self.expired}
         return {*self.written, *self.withdrawn, *content, *self.shards_after_adding, *self.shards_after_removing}
 
@@ -127,17 +128,17 @@ class TreeChanges(Struct, kw_only=True):
 
 
 class ContentReferences:
-    """Which content each server names: it goes when nobody does any more."""
+    """The content that each server refers to. Content without references is retired."""
 
     def __init__(self) -> None:
-        self.by_server: dict[str, tuple[str, ...]] = {}  # what each names that names any
+        self.by_server: dict[str, tuple[str, ...]] = {}  # paths by server; servers without content are missing
         self._counts = Counter[str]()
 
     def __contains__(self, path: str) -> bool:
         return path in self._counts
 
     def update(self, server: str, paths: tuple[str, ...]) -> None:
-        """What ``server`` names from now on."""
+        """Set the content that ``server`` refers to."""
         for path in self.by_server.pop(server, ()):
             self._counts[path] -= 1
             if not self._counts[path]:
@@ -147,7 +148,7 @@ class ContentReferences:
             self.by_server[server] = paths
 
     def update_all(self, content: Mapping[str, tuple[str, ...]], *, complete: bool) -> None:
-        """What each of these names from now on; ``complete``: no other names any."""
+        """Set the content that these servers refer to. ``complete``: other servers refer to no content."""
         if complete:
             self.by_server.clear()
             self._counts.clear()
@@ -155,12 +156,12 @@ class ContentReferences:
             self.update(server, paths)
 
     def find_used_by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
-        """Those of ``paths`` that a server names which is none of ``servers``."""
+        """Return those of ``paths`` that servers other than ``servers`` refer to."""
         own = Counter(path for server in servers for path in self.by_server.get(server, ()))
         return {path for path in paths if self._counts[path] > own[path]}
 
 
-SHARED: Final = ""  # stands for a server where files are no server's
+SHARED: Final = ""  # in place of a server name: files that belong to no server
 
 
 def decide_changes(
@@ -171,13 +172,13 @@ def decide_changes(
     possibly_indexed: Collection[Pair],
     at: datetime,
 ) -> TreeChanges:
-    """What brings a tree, and what a crash left between two versions, to what is wanted.
+    """Return the changes from the tree on disk to the wanted publication, including repairs after a crash.
 
-    Each file of a server that changed is compared with what lies there by its content, so that nothing is written
-    that stands already; of a server whose state stands, by existence and size. What was between two versions when a
-    publication ended early is written anew: after a failed sync the kernel may show what the disk does not have.
-    ``indexed`` is what the index may have besides, and goes unless it is wanted. Raises
-    PublishError with everything that is in the way.
+    gitboot compares the files of a changed server by content, so it does not write unchanged files. It compares the
+    files of an unchanged server by existence and size. Files that an interrupted publication may have changed are
+    always written again, because after a failed sync the kernel may show content that is not on the disk.
+    ``possibly_indexed`` are pairs that the index may have; they are removed unless they are wanted. Raises PublishError
+    with all foreign files at wanted paths.
     """
     decision = _Decision(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
     decision.find_suspects()
@@ -194,14 +195,14 @@ class _Decision:
     ) -> None:
         self._disk, self._tree, self._references, self._publication = disk, tree, references, publication
         self.changes = TreeChanges(at=at)
-        self._suspects: dict[str, File] = {}  # planned files that may not stand
-        self._owned: set[str] = set()  # what these servers had
-        self._dropped_content: set[str] = set()  # content that these servers had, and have no more
-        self._identities: dict[str, tuple[str, ...]] = {}  # what each is found by from now on
+        self._suspects: dict[str, File] = {}  # planned files that may be missing or different
+        self._owned: set[str] = set()  # the earlier files of these servers
+        self._dropped_content: set[str] = set()  # content that these servers no longer use
+        self._identities: dict[str, tuple[str, ...]] = {}  # the new identities of each server
         self._removed_pairs: set[Pair] = set()
         self._added_pairs: set[Pair] = set()
 
-    # What may have changed
+    # Find the files that may have changed
 
     def find_suspects(self) -> None:
         wanted = self._publication
@@ -239,18 +240,18 @@ class _Decision:
             return
         self._suspects |= files
         indexed = self._note_before(server, digest)
-        if now == digest:  # somebody doubts that all stands
+        if now == digest:  # the caller wants this server checked completely
             indexed = frozenset()
         self._added_pairs |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
-        """What the server had is gitboot's, and goes where it is no longer planned; return what it is indexed by."""
+        """Collect the earlier files of a server, which may be replaced or removed. Return its indexed identities."""
         path = state_path(server)
         if digest is None and path not in self._tree.pending:
             return frozenset()
         self._owned.add(path)
         if (before := self._tree.read_outline(server)) is None:
-            # Damaged: what it listed is most likely what is planned now.
+            # Damaged: it most likely listed the files that are planned now.
             self._owned.update(self._publication.servers.get(server) or ())
             return frozenset()
         self._owned.update(before.files)
@@ -282,10 +283,10 @@ class _Decision:
     def _may_differ(self, path: str, file: File) -> bool:
         return path in self._tree.pending or self._disk.size(path) != len(file.content)
 
-    # What has
+    # Compare them
 
     def compare(self) -> None:
-        ours = (self._owned, self._tree.pending, self._tree.retired, self._references)  # what gitboot wrote
+        ours = (self._owned, self._tree.pending, self._tree.retired, self._references)  # files that gitboot wrote
         in_the_way: set[str] = set()
         for path, file in sorted(self._suspects.items()):
             check_path(path)
@@ -306,7 +307,7 @@ class _Decision:
                 f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)"
             )
 
-    # What goes
+    # Remove files
 
     def withdraw(self) -> None:
         for path in sorted(self._find_unused({*self._owned, *self._tree.pending_files})):
@@ -319,7 +320,7 @@ class _Decision:
         self.changes.still_used = sorted(self._dropped_content.difference(self.changes.retired))
 
     def _find_unused(self, paths: set[str]) -> set[str]:
-        """Those of ``paths`` that nobody has from now on."""
+        """Return those of ``paths`` that no file refers to any more."""
         for files in self._publication:
             paths -= files.keys()
         if paths:
@@ -332,7 +333,7 @@ class _Decision:
         )
 
     def expire(self) -> None:
-        """Content that is named again stays; the list that has it is done with all the same."""
+        """Choose the retired content to remove. Content that is used again stays, but its list is removed, too."""
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
         retired = set(self.changes.retired)
@@ -342,7 +343,7 @@ class _Decision:
     # The index
 
     def index(self, also: Collection[Pair]) -> None:
-        """Decide what changes in the index, and in which order states do."""
+        """Decide the changes of the index, and the order of states."""
         changes, indexed = self.changes, self._removed_pairs.union(self._added_pairs, also)
         gone = {(identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())}
         changes.possibly_indexed = frozenset(indexed)
@@ -354,7 +355,8 @@ class _Decision:
             changes.shards_after_adding, changes.shards_after_removing = find_index_changes(
                 self._disk, gone, self._added_pairs, self._tree.pending
             )
-        # A state that claims what another gives up comes first, so that there is always one that does.
+        # A state that takes over an identity is written before the state that gives it up, so that one server always
+        # has it.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
         states = [path for path in changes.written if parse_state_path(path) is not None]
@@ -378,7 +380,7 @@ Shards = dict[str, Shard]  # by path
 def find_index_changes(
     disk: Disk, removed: Collection[Pair], added: Collection[Pair], pending: Collection[str]
 ) -> tuple[Shards, Shards]:
-    """The shards with who comes, and then those without who goes; only those that change, or may have been changed."""
+    """Return the changed and pending shards, first with the added pairs, and then without the removed pairs."""
     joined: Shards = {}
     parted: Shards = {}
     leaving, coming = _group_by_shard(removed), _group_by_shard(added)
@@ -400,12 +402,15 @@ def find_index_changes(
 def rebuild_index(
     disk: Disk, identities: Mapping[str, tuple[str, ...]], pending: Collection[str]
 ) -> tuple[Shards, Shards]:
-    """The same where these are all servers: what is there besides goes, what is damaged is made anew."""
+    """Return the changed and pending shards of a complete index, first with new pairs, and then without old ones.
+
+    Damaged shards are replaced.
+    """
     wanted: dict[str, dict[str, tuple[str, ...]]] = build_index(identities)
     joined: Shards = {}
     parted: Shards = {}
     for path in sorted({*wanted, *(f"{INDEX}/{name}" for name in disk.names(INDEX))}):
-        before = None  # there is none, or something that is none
+        before = None  # the shard is missing or damaged
         with suppress(ValueError):
             before = parse_shard(disk.read(path) or b"")
         after = wanted.get(path, {})
@@ -426,15 +431,15 @@ def _group_by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
     return found
 
 
-Parts = dict[str, bytes | None]  # by path, the head last; None: it lists nothing any more, and so has no file
+Parts = dict[str, bytes | None]  # by path, the head last; None: the part is empty, and its file is removed
 
 
 def amend_manifest(
     tree: Tree, stamp: Stamp, digests: Mapping[str, str | None], shared: Mapping[str, ListedFile] | None
 ) -> tuple[Head, Parts]:
-    """The head with these states and these shared files, and the files of the manifest that change with it.
+    """Return the head with these states and shared files, and the files of the manifest that change.
 
-    What a publication that was cut short may have replaced is written anew.
+    Parts that an interrupted publication may have replaced are written again.
     """
     leaves: dict[tuple[str, str], dict[str, str | None]] = {}
     for server, digest in digests.items():
@@ -464,7 +469,7 @@ def amend_manifest(
 
 
 def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
-    """Add a part to those that are written, and return its digest; None where it lists nothing."""
+    """Add a part to those that are written. Return its digest, or None if the part is empty."""
     now = _apply_changes(before, changes)
     parts[path] = data = render_digests(now) if now else None
     return compute_digest(data) if data is not None else None
@@ -476,22 +481,23 @@ def _apply_changes(before: Mapping[str, str], changes: Mapping[str, str | None])
 
 
 _SERVERS: Final = "ops/servers"
-_IN_WINDOW: Final = b'"inWindow":true'  # is in each state that has a window
-# `WindowEnds` reads all states during at most one of so many seconds.
+_IN_WINDOW: Final = b'"inWindow":true'  # in each state with a window
+# `WindowEnds` spends at most 1/20 or 1/200 of the time on reading all states.
 _CHANGED_FACTOR: Final = 20
 _UNCHANGED_FACTOR: Final = 200
-_A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)  # dates a file one second after the version that it replaces
+# a file then gets a date one second after the version that it replaces
+_A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)
 
 
 class EndedWindows(NamedTuple):
-    """The windows that were ended in a tree, and when the next one ends."""
+    """The windows that were ended in a tree, and the next end."""
 
     servers: tuple[str, ...]  # whose files were replaced, sorted
-    next_end: datetime | None  # None: no window in the tree is known to end
+    next_end: datetime | None  # None: no known end
 
 
 class WindowsNotEnded(PublishError):
-    """A window could not be ended. gitboot replaced files of ``servers`` all the same, maybe not all."""
+    """A window could not be ended. gitboot may have replaced some files of ``servers``."""
 
     def __init__(self, message: str, servers: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -499,16 +505,16 @@ class WindowsNotEnded(PublishError):
 
 
 class WindowEnds:
-    """When the windows of a published tree end, so that each can be ended at that time.
+    """The times when the windows of a published tree end.
 
-    Reading all states of a large tree takes seconds, so gitboot reads them again only now and then: soon if another
-    process has replaced a state, which changes the time of their folder, and rarely otherwise. Between, it reads only
-    the states of servers whose window ends.
+    Reading all states of a large tree takes seconds, so gitboot reads them only now and then: soon after another
+    process replaced a state, which changes the time of the folder, and rarely otherwise. In between, it reads only the
+    states of servers whose window ends.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._ends: dict[str, datetime] = {}  # when a file of a server may have to be replaced next, by server
+        self._ends: dict[str, datetime] = {}  # by server, when a file may have to be replaced next
         self._was_read: _LastRead | None = None  # when all states were read last
         self._replaced: set[str] = set()  # servers with replaced files that `end` has not returned yet
 
@@ -517,17 +523,17 @@ class WindowEnds:
         return min(self._ends.values(), default=None)
 
     def is_due(self, root: Path, at: datetime) -> bool:
-        """Return whether `end` has anything to do at ``at`` in the tree at ``root``."""
+        """Return whether `end` has work to do at ``at`` in the tree at ``root``."""
         return self._reads_all(root) or any(end <= at for end in self._ends.values())
 
     def end(self, disk: Disk, at: datetime, modified_at: datetime) -> EndedWindows:
         """Replace each file of a window that is over at ``at``. No other process may publish to the tree meanwhile.
 
-        The file becomes what its path answers at ``at``. If that is another window, the file becomes what the path
-        answers outside of windows, because a newer commit may have cancelled that window. In place of a boot that
-        writes a disk, the file becomes the fallback of that boot. A file whose content is not known to be of a window
-        stays as it is. New files are ``dated`` then, or one second after the version before if that is later.
-        Raises `WindowsNotEnded`. Then the next call tries again, and reads only the states that are still due.
+        The file gets the content that is valid for its path at ``at``. If that content belongs to another window, the
+        file gets the content outside of windows, because a newer commit may have cancelled that window. A boot that
+        writes a disk is replaced by its fallback. A file with unknown content stays. New files are dated
+        ``modified_at``, or one second after the version before if that is later. Raises `WindowsNotEnded`. The next
+        call then tries again, and reads only the states that are still due.
         """
         began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
         due = sorted(name for name, end in self._ends.items() if end <= at)
@@ -536,8 +542,8 @@ class WindowEnds:
             due = [name for name in named if name is not None]
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
-        settled: dict[str, datetime | None] = {}  # when each server is due next, if that does not wait for its files
-        after: dict[str, datetime | None] = {}  # when each server is due next, once its files are replaced
+        settled: dict[str, datetime | None] = {}  # when a server without files to replace is due next
+        after: dict[str, datetime | None] = {}  # when a server is due next, after its files are replaced
         try:
             for name in due:
                 state: PublishedServer | None = None
@@ -573,13 +579,13 @@ class WindowEnds:
 
 
 class _LastRead(NamedTuple):
-    version: tuple[int, ...] | None  # of the folder of states, before it was read
+    version: tuple[int, ...] | None  # the version of the folder of states, before it was read
     ended_s: float  # of the monotonic clock
     took_s: float
 
 
 def _read_folder_version(root: Path) -> tuple[int, ...] | None:
-    """Return what changes whenever a state is replaced, or another tree is put in place; None: there is no tree."""
+    """Return a value that changes if a state or the whole tree is replaced; None: there is no tree."""
     try:
         found = (root / _SERVERS).stat()
     except OSError:
@@ -588,9 +594,9 @@ def _read_folder_version(root: Path) -> tuple[int, ...] | None:
 
 
 def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
-    """End the windows that are over at ``at`` in the tree at ``root``, unless another process publishes to that tree.
+    """End the windows that are over at ``at`` in the tree at ``root``, unless another process is publishing to it.
 
-    ``ends`` is of this tree. Raises `PublishError`.
+    ``ends`` belongs to this tree. Raises `PublishError`.
     """
     if not (root / BOOT).is_dir():
         return EndedWindows((), None)
@@ -603,18 +609,18 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
     with closing(Disk(root, modes)) as disk:
         if disk.lock(LOCK):
             return EndedWindows((), None)
-        # At the end of a window, another host may publish a boot at the same path with the date of this second. An
-        # access log of this host must not count as evidence of that boot.
+        # At the end of a window, another host may publish a boot at the same path with a date in this second. An access
+        # log of this host must not count as evidence of that boot.
         return ends.end(disk, at, _A_SECOND_LATER)
 
 
 def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
-    """Yield each file that is of an ended window of a server, with its new content; None: gitboot removes it."""
+    """Yield each file of an ended window of a server, with its new content; None: gitboot removes the file."""
     for path, turns in sorted(state.paths.items()):
         now, _ = find_version(turns, at)
         windows = {turn.content for turn in turns if turn.in_window and turn is not now}
         if now is not None and now.in_window:
-            windows.discard(now.content)  # the same maintenance, or one that boots the same
+            windows.discard(now.content)  # the same maintenance, or another one with the same boot
         if not windows:
             continue
         found = disk.read(path)
@@ -625,7 +631,7 @@ def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) ->
 
 
 def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
-    """Return when a path that has windows answers something else next."""
+    """Return the next time at which a path with windows changes."""
     with_windows = (turns for turns in state.paths.values() if any(turn.in_window for turn in turns))
     times = (turn.since for turns in with_windows for turn in turns)
     return min((since for since in times if since is not None and since > at), default=None)
@@ -634,9 +640,9 @@ def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
 def _replace_files(
     disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
 ) -> None:
-    """Put all contents in place of the files at these paths, by server, durably; None: remove the file.
+    """Replace the files at these paths, by server, durably; None: remove the file.
 
-    Each server is added to ``replaced`` before its first file changes.
+    Each server is added to ``changed_servers`` before its first file changes.
     """
     if not contents:
         return
@@ -656,7 +662,7 @@ def _replace_files(
 
 
 def _read_content(disk: Disk, state: PublishedServer, turn: PathVersion | None) -> bytes | None:
-    """Return what a path answers by a turn, without a boot that writes a disk; None: nothing."""
+    """Return the content of a path in this version, or its fallback if the boot writes a disk; None: no file."""
     if turn is None:
         return None
     digest = turn.content if turn.writes is None else turn.writes.fallback

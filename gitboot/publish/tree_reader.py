@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
 PENDING: Final = f"{OWN}/pending.json"
-_OPERATORS: Final = frozenset({"assets"})  # what stands in boot/ without having been published
+_OPERATORS: Final = frozenset({"assets"})  # files in boot/ that gitboot does not publish
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{OWN}/retired"
 _STATUS_FILES: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
@@ -76,37 +76,35 @@ class Difference(Struct, frozen=True, kw_only=True):
 
 
 class Tree:
-    """What a tree says of itself, read from the disk as far as it is asked for."""
+    """The manifest, pending changes and retired content of a tree, read from the disk when needed."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         older = read_older(disk)
         self.head = _read(disk, MANIFEST, parse_head) if older is None else None
         self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
-        self._shared: tuple[str | None, dict[str, ListedFile]] | None = None  # by its digest, once it was read
-        self._digest_cache: dict[
-            tuple[str, str], Digests
-        ] = {}  # nodes and leaves of one publication, by path and digest
+        self._shared: tuple[str | None, dict[str, ListedFile]] | None = None  # with its digest; None: not read yet
+        self._digest_cache: dict[tuple[str, str], Digests] = {}  # nodes and leaves of the manifest, by path and digest
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
-        self.outdated: frozenset[str] = frozenset()  # parts of a manifest of another version
-        if older is not None:  # all of it is between two versions
+        self.outdated: frozenset[str] = frozenset()  # parts of an older version of the manifest
+        if older is not None:  # the whole tree counts as between two versions
             self.pending, self.outdated = self.pending | older.files, older.parts
         self.batches = {
             _parse(disk, f"{_RETIRED}/{name}", name.removesuffix(".json"), parse_instant)
             for name in disk.names(_RETIRED)
             if name.endswith(".json")
         }
-        self.retired = {  # path -> since when nothing names it
+        self.retired = {  # path -> the time since when it is unused
             path: since for since in sorted(self.batches) for path in _read(disk, batch_path(since), _parse_paths) or ()
         }
 
     @property
     def pending_files(self) -> set[str]:
-        """The files that a publication which was cut short has changed, or has not."""
+        """Return the files that an interrupted publication may have changed."""
         return {path for path in self.pending if not is_record(path)}
 
     def iter_servers(self) -> Iterator[tuple[str, str]]:
-        """Each server that is listed, with its state's digest."""
+        """Yield each listed server and the digest of its state."""
         for node in sorted(self.head.nodes if self.head else ()):
             for leaf, expected in sorted(self.read_node(node).items()):
                 yield from sorted((self._read_part(leaf_path(node, leaf), expected, parse_digests) or {}).items())
@@ -115,16 +113,16 @@ class Tree:
         return self._read_digests(node_path(node), self.head.nodes.get(node) if self.head else None)
 
     def read_leaf(self, node: str, leaf: str, expected: str | None) -> Digests:
-        """The digests of the states that a leaf lists, which has the digest that its node says."""
+        """Return the digests of the states in a leaf. ``expected`` is the digest of the leaf in its node."""
         return self._read_digests(leaf_path(node, leaf), expected)
 
     def find_digest(self, server: str) -> str | None:
-        """What a server's state has to be; None: it is not listed."""
+        """Return the digest of a server's state in the manifest; None: the server is not listed."""
         node, leaf = locate_server(server)
         return self.read_leaf(node, leaf, self.read_node(node).get(leaf)).get(server)
 
     def read_shared(self) -> dict[str, ListedFile]:
-        """The files that are no server's; their listing is read again once it is another, or in doubt."""
+        """Return the files that belong to no server. The listing is cached until it changes or is pending."""
         expected = self.head.shared if self.head else None
         if self._shared is not None and self._shared[0] == expected and SHARED not in self.pending:
             return self._shared[1]
@@ -133,7 +131,7 @@ class Tree:
         return found
 
     def read_outline(self, server: str) -> Outline | None:
-        """What a server had when it was published last; None where nothing is known of it, or its state is damaged."""
+        """Return the identities and files of a server at the last publication; None: its state is missing or bad."""
         data = self._disk.read(state_path(server))
         if data is None:
             return None
@@ -142,7 +140,7 @@ class Tree:
         return None
 
     def _read_digests(self, path: str, expected: str | None) -> Digests:
-        """A part that lists digests; many servers of one publication ask for the same one."""
+        """Return a node or a leaf, from the cache if possible. Many servers of a publication use the same one."""
         if expected is None or path in self.pending:
             return self._read_part(path, expected, parse_digests) or {}
         if (held := self._digest_cache.get((path, expected))) is None:
@@ -151,23 +149,23 @@ class Tree:
 
     def _read_part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = self._disk.read(path) if path not in self.outdated else None
-        # A publication replaces its parts before the head; what one that was cut short has left is no damage.
+        # A publication replaces the parts before the head, so an interrupted one leaves newer parts. That is no damage.
         if (compute_digest(data) if data else None) != expected and path not in self.pending:
             raise build_damage_error(self._disk, path)
         return _parse(self._disk, path, data, parse_part) if data is not None else None
 
     def mark_pending(self, paths: Iterable[str]) -> None:
-        """Trust the manifest no more about these paths, until ``settle``."""
+        """Mark these paths as pending until `settle`."""
         self.pending = self.pending.union(paths)
         self._digest_cache.clear()
 
     def settle(self, head: Head) -> None:
-        """Take note that a publication has ended, and all is as the manifest says."""
+        """Mark the publication as complete, with this head."""
         self.pending = self.outdated = frozenset()
         self.head, self.stamp = head, head.stamp
 
     def retire(self, paths: Collection[str], since: datetime, expired_batches: Collection[datetime]) -> None:
-        """Take note of content that nothing names since then, and of the batches that are done with."""
+        """Record content that is unused since ``since``, and drop the expired batches."""
         if paths:
             self.batches.add(since)
             self.retired |= dict.fromkeys(paths, since)
@@ -177,7 +175,7 @@ class Tree:
 
 
 def is_empty_tree(disk: Disk, tree: Tree) -> bool:
-    """Whether nothing stands where files are published, and nothing is known of any that did."""
+    """Return whether the tree was never published to, and no unknown files are in it."""
     if tree.stamp is not None or tree.pending or tree.batches:
         return False
     own = {split(path)[1] for path in (OWN, STATUS)}
@@ -185,28 +183,28 @@ def is_empty_tree(disk: Disk, tree: Tree) -> bool:
 
 
 def check_path(path: str) -> None:
-    """Raise ValueError where no file of a tree can be."""
+    """Raise ValueError if gitboot cannot publish a file at a path."""
     top, *names = path.split("/")
     if top not in ("boot", "ops") or not names or not _NO_NAMES.isdisjoint(names) or is_record(path):
         raise ValueError(f"no file of a tree can be at {path}")
 
 
 def is_record(path: str) -> bool:
-    """Whether ``path`` is taken by what is written about the tree."""
+    """Return whether ``path`` is reserved for gitboot's own records about the tree."""
     if path.startswith(BOOT):
         return is_shared_list_file(path)
     return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_index_path(path) or path in _STATUS_FILES
 
 
 def batch_path(since: datetime) -> str:
-    """Where the content is listed that nothing names since that instant."""
+    """Return the path of the list of content that is unused since then."""
     return f"{_RETIRED}/{format_instant(since)}.json"
 
 
 def read_manifest(root: Path) -> Manifest | None:
-    """What the tree at ``root`` should hold; None if no publication has ended there.
+    """Return all files of the tree at ``root``; None if no publication has completed there.
 
-    It may be read while somebody publishes: what the publication has not reached yet is then as it was before.
+    During a publication, files that it has not reached yet are in their old version.
     """
     if not root.is_dir():
         return None
@@ -218,7 +216,7 @@ def read_manifest(root: Path) -> Manifest | None:
 
 
 def read_state(root: Path, server: str) -> PublishedServer | None:
-    """A server as it stands published; None where there is none of that name. ValueError for what is damaged."""
+    """Return the published state of a server; None if there is none. Raises ValueError if it is damaged."""
     try:
         return parse_state((root / state_path(server)).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -226,14 +224,14 @@ def read_state(root: Path, server: str) -> PublishedServer | None:
 
 
 def verify_tree(root: Path) -> tuple[Difference, ...]:
-    """Every file that is not what the manifest lists, sorted by path; each is read in full.
+    """Read each file in full, and return those that differ from the manifest, sorted by path.
 
-    While somebody publishes, or after a crash, these are the files that the publication has changed so far.
+    During a publication or after a crash, these are the files that the publication has changed so far.
     """
     with closing(Disk(root)) as disk:
         found = _read_whole(disk)
         if found is None:
-            raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
+            raise PublishError(f"{root}: expected an output tree, found no {MANIFEST}")
         differences = list(found.differences)
         for path, listed in found.manifest.files.items():
             if difference := _compare(path, listed.sha256, _read_content(disk, path)):
@@ -245,11 +243,11 @@ def verify_tree(root: Path) -> tuple[Difference, ...]:
 
 
 class _WholeTree:
-    """All that a tree says of itself, from the head to the files, and what is not as it is said above."""
+    """All records of a tree, from the head to the files, and the parts with a wrong digest."""
 
     def __init__(self, disk: Disk, head: Head) -> None:
         self._disk = disk
-        self.differences: list[Difference] = []  # parts of the manifest, and states
+        self.differences: list[Difference] = []  # of parts of the manifest and of states
         self.identities: dict[str, tuple[str, ...]] = {}  # by server
         files: dict[str, ListedFile] = {}
         for node, node_digest in head.nodes.items():
@@ -263,7 +261,7 @@ class _WholeTree:
         if head.shared is not None:
             files |= self._read_part(SHARED, head.shared, parse_listing) or {}
         self.manifest = Manifest(stamp=head.stamp, files=dict(sorted(files.items())))
-        self.is_settled = disk.lstat(PENDING) is None  # no publication is under way or was cut short
+        self.is_settled = disk.lstat(PENDING) is None  # no publication is in progress or was interrupted
 
     def _read_part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = _read_content(self._disk, path)
@@ -277,7 +275,7 @@ class _WholeTree:
 def _read_whole(disk: Disk) -> _WholeTree | None:
     while (data := disk.read(MANIFEST)) is not None:
         whole = _WholeTree(disk, _parse(disk, MANIFEST, data, parse_head))
-        # A publication may have ended since the head was read.
+        # A publication may have completed after the head was read.
         if not (whole.differences and whole.is_settled) or disk.read(MANIFEST) == data:
             return whole
     return None
@@ -312,23 +310,23 @@ def _parse_paths(data: bytes) -> list[str]:
 
 
 def build_damage_error(disk: Disk, path: str) -> PublishError:
-    """What is raised where the tree's word on itself does not hold."""
+    """Return the error for a file that gitboot did not write in this form."""
     return PublishError(
-        f"{disk.root / path}: expected what gitboot wrote, found something else "
-        "(bring it back from a copy, or move boot/ and ops/ away and publish anew)"
+        f"{disk.root / path}: the file is damaged "
+        "(restore it from a backup, or move boot/ and ops/ away and publish again)"
     )
 
 
 class OlderTree(Struct, frozen=True, kw_only=True):
-    """What a manifest of version 1 says."""
+    """The content of a manifest of version 1."""
 
     stamp: Stamp
     files: frozenset[str]
-    parts: frozenset[str]  # of the manifest itself
+    parts: frozenset[str]  # the files of the manifest itself
 
 
 def read_older(disk: Disk) -> OlderTree | None:
-    """The tree if it is one of 0.1.0; what has taken the place of a shard by now is passed over."""
+    """Return a tree of gitboot 0.1.0; None for other trees. Replaced parts of its manifest are ignored."""
     head = _parse_older(disk.read(MANIFEST))
     match head:
         case {
@@ -357,36 +355,36 @@ def _parse_older(data: bytes | None) -> dict[str, object]:
 
 
 def read_records(path: Path) -> dict[SystemUuid, Record]:
-    """Exported records in a file, or in the files of a folder, as ``ops/records`` of a tree.
+    """Read exported records from a file, or from the files of a folder such as ``ops/records`` of a tree.
 
-    Raises OSError, and `UsageError` naming the file that is something else.
+    Raises OSError, and `UsageError` with the file that is not such a record.
     """
     if not path.is_dir():
         return _import_records(path)
     files = sorted(path.glob("*.json"))
     if not files:
-        raise UsageError(f"{path}: no exported records are in it; take ops/records of a published tree")
+        raise UsageError(f"{path}: the folder has no exported records; name ops/records of an output tree")
     return {uuid: record for file in files for uuid, record in _import_records(file).items()}
 
 
 def _import_records(file: Path) -> dict[SystemUuid, Record]:
-    """Return the records of a file. Raises `UsageError` for a record of a UUID that identifies no machine."""
+    """Return the records of a file. Raises `UsageError` for a record whose UUID identifies no machine."""
     from gitboot.resolve.provisioning_record import (
         parse_exported_records,
-    )  # only here: endpoints start without the model
+    )  # imported here, so that endpoints start without the model
 
     records = parse_exported_records(file.read_bytes(), str(file))
     for uuid in sorted(filter(is_placeholder_uuid, records)):
         raise UsageError(
-            f"{file}: a record is of the UUID {uuid}, which identifies no machine: remove the record, and set a UUID "
-            "in the machine's firmware"
+            f"{file}: a record has the UUID {uuid}, which identifies no machine: remove the record, and set a UUID in "
+            "the machine's firmware"
         )
     return records
 
 
 def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
-    """What the tree knows of servers, as far as it can be read; nothing where there is none."""
-    from gitboot.resolve.provisioning_record import parse_exported_records  # only here, as above
+    """Return the records of servers in a tree, without the files that are not readable."""
+    from gitboot.resolve.provisioning_record import parse_exported_records  # imported here, as above
 
     found: dict[SystemUuid, Record] = {}
     for file in sorted((tree / RECORDS).glob("*.json")):
@@ -395,26 +393,27 @@ def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
     return found
 
 
-ALL: Final = ""  # stands for a server where the files of all are meant, or those that are no server's
-PARTS: Final = "/"  # where those are meant that are in parts, all of them
+ALL: Final = ""  # in place of a server name: the files of all servers, or those that belong to no server
+PARTS: Final = "/"  # in place of a server name: all shared files in parts
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
-    """Each server's state, and the content that it names; and the listing of the files that are no server's."""
+    """The state of each server, the content that it refers to, and the listing of shared files."""
 
     states: Mapping[str, str]  # sha256 by server
-    content: Mapping[str, tuple[str, ...]]  # paths by server; of the files that are no server's by `ALL`
+    content: Mapping[str, tuple[str, ...]]  # paths by server; `ALL` has those of shared files
     shared: str | None  # sha256 of the listing
     has_page: bool
 
 
 def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
-    """What each server names by now of which a tree holds something else than before; None: it cannot be gone on from.
+    """Return the servers whose files differ from ``before``, with the content that they refer to.
 
-    Whom a publication that was cut short has reached, or was to reach, is among them. Only what the tree says of itself
-    is read: whether that holds is for `suspects` to find out.
+    Servers that an interrupted publication affects are included. None: the process cannot continue from this tree. This
+    reads only the records of the tree; `find_suspects` compares them with the files.
     """
-    # PENDING says that all that may be between two versions is a server's whose state is, or no server's: see `change`.
+    # If PENDING is in the set, each pending file belongs to a server whose state is in the set, or to no server: see
+    # `write_changes`.
     tells_whom = not tree.pending or PENDING in tree.pending
     if tree.head is None or tree.outdated or not tells_whom:
         return None
@@ -437,9 +436,9 @@ def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, 
 
 
 def find_leftover_pairs(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
-    """By what the index still finds, or finds already, whom a publication that was cut short was to reach.
+    """Return the identities that the index may wrongly have for servers of an interrupted publication.
 
-    None: what it was to put right there cannot be read.
+    None: a pending part of the index is not readable.
     """
     reached = _find_pending_servers(tree)
     states = {server: tree.read_outline(server) for server in reached}
@@ -458,10 +457,10 @@ def _find_pending_servers(tree: Tree) -> frozenset[str]:
 
 
 def find_suspects(root: Path) -> Iterator[str | None]:
-    """The servers whose files do not stand in a tree as it says, `ALL` where that is no server's; None: a step.
+    """Check all files of a tree, and yield the servers whose files are damaged. `ALL` stands for shared files.
 
-    Files are looked at by their existence and size, states in full. What somebody publishes meanwhile may be among
-    them: publishing it once more writes nothing.
+    Yields None for a server without damage, to show progress. Files are checked by existence and size, states by
+    content. Servers that are published during the check may be included; publishing them again is harmless.
     """
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
@@ -480,7 +479,7 @@ def find_suspects(root: Path) -> Iterator[str | None]:
 
 
 def _find_missing_index(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
-    """A server that the index does not have by all that it is found by; `ALL` where that cannot be read."""
+    """Return the server if an identity of it is missing in the index; `ALL` if a shard is not readable."""
     for identity in state.identities:
         if (path := shard_path(identity)) not in shards:
             shards[path] = _read_shard(disk, path)
@@ -500,7 +499,7 @@ STOP_FILE: Final = "stopped.json"
 
 
 def stop_folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
-    """Where the word is read and left for the endpoints of a tree."""
+    """Return the folders in which endpoints of a tree read the stop file."""
     return (output / "ops",) if spool is None else (output / "ops", spool)
 
 
@@ -510,25 +509,25 @@ class StopNotice(NamedTuple):
 
 
 def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
-    """Leave the word in ``folder``, durably, in place of one that is there; raises OSError.
+    """Write the stop file into ``folder``, durably, and replace an existing one. Raises OSError.
 
-    Whoever may read what else is there may read it, whoever has left it.
+    Every user who can read the folder can read the file.
     """
     facts = {**stoppage._asdict(), "at": format_instant(at)}
     write_atomically(folder / STOP_FILE, encode_canonical(facts) + b"\n", mode=0o644)
 
 
 def remove_stop(folder: Path) -> None:
-    """Take the word away again, whoever has left it; raises OSError where one goes on standing."""
+    """Remove the stop file. Raises OSError if it exists and cannot be removed."""
     (folder / STOP_FILE).unlink(missing_ok=True)
 
 
 class StopReader:
-    """The words in some folders, each read again where it has changed."""
+    """Reads the stop files in some folders, and reads each again after it changed."""
 
     def __init__(self, *folders: Path) -> None:
         self._paths = tuple(folder / STOP_FILE for folder in folders)
-        self._read: dict[Path, tuple[tuple[int, int], StopNotice]] = {}  # by inode and nanoseconds since 1970
+        self._read: dict[Path, tuple[tuple[int, int], StopNotice]] = {}  # with the inode and the mtime in nanoseconds
 
     @property
     def current(self) -> StopNotice | None:
@@ -555,7 +554,7 @@ def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
 
 
 def add_stop_condition(conditions: Iterable[Mapping[str, Any]], stop: StopNotice | None) -> list[dict[str, Any]]:
-    """An instance's conditions, as it has left them, with what was stopped since."""
+    """Return an instance's conditions with a stop that operators set after the instance wrote them."""
     found = [dict(each) for each in conditions]
     if stop is None or any((each["type"], each["status"]) == (_TYPE, False) for each in found):
         return found

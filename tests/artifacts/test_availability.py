@@ -72,7 +72,7 @@ BASE = "http://boot.test/assets/x-1/"
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )
-def test_a_boot_fetches_what_it_starts_and_what_it_is_told_of(
+def test_a_boot_fetches_its_kernel_and_the_files_in_its_arguments(
     case: str, method: str, spec: str, artifacts: str, fetched: set[str]
 ) -> None:
     documents = (
@@ -86,7 +86,7 @@ def test_a_boot_fetches_what_it_starts_and_what_it_is_told_of(
     assert {each.url for each in boot.fetched_files} == {f"{BASE}{name}" for name in fetched}
 
 
-def test_an_artifact_is_named_once_for_all_who_need_it() -> None:
+def test_an_artifact_of_several_servers_is_listed_once() -> None:
     named = list_artifacts(decided(*SEED, server("web02", "role: web")), {"web02": "fra"})
     assert [(each.images, each.sites, each.servers) for each in named] == [(("flatcar-1",), ("", "fra"), 2)] * 2
 
@@ -105,7 +105,7 @@ __all__ = ["make_site"]  # a fixture
 
 ASSETS = "http://boot.test/assets"
 ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
-WRONG = Sighting(presence=Presence.WRONG, message="it has 3 bytes, and the image says 4")
+WRONG = Sighting(presence=Presence.WRONG, message="the file has 3 bytes, and the image states 4")
 SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
 THERE = Sighting(presence=Presence.FOUND)
 
@@ -168,7 +168,7 @@ OFFERED = (Phase.NETWORK, Cause.PENDING, "flatcar-1")
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )
-def test_only_what_is_known_to_be_absent_holds_a_boot_back(
+def test_only_an_artifact_that_is_certainly_absent_withholds_a_boot(
     bench: Bench, told: Told, case: str, seen: Sighting | None, name: str, expected: tuple[Phase, Cause, str | None]
 ) -> None:
     if seen is not None:
@@ -179,7 +179,7 @@ def test_only_what_is_known_to_be_absent_holds_a_boot_back(
     assert (turn.writes is not None) == (expected == OFFERED)
 
 
-def test_it_is_offered_by_itself_once_it_comes_and_each_turn_is_told_once(bench: Bench, told: Told) -> None:
+def test_a_boot_is_offered_when_its_artifact_appears_and_each_change_is_one_event(bench: Bench, told: Told) -> None:
     bench.decide(*ONCE)
     told.see(ABSENT, KERNEL)
     for _ in range(2):
@@ -195,12 +195,12 @@ def test_it_is_offered_by_itself_once_it_comes_and_each_turn_is_told_once(bench:
         "ArtifactsMissing",
         "ArtifactFound",
     ]
-    assert bench.condition("ArtifactsPresent") == (True, "Present", "none is missing")
+    assert bench.condition("ArtifactsPresent") == (True, "Present", "no artifact is missing")
     record = bench.record
     assert record is not None and not record.attempts
 
 
-def test_what_is_wanted_is_looked_at_and_nothing_else(bench: Bench, told: Told) -> None:
+def test_only_needed_artifacts_are_checked(bench: Bench, told: Told) -> None:
     bench.decide(*ONCE).reconcile()
     assert {each.url for each in told.wanted} == {f"{ASSETS}/flatcar-1/{name}" for name in ("kernel", "initrd")}
     bench.decide(*ONCE, maintenance("check", "20T22:00 21T04:00")).reconcile()
@@ -210,7 +210,7 @@ def test_what_is_wanted_is_looked_at_and_nothing_else(bench: Bench, told: Told) 
     assert told.wanted == frozenset()
 
 
-def test_others_go_on_and_a_file_of_many_is_counted(bench: Bench, told: Told) -> None:
+def test_other_servers_continue_and_the_servers_of_a_missing_file_are_counted(bench: Bench, told: Told) -> None:
     blue = [server(f"blue{number}", "role: blue", "provision: 1") for number in range(3)]
     more = (
         image("flatcar-2"),
@@ -225,7 +225,9 @@ def test_others_go_on_and_a_file_of_many_is_counted(bench: Bench, told: Told) ->
     assert "BootImage/flatcar-2 for 3 servers" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
 
 
-def test_what_writes_no_disk_boots_in_place_of_a_maintenance_that_is_absent(bench: Bench, told: Told) -> None:
+def test_a_maintenance_with_a_missing_artifact_is_replaced_by_a_boot_that_writes_no_disk(
+    bench: Bench, told: Told
+) -> None:
     diskless = (
         *(fleet(), server("web01", "role: web"), image("live-1", "writesDisk: false"), image("memtest-7")),
         *(profile("web", "live-1"), profile("repair", "memtest-7"), policy("web")),
@@ -249,7 +251,7 @@ DISKLESS = (
 )
 
 
-def test_what_is_absent_is_not_given_in_place_of_what_is_not_given(bench: Bench, told: Told) -> None:
+def test_a_fallback_with_a_missing_artifact_is_not_served(bench: Bench, told: Told) -> None:
     bench.decide(*DISKLESS, maintenance("install", "20T11:00 20T14:00", "networkBoot: Once, run: 1", boots="install"))
 
     def instead() -> str:
@@ -264,7 +266,7 @@ def test_what_is_absent_is_not_given_in_place_of_what_is_not_given(bench: Bench,
     assert "live-1" not in instead()
 
 
-def test_what_is_absent_is_not_given_once_nobody_hears_of_the_instance(bench: Bench, told: Told) -> None:
+def test_a_boot_with_a_missing_artifact_is_withheld_while_the_instance_is_down(bench: Bench, told: Told) -> None:
     bench.decide(*DISKLESS, maintenance("repair"))
 
     def unheard() -> tuple[Phase, Cause, str | None]:
@@ -276,7 +278,7 @@ def test_what_is_absent_is_not_given_once_nobody_hears_of_the_instance(bench: Be
     assert unheard() == (Phase.DISK, Cause.INSTANCE_SILENT, None)
 
 
-def test_a_window_that_opens_later_is_not_published_ahead_with_what_is_absent(bench: Bench, told: Told) -> None:
+def test_a_later_window_with_a_missing_artifact_is_not_published_ahead(bench: Bench, told: Told) -> None:
     bench.decide(*SEED, maintenance("repair", "20T22:00 21T04:00"))
     told.see(ABSENT, "memtest-7/kernel")
     bench.reconcile()
@@ -287,7 +289,7 @@ def test_a_window_that_opens_later_is_not_published_ahead_with_what_is_absent(be
     assert shown(bench.rendered["web01"].later[0][1]) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
 
 
-def test_a_boot_that_was_given_is_given_on_to_who_asks_again(bench: Bench, told: Told) -> None:
+def test_a_boot_that_was_served_is_served_again_on_a_retry(bench: Bench, told: Told) -> None:
     # A second NIC, or GRUB after iPXE, is the same boot: it is under way.
     bench.decide(*ONCE)
     bench.fetch(bench.reconcile())
@@ -334,9 +336,9 @@ MIRRORING = (
 )
 
 
-def test_what_is_mirrored_is_offered_once_it_was_seen(bench: Bench, told: Told) -> None:
+def test_a_boot_of_a_mirrored_artifact_is_offered_after_a_check_finds_it(bench: Bench, told: Told) -> None:
     assert shown(bench.decide(*MIRRORING).reconcile()) == DISK
-    assert "it was not looked at yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
+    assert "gitboot has not checked it yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
     assert {each.url for each in told.wanted} == {f"http://boot.test/o/{SHA}/{name}" for name in ("kernel", "initrd")}
     told.sightings = dict.fromkeys(told.wanted, SILENT)
     assert shown(bench.reconcile()) == DISK
@@ -344,14 +346,14 @@ def test_what_is_mirrored_is_offered_once_it_was_seen(bench: Bench, told: Told) 
     assert shown(bench.reconcile()) == OFFERED
 
 
-def test_reconciling_once_looks_before_anything_is_offered(bench: Bench, told: Told) -> None:
+def test_reconciling_once_checks_artifacts_before_it_offers_boots(bench: Bench, told: Told) -> None:
     file = BootFile(url=f"{ASSETS}/{KERNEL}", sha256=SHA, size=None)  # type: ignore[arg-type]
     told.late = {file: ABSENT}
     assert shown(bench.decide(*ONCE).reconcile()) == DISK
     assert bench.told("ArtifactMissing") == ["ArtifactMissing"]
 
 
-def test_without_anybody_who_looks_nothing_is_said(tmp_path: Path) -> None:
+def test_without_artifact_checks_there_is_no_condition(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         assert shown(bench.decide(*ONCE).reconcile()) == OFFERED
         assert bench.condition("ArtifactsPresent") is None
@@ -377,7 +379,7 @@ def test_an_override_is_withdrawn_and_set_again_with_the_file(make_site: MakeSit
     assert site.shown == "Once Pxe"
 
 
-def test_what_an_override_has_begun_is_let_be(make_site: MakeSite) -> None:
+def test_a_boot_that_an_override_started_is_not_withheld(make_site: MakeSite) -> None:
     # The machine has reset by it, and is on its way to its entry.
     site = make_site()
     told = Told()
@@ -397,7 +399,7 @@ def test_what_an_override_has_begun_is_let_be(make_site: MakeSite) -> None:
     assert planned is not None and planned.override is None
 
 
-def test_the_ledger_has_what_was_seen_last_and_a_shared_one_by_which_host(bench: Bench, told: Told) -> None:
+def test_the_ledger_has_the_latest_results_and_a_shared_ledger_has_the_host(bench: Bench, told: Told) -> None:
     bench.decide(*ONCE)
     told.see(ABSENT, KERNEL)
     told.see(THERE, "flatcar-1/initrd")
@@ -440,7 +442,9 @@ def ledger(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_an_upgrade_keeps_what_an_earlier_version_saw_until_the_ledger_has_it(tmp_path: Path, ledger: Store) -> None:
+def test_an_upgrade_keeps_the_results_of_an_earlier_version_until_the_ledger_has_them(
+    tmp_path: Path, ledger: Store
+) -> None:
     seen = {BootFile(url="http://boot.test/kernel", sha256=Digest(SHA), size=7): THERE}
     file = tmp_path / "artifacts.json"
     assert read_sightings(settings(tmp_path), ledger) == {}
@@ -477,7 +481,7 @@ def look(
     return lookout.get_sightings()
 
 
-def test_a_lookout_sees_what_is_missing_and_when_it_comes(
+def test_a_watch_notices_a_missing_artifact_and_its_appearance(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch]
 ) -> None:
     woken: list[bool] = []
@@ -495,7 +499,7 @@ def test_a_lookout_sees_what_is_missing_and_when_it_comes(
     eventually(lambda: lookout.get_sightings()[there].is_absent)
 
 
-def test_who_falls_silent_has_not_got_what_was_missing(
+def test_a_server_that_stops_answering_still_counts_as_lacking_the_artifact(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch]
 ) -> None:
     lookout = looks()
@@ -508,7 +512,7 @@ def test_who_falls_silent_has_not_got_what_was_missing(
     assert lookout.get_sightings()[missing].is_absent
 
 
-def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
+def test_a_missing_artifact_stays_missing_after_a_restart_until_it_is_checked(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], ledger: Store
 ) -> None:
     missing, there = web.file("/missing", KERNEL_BYTES), web.put("/there", KERNEL_BYTES)
@@ -546,7 +550,7 @@ def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
             (tmp_path / "cache.sqlite").unlink()
 
 
-def test_what_nobody_wants_any_more_is_forgotten(
+def test_results_of_unneeded_artifacts_are_dropped(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch]
 ) -> None:
     lookout, missing = looks(), web.file("/missing", KERNEL_BYTES)
@@ -556,7 +560,7 @@ def test_what_nobody_wants_any_more_is_forgotten(
     assert lookout.get_sightings() == {}
 
 
-def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked_for(
+def test_files_that_this_host_serves_are_read_and_others_only_if_configured(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
     assets = tmp_path / "assets"
@@ -578,7 +582,7 @@ def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked
     assert reading.get_sightings()[other].presence is Presence.WRONG
 
 
-def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
+def test_a_mirrored_artifact_is_checked_in_the_tree_and_at_sites(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
     # A site is asked itself; where nobody answers there, it will have what stands here.
@@ -599,7 +603,7 @@ def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
     eventually(lambda: lookout.get_sightings()[site].presence is Presence.FOUND)
 
 
-def test_nobody_looks_where_that_is_switched_off(tmp_path: Path, ledger: Store) -> None:
+def test_artifact_checks_can_be_switched_off(tmp_path: Path, ledger: Store) -> None:
     with watch_artifacts(settings(tmp_path, "off"), ledger, DiskCache(None, pytest.fail), lambda: None) as lookout:
         assert lookout is None
 

@@ -64,7 +64,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int, int]]:
     }
 
 
-def test_what_the_packages_have_is_placed_under_the_web_root_and_the_tftp_root(tmp_path: Path, system: Path) -> None:
+def test_loaders_of_packages_are_copied_to_the_web_root_and_the_tftp_root(tmp_path: Path, system: Path) -> None:
     out, tftp = tmp_path / "out", tmp_path / "tftp"
     told = placed(out, system, tftp)
     for loader in LOADERS:
@@ -89,14 +89,12 @@ def test_placing_twice_writes_nothing(tmp_path: Path, system: Path) -> None:
     assert Placement.PLACED not in {each.outcome for each in told.values()}
 
 
-def test_what_was_placed_is_readable_to_servers_that_run_as_somebody_else(tmp_path: Path, system: Path) -> None:
+def test_placed_loaders_are_readable_for_servers_of_other_users(tmp_path: Path, system: Path) -> None:
     placed(tmp_path / "out", system)
     assert {mode for _, _, mode in contents(tmp_path / "out").values()} == {0o644}
 
 
-def test_the_manifest_lists_what_was_placed_with_its_sha256_and_nothing_that_is_missing(
-    tmp_path: Path, system: Path
-) -> None:
+def test_the_manifest_lists_each_placed_loader_with_its_sha256_and_no_missing_one(tmp_path: Path, system: Path) -> None:
     (system / "usr/lib/ipxe/undionly.kpxe").unlink()
     told = placed(tmp_path / "out", system)
     assert told["loaders/undionly.kpxe"] == Placed(
@@ -108,7 +106,7 @@ def test_the_manifest_lists_what_was_placed_with_its_sha256_and_nothing_that_is_
         assert each["sha256"] == sha256((at(tmp_path / "out", each["path"])).read_bytes()).hexdigest()
 
 
-def test_a_newer_package_replaces_what_was_placed_from_the_old_one(tmp_path: Path, system: Path) -> None:
+def test_a_newer_package_replaces_the_loader_of_the_old_one(tmp_path: Path, system: Path) -> None:
     placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").write_text("newer")
     changed = {path for path, each in placed(tmp_path / "out", system).items() if each.outcome is Placement.PLACED}
@@ -116,14 +114,14 @@ def test_a_newer_package_replaces_what_was_placed_from_the_old_one(tmp_path: Pat
     assert (tmp_path / "out/assets/loaders/undionly.kpxe").read_text() == "newer"
 
 
-def test_a_loader_whose_package_is_gone_is_left_as_it_lies(tmp_path: Path, system: Path) -> None:
+def test_a_loader_of_a_removed_package_stays(tmp_path: Path, system: Path) -> None:
     placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").unlink()
     placed(tmp_path / "out", system)
     assert (tmp_path / "out/assets/loaders/undionly.kpxe").exists()
 
 
-def test_another_distributions_place_is_found_too(tmp_path: Path) -> None:
+def test_the_paths_of_another_distribution_work_too(tmp_path: Path) -> None:
     source = tmp_path / "system/usr/share/ipxe/arm64-efi/snponly.efi"
     source.parent.mkdir(parents=True)
     source.write_text("Fedora's")
@@ -132,7 +130,7 @@ def test_another_distributions_place_is_found_too(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path, system: Path) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(AssetError, match=r"loaders/undionly\.kpxe cannot be placed"):
+    with pytest.raises(AssetError, match=r"cannot write loaders/undionly\.kpxe"):
         placed(tmp_path / "out", system)
 
 
@@ -207,7 +205,7 @@ def test_every_built_loader_names_the_package_that_it_lacks(tmp_path: Path) -> N
 # The command
 
 
-def test_the_command_takes_the_fleets_base_url_and_tells_of_each_loader(tmp_path: Path) -> None:
+def test_the_command_uses_the_base_url_of_the_fleet_and_prints_each_loader(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "example-repo"
     done = CliRunner().invoke(command, ["loaders", "--out", str(tmp_path / "out"), "--path", str(example)])
     assert done.exception is None or isinstance(done.exception, SystemExit)
@@ -237,7 +235,7 @@ def test_packages_of_another_architecture_are_taken_from_where_they_were_unpacke
     assert (tmp_path / "assets/loaders/undionly.kpxe").read_text() == "contents of usr/lib/ipxe/undionly.kpxe"
 
 
-def test_a_base_url_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_base_url_is_rejected(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["loaders", "--out", str(tmp_path), "--base-url", "boot.test"])
     assert isinstance(done.exception, UsageError)
     assert "expected an http or https URL" in str(done.exception)
@@ -266,7 +264,7 @@ def program(*, signed: bool, magic: int = PE32_PLUS, directories: int = 16, star
 
 @pytest.mark.parametrize("magic", [PE32, PE32_PLUS])
 @pytest.mark.parametrize("signed", [False, True])
-def test_the_certificate_table_says_whether_it_is_signed(magic: int, signed: bool) -> None:
+def test_a_program_with_a_certificate_table_is_signed(magic: int, signed: bool) -> None:
     assert is_signed(program(signed=signed, magic=magic)) is signed
 
 
@@ -281,5 +279,7 @@ def test_the_certificate_table_says_whether_it_is_signed(magic: int, signed: boo
         ("nothing", b"", None),
     ],
 )
-def test_what_is_no_program_says_nothing(case: str, head: bytes, expected: bool | None) -> None:
+def test_a_file_that_is_not_a_program_is_neither_signed_nor_unsigned(
+    case: str, head: bytes, expected: bool | None
+) -> None:
     assert is_signed(head) is expected, case

@@ -64,7 +64,7 @@ def named(url: str, content: bytes = KERNEL) -> BootFile:
     return BootFile(url=url, sha256=digest_of(content), size=len(content))
 
 
-def test_what_nginx_has_is_there_and_is_what_it_should_be(published: tuple[str, Path]) -> None:
+def test_a_file_of_nginx_is_verified(published: tuple[str, Path]) -> None:
     url, _ = published
     looked = check_artifact(WebFetcher(), named(f"{url}/linux.efi"), read=False)
     assert (looked.presence, looked.head.size) == (Presence.FOUND, len(KERNEL))
@@ -75,7 +75,7 @@ def test_what_nginx_has_is_there_and_is_what_it_should_be(published: tuple[str, 
     assert find_firmware_obstacle(WebFetcher().head(f"{url}/vmlinuz")) is not None  # octets
 
 
-def test_what_nginx_has_not_is_missing_until_it_comes(published: tuple[str, Path]) -> None:
+def test_a_file_that_nginx_lacks_is_missing_until_it_appears(published: tuple[str, Path]) -> None:
     url, folder = published
     file = named(f"{url}/late.iso")
     assert check_artifact(WebFetcher(), file, read=True).presence is Presence.MISSING
@@ -83,7 +83,7 @@ def test_what_nginx_has_not_is_missing_until_it_comes(published: tuple[str, Path
     assert check_artifact(WebFetcher(), file, read=True).presence is Presence.VERIFIED
 
 
-def test_nginx_is_read_on_from_where_it_broke_off(published: tuple[str, Path]) -> None:
+def test_an_interrupted_read_from_nginx_continues_at_its_offset(published: tuple[str, Path]) -> None:
     url, _ = published
     with WebFetcher().read(f"{url}/disc.iso", 100) as content:
         assert (content.offset, content.head.size) == (100, len(KERNEL))
@@ -93,7 +93,7 @@ def test_nginx_is_read_on_from_where_it_broke_off(published: tuple[str, Path]) -
 
 
 @pytest.mark.parametrize("status", [401, 403, 416, 429, 500, 503])
-def test_a_server_that_refuses_is_not_known_to_lack_anything(server: ArtifactServer, status: int) -> None:
+def test_a_file_of_a_server_that_denies_access_is_unknown(server: ArtifactServer, status: int) -> None:
     file = server.put("/a", KERNEL)
     server.statuses["/a"] = status
     seen = check_artifact(WebFetcher(), file, read=True)
@@ -102,13 +102,13 @@ def test_a_server_that_refuses_is_not_known_to_lack_anything(server: ArtifactSer
 
 
 @pytest.mark.parametrize("status", [404, 410])
-def test_a_server_that_says_no_lacks_it(server: ArtifactServer, status: int) -> None:
+def test_a_404_and_a_410_mean_that_the_file_is_missing(server: ArtifactServer, status: int) -> None:
     file = server.put("/a", KERNEL)
     server.statuses["/a"] = status
     assert check_artifact(WebFetcher(), file, read=False).presence is Presence.MISSING
 
 
-def test_nobody_who_listens_and_no_name_is_unknown() -> None:
+def test_a_refused_connection_and_an_unknown_host_name_are_unknown() -> None:
     for url in (f"http://127.0.0.1:{free_port()}/a", "http://nowhere.invalid/a", "oci://registry.test/a"):
         seen = check_artifact(PrefixFetcher({"http://": WebFetcher()}), named(url), read=True)
         assert seen.presence is Presence.UNKNOWN, url
@@ -118,14 +118,17 @@ def test_nobody_who_listens_and_no_name_is_unknown() -> None:
 
 def test_another_size_is_wrong_without_being_read(server: ArtifactServer) -> None:
     seen = check_artifact(WebFetcher(), replace(server.put("/a", KERNEL), size=7), read=False)
-    assert (seen.presence, seen.message) == (Presence.WRONG, f"it has {len(KERNEL)} bytes, and the image says 7")
+    assert (seen.presence, seen.message) == (
+        Presence.WRONG,
+        f"the file has {len(KERNEL)} bytes, and the image states 7",
+    )
 
 
-def test_a_body_that_goes_on_is_not_read_to_its_end(server: ArtifactServer) -> None:
+def test_a_body_beyond_the_size_limit_is_not_read_to_its_end(server: ArtifactServer) -> None:
     file = replace(server.put("/a", bytes(8 << 20)), size=7)
     server.no_length = True
     seen = check_artifact(WebFetcher(), file, read=True)
-    assert (seen.presence, seen.message) == (Presence.WRONG, "it goes on after 7 bytes")
+    assert (seen.presence, seen.message) == (Presence.WRONG, "the file has more than 7 bytes")
 
 
 def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None:
@@ -141,7 +144,7 @@ def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None
     assert check_artifact(WebFetcher(), replace(file, size=None), read, read=False).presence is Presence.FOUND
 
 
-def test_what_was_read_is_not_read_again_while_its_version_is_the_same(server: ArtifactServer) -> None:
+def test_a_file_is_not_read_again_while_its_version_is_the_same(server: ArtifactServer) -> None:
     file, fetcher = server.put("/a", KERNEL), WebFetcher()
     first = check_artifact(fetcher, file, read=True)
     assert (check_artifact(fetcher, file, first, read=True).presence, server.asked["GET", "/a"]) == (
@@ -153,7 +156,7 @@ def test_what_was_read_is_not_read_again_while_its_version_is_the_same(server: A
     assert server.asked["GET", "/a"] == 2
 
 
-def test_what_was_read_is_found_by_its_version_and_by_what_the_image_says(server: ArtifactServer) -> None:
+def test_a_result_is_found_by_the_version_and_by_the_size_and_digest_in_the_image(server: ArtifactServer) -> None:
     file, fetcher, cache = server.put("/a", KERNEL), WebFetcher(), Held()
     results = ReadResults(cache)
     assert check_artifact(fetcher, file, read=True, results=results).presence is Presence.VERIFIED
@@ -190,13 +193,13 @@ class Held:
         self.held = {**rows, **self.held}
 
 
-def test_a_body_that_ends_too_early_says_nothing(server: ArtifactServer) -> None:
+def test_a_body_that_ends_too_early_is_unknown(server: ArtifactServer) -> None:
     file = server.put("/a", KERNEL)
     server.cut["/a"] = 1000
     assert check_artifact(WebFetcher(), file, read=True).presence is Presence.UNKNOWN
 
 
-def test_a_server_without_head_is_asked_by_get(server: ArtifactServer) -> None:
+def test_a_server_without_head_gets_a_get_request(server: ArtifactServer) -> None:
     file = server.put("/a", KERNEL)
     server.no_head = True
     assert check_artifact(WebFetcher(), file, read=False).head.size == len(KERNEL)
@@ -223,7 +226,7 @@ def test_a_redirect_that_leads_nowhere_is_not_followed(server: ArtifactServer, w
     assert check_artifact(WebFetcher(), named(f"{server.url}/old"), read=True).presence is Presence.UNKNOWN
 
 
-def test_firmware_is_told_the_size(server: ArtifactServer) -> None:
+def test_firmware_needs_a_content_length(server: ArtifactServer) -> None:
     file = server.put("/a", KERNEL, "application/efi")
     server.no_length = True
     seen = check_artifact(WebFetcher(), file, read=True)
@@ -232,7 +235,7 @@ def test_firmware_is_told_the_size(server: ArtifactServer) -> None:
 
 
 @pytest.mark.parametrize("path", ["../outside", "%2e%2e/outside", "link", ".hidden", "none", "folder"])
-def test_a_folder_has_what_endpoints_answer_of_it_and_no_more(tmp_path: Path, path: str) -> None:
+def test_a_folder_has_the_files_that_endpoints_serve_and_no_others(tmp_path: Path, path: str) -> None:
     root = tmp_path / "assets"
     (root / "folder").mkdir(parents=True)
     for name in ("outside", "assets/.hidden", "assets/vm linuz"):
@@ -246,7 +249,7 @@ def test_a_folder_has_what_endpoints_answer_of_it_and_no_more(tmp_path: Path, pa
         pass
 
 
-def test_an_error_of_who_writes_is_not_one_of_the_source(tmp_path: Path) -> None:
+def test_an_error_of_the_reader_is_not_an_error_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(KERNEL)
     with pytest.raises(OSError, match="full"), FolderFetcher(tmp_path, "http://b/").read("http://b/a"):
         raise OSError("full")
@@ -263,7 +266,7 @@ def test_a_file_that_is_replaced_is_read_again(tmp_path: Path) -> None:
     assert check_artifact(fetcher, file, first, read=True).presence is Presence.WRONG
 
 
-def test_the_longest_prefix_says_who_is_asked(tmp_path: Path, server: ArtifactServer) -> None:
+def test_the_longest_prefix_selects_the_fetcher(tmp_path: Path, server: ArtifactServer) -> None:
     (tmp_path / "a").write_bytes(KERNEL)
     both = PrefixFetcher(
         {"http://": WebFetcher(), f"{server.url}/assets/": FolderFetcher(tmp_path, f"{server.url}/assets/")}
@@ -283,7 +286,7 @@ def test_connections_that_were_not_read_to_their_end_are_not_lost(server: Artifa
         assert fetcher.head(f"{server.url}/a").size == 1 << 20
 
 
-def test_all_are_looked_at_and_each_is_told_once(server: ArtifactServer) -> None:
+def test_each_artifact_is_checked_and_reported_once(server: ArtifactServer) -> None:
     files = [server.put(f"/{number}", b"%d" % number) for number in range(50)]
     seen: dict[BootFile, Sighting] = {}
     results = ReadResults(Held())
@@ -327,12 +330,12 @@ def test_a_blob_is_read_from_any_offset(found: Registry) -> None:
             )
 
 
-def test_from_behind_its_end_a_blob_is_read_anew(found: Registry) -> None:
+def test_a_blob_is_read_from_the_start_if_the_offset_is_behind_its_end(found: Registry) -> None:
     with fetcher(found.allowed).read(url(found.host), len(BLOB)) as content:
         assert (content.offset, b"".join(content.chunks)) == (0, BLOB)
 
 
-def test_a_blob_that_is_missing_is_known_to_be_and_one_that_is_refused_is_not(found: Registry) -> None:
+def test_an_absent_blob_is_missing_and_a_denied_one_is_unknown(found: Registry) -> None:
     with pytest.raises(ArtifactMissing):
         fetcher(found.allowed).head(url(found.host, b"other"))
     for refused in (fetcher("registry.test"), fetcher("http://127.0.0.1:1")):
@@ -342,12 +345,12 @@ def test_a_blob_that_is_missing_is_known_to_be_and_one_that_is_refused_is_not(fo
         fetcher("http://127.0.0.1:1").head(url("127.0.0.1:1"))
 
 
-def test_a_part_is_taken_only_for_what_it_is() -> None:
+def test_a_range_other_than_the_requested_one_is_rejected() -> None:
     server = Scripted()
     with serving(server):
         path = f"/v2/os/linux/blobs/sha256:{digest(BLOB)}"
         server.answers[path] = 206, {"Content-Range": "bytes 5-9/10"}, b"nel"
-        with pytest.raises(HostUnreachable, match="follows 5"), fetcher(server.url).read(url(server.host), 3):
+        with pytest.raises(HostUnreachable, match="from 5"), fetcher(server.url).read(url(server.host), 3):
             pass
         server.answers[path] = 416, {}, b"no"
         with pytest.raises(HostUnreachable, match="416"), fetcher(server.url).read(url(server.host), 3):
@@ -357,7 +360,7 @@ def test_a_part_is_taken_only_for_what_it_is() -> None:
             assert (content.offset, b"".join(content.chunks)) == (0, b"kernel")
 
 
-def test_a_blob_that_ends_too_early_is_not_taken_for_another() -> None:
+def test_a_blob_that_ends_too_early_is_unknown() -> None:
     server = Scripted()
     with serving(server):
         server.answers[f"/v2/os/linux/blobs/sha256:{digest(BLOB)}"] = (

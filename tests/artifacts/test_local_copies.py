@@ -70,7 +70,7 @@ def lying(out: Path) -> dict[str, bytes]:
 ALL = {f"o/{digest_of(KERNEL)}/kernel": KERNEL, f"o/{digest_of(INITRD)}/initrd": INITRD}
 
 
-def test_what_images_name_elsewhere_is_brought_once(web: ArtifactServer, tmp_path: Path) -> None:
+def test_a_file_of_several_images_is_downloaded_once(web: ArtifactServer, tmp_path: Path) -> None:
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     assert mirror(path, out) == (0, {"kernel": "fetched", "initrd": "fetched"}, [])
     assert lying(out) == ALL
@@ -80,7 +80,7 @@ def test_what_images_name_elsewhere_is_brought_once(web: ArtifactServer, tmp_pat
     assert not web.asked
 
 
-def test_what_lies_in_a_registry_is_brought(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
+def test_a_file_of_a_registry_is_downloaded(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
     kernel = f"oci://{found.host}/os/linux@sha256:{digest_of(KERNEL)}"
     path, out = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img"), tmp_path / "boot"
     assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
@@ -88,7 +88,7 @@ def test_what_lies_in_a_registry_is_brought(found: Registry, web: ArtifactServer
     assert lying(out) == ALL
 
 
-def test_what_was_begun_is_gone_on_with(web: ArtifactServer, tmp_path: Path) -> None:
+def test_an_interrupted_download_continues(web: ArtifactServer, tmp_path: Path) -> None:
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     web.cut["/vmlinuz?v=1"] = 1_000_000
     assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
@@ -98,7 +98,7 @@ def test_what_was_begun_is_gone_on_with(web: ArtifactServer, tmp_path: Path) -> 
     assert (web.ranges, lying(out)) == (["bytes=1000000-"], ALL)
 
 
-def test_what_is_begun_and_is_another_files_does_not_stay(web: ArtifactServer, tmp_path: Path) -> None:
+def test_a_partial_download_of_other_content_is_deleted(web: ArtifactServer, tmp_path: Path) -> None:
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     part = out / f"o/{digest_of(KERNEL)}/.kernel.part"
     part.parent.mkdir(parents=True)
@@ -114,14 +114,14 @@ def test_what_is_begun_and_is_another_files_does_not_stay(web: ArtifactServer, t
 
 
 @pytest.mark.parametrize("content", [b"another", KERNEL + b"x", KERNEL[:-1] + b"x", b""])
-def test_another_file_is_not_brought(web: ArtifactServer, tmp_path: Path, content: bytes) -> None:
+def test_a_file_with_a_wrong_digest_is_not_placed(web: ArtifactServer, tmp_path: Path, content: bytes) -> None:
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     web.put("/vmlinuz?v=1", content)
     assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
     assert list(lying(out)) == [f"o/{digest_of(INITRD)}/initrd"]
 
 
-def test_a_file_whose_image_gives_no_size_is_read_to_a_limit(
+def test_a_file_of_an_image_without_a_size_is_read_to_a_limit(
     web: ArtifactServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.artifacts.local_copies.LARGEST_ARTIFACT", 4 << 20)
@@ -137,7 +137,7 @@ def test_a_file_whose_image_gives_no_size_is_read_to_a_limit(
     assert list(lying(out)) == [f"o/{digest_of(KERNEL)}/kernel"]
 
 
-def test_a_disk_that_is_full_is_not_kept_full(web: ArtifactServer, tmp_path: Path) -> None:
+def test_a_partial_download_is_deleted_if_the_disk_is_full(web: ArtifactServer, tmp_path: Path) -> None:
     with small_disk(tmp_path) as disk:
         code, became, _ = mirror(fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), disk)
         assert (code, sorted(became.values())) == (Exit.PARTIAL, ["failed", "fetched"])
@@ -145,7 +145,7 @@ def test_a_disk_that_is_full_is_not_kept_full(web: ArtifactServer, tmp_path: Pat
         assert initrd.read_bytes() == INITRD
 
 
-def test_two_who_bring_the_same_do_not_write_into_it_both(web: ArtifactServer, tmp_path: Path) -> None:
+def test_two_processes_do_not_download_the_same_file(web: ArtifactServer, tmp_path: Path) -> None:
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     part = out / f"o/{digest_of(KERNEL)}/.kernel.part"
     part.parent.mkdir(parents=True)
@@ -156,9 +156,7 @@ def test_two_who_bring_the_same_do_not_write_into_it_both(web: ArtifactServer, t
     assert mirror(path, out)[1]["kernel"] == "fetched"
 
 
-def test_what_nothing_names_any_more_goes_after_its_days_and_nothing_else_does(
-    web: ArtifactServer, tmp_path: Path
-) -> None:
+def test_unused_copies_are_deleted_after_some_days_and_no_other_files(web: ArtifactServer, tmp_path: Path) -> None:
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     mirror(path, out)
     old, new, folder = out / f"o/{'0' * 64}/kernel", out / f"o/{'1' * 64}/uki.efi", out / "o" / ("2" * 64)
@@ -175,14 +173,14 @@ def test_what_nothing_names_any_more_goes_after_its_days_and_nothing_else_does(
     assert mirror(path, out, "--keep-days", "0") == (0, {"kernel": "there", "initrd": "there"}, [])
 
 
-def test_a_fleet_that_mirrors_nothing_is_told_so(web: ArtifactServer, tmp_path: Path) -> None:
+def test_a_fleet_without_mirrored_artifacts_gets_a_message(web: ArtifactServer, tmp_path: Path) -> None:
     path = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img", outputs="ipxe")
     with pytest.raises(UsageError, match="outputs do not have mirror"):
         mirror(path, tmp_path / "boot")
     assert mirror(fleet_of(tmp_path, "assets:kernel", "assets:initrd"), tmp_path / "boot") == (0, {}, [])
 
 
-def test_before_a_merge_sources_are_looked_at(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
+def test_sources_can_be_checked_before_a_merge(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
     sites = ", sites: [{name: fra, select: {matchLabels: {site: fra}}, baseURL: 'http://fra.test'}]"
     kernel = f"oci://{found.host}/os/linux@sha256:{digest_of(KERNEL)}"
     path = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img", more=sites)
@@ -200,7 +198,7 @@ def test_before_a_merge_sources_are_looked_at(found: Registry, web: ArtifactServ
     assert CliRunner().invoke(cli, command).exit_code == Exit.PARTIAL
 
 
-def test_with_keys_only_what_is_signed_is_brought(web: ArtifactServer, tmp_path: Path) -> None:
+def test_with_keys_only_signed_files_are_downloaded(web: ArtifactServer, tmp_path: Path) -> None:
     vendor, stranger = Minisign(tmp_path, "vendor"), Minisign(tmp_path, "stranger")
     (tmp_path / "kernel").write_bytes(KERNEL)
     (tmp_path / "keys").mkdir()

@@ -1,4 +1,4 @@
-"""Where credentials go: what the author of a pull request, or whoever answers for a BMC, can get of them."""
+"""Protection of credentials from authors of pull requests and from servers that pretend to be a BMC."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def stranger() -> Iterator[Collector]:
 
 
 def said(rack: Rack, trust: str) -> None:
-    """What the instance says beside its credentials; "" where it says nothing."""
+    """The access file of the credentials; "": no file."""
     file = rack.credentials / "access.toml"
     file.write_text(trust)
     if not trust:
@@ -147,7 +147,7 @@ def test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens(tmp
 
 
 def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in(tmp_path: Path, stranger: Collector) -> None:
-    """Nothing is said beside the credentials: only who was asked before is asked, whoever writes a pull request."""
+    """Without an access file, only BMCs in the ledger get credentials, whatever a pull request changes."""
     with Rack(tmp_path) as rack:
         rack.add("web01", provision=1)
         said(rack, "http = true\n")
@@ -170,15 +170,15 @@ def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in(tmp_path: P
             eventually(lambda: instance.status()["attempted"]["commit"] == newest)
             found = instance.status()["attempted"]["held"]
             assert "maxBmcChanges" in found["guards"]
-            assert "gitboot approve alone" in condition(instance, "CommitAccepted")["message"]
+            assert "only gitboot approve acknowledges" in condition(instance, "CommitAccepted")["message"]
             assert stranger.came == []
-            # Who has the shell lets it in: then it is asked.
+            # A person with a shell approves it, and gitboot uses it then.
             rack.said("approve", found["digest"], "--guard", "maxBmcChanges", "--reason", "it is ours")
             eventually(lambda: stranger.came)
 
 
 def test_t2_what_a_ledger_of_before_knows_goes_on(tmp_path: Path, stranger: Collector) -> None:
-    """Without a word beside the credentials, an upgrade asks whom it asked before, and nobody else."""
+    """Without an access file, an upgraded instance sends credentials only to the BMCs in its ledger."""
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01", provision=1)
         rack.push()
@@ -224,7 +224,7 @@ def test_t2_diff_says_where_credentials_go(tmp_path: Path) -> None:
     assert f"web01: rack at {web01.bmc.url}, unencrypted → rack at http://attacker.test, unencrypted" in done.out
 
 
-# What the word is
+# The access file
 
 
 def bmc(address: str = "https://10.0.0.1", **more: Any) -> BmcAccess:
@@ -241,15 +241,20 @@ def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
 @pytest.mark.parametrize(
     ("case", "text", "access", "refused"),
     [
-        ("nothing is said", "", bmc(), "names no networks, and this BMC is new here"),
-        ("in another", 'networks = ["10.0.1.0/24"]', bmc(), "names others"),
+        ("nothing is said", "", bmc(), "lists no networks, and this BMC is not in the ledger"),
+        ("in another", 'networks = ["10.0.1.0/24"]', bmc(), "allows other hosts only"),
         ("in a network", 'networks = ["10.0.0.0/24"]', bmc(), None),
         ("by its name", 'hosts = ["bmc1.test"]', bmc("https://bmc1.test"), None),
         ("in other letters", 'hosts = ["bmc1.test"]', bmc("https://BMC1.test."), None),
         ("below a name", 'hosts = ["*.bmc.test"]', bmc("https://a.b.bmc.test"), None),
-        ("the name itself is not below it", 'hosts = ["*.bmc.test"]', bmc("https://bmc.test"), "names others"),
-        ("a name that ends alike", 'hosts = ["*.bmc.test"]', bmc("https://xbmc.test"), "names others"),
-        ("another name", 'hosts = ["bmc1.test"]', bmc("https://bmc2.test"), "names others"),
+        (
+            "the name itself is not below it",
+            'hosts = ["*.bmc.test"]',
+            bmc("https://bmc.test"),
+            "allows other hosts only",
+        ),
+        ("a name that ends alike", 'hosts = ["*.bmc.test"]', bmc("https://xbmc.test"), "allows other hosts only"),
+        ("another name", 'hosts = ["bmc1.test"]', bmc("https://bmc2.test"), "allows other hosts only"),
         ("unencrypted", 'networks = ["10.0.0.0/24"]', bmc("http://10.0.0.1"), "http = true"),
         ("unencrypted, as said", 'networks = ["10.0.0.0/24"]\nhttp = true', bmc("http://10.0.0.1"), None),
         ("unverified", 'networks = ["10.0.0.0/24"]', bmc(verify=False), "unverified = true"),
@@ -310,13 +315,13 @@ def test_t2_an_authority_of_the_instances_own_lets_in_who_can_show_its_certifica
     assert not trust.covers(bmc("http://10.0.0.1"))
     assert not trust.covers(bmc(verify=False))
     assert not trust.covers(bmc(ca="PEM"))
-    # The names of this machine are meant only where they are named: a network does, beside the authority.
+    # Addresses of this machine are allowed only if a network names them, in addition to the authority.
     give_credentials(tmp_path, password=PASSWORD, trust='networks = ["127.0.0.1"]')
     assert [is_let_in(tmp_path, each, "DNS:localhost") for each in (own, other)] == [True, False]
 
 
 def is_let_in(folder: Path, authority: Authority, name: str, host: str = "127.0.0.1") -> bool:
-    """Whether a BMC with a certificate of this authority is asked with the credentials; else it is sent nothing."""
+    """Return whether a BMC with a certificate of this authority gets the credentials."""
     machine, tls = Machine("web01"), authority.server_context(name)
     with RedfishServer(Service(machine, credentials={USER: PASSWORD}), tls=tls, host=host) as server:
         url = server.url.replace(host, "localhost") if name == "DNS:localhost" else server.url
@@ -324,7 +329,7 @@ def is_let_in(folder: Path, authority: Authority, name: str, host: str = "127.0.
             try:
                 return kept.connect(SystemUuid("1"), "web01", bmc(url)).observe().power == "On"
             except BmcRejected as error:
-                if "certificate refused" not in str(error) or machine.requests:
+                if "certificate not trusted" not in str(error) or machine.requests:
                     raise
                 return False
 
@@ -382,20 +387,20 @@ def test_a_site_has_an_authority_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("network = []", "there is no 'network'; did you mean networks"),
+        ("network = []", "unknown key 'network'; did you mean networks"),
         ('networks = ["10.0.0.1/8"]', "networks: 10.0.0.1/8 has host bits set"),
-        ('networks = "10.0.0.0/8"', "networks: expected a list of texts"),
+        ('networks = "10.0.0.0/8"', "networks: expected a list of strings"),
         ("http = 1", "http: expected true or false"),
-        ('hosts = ["10.0.0.1"]', "hosts: '10.0.0.1' is an address: it belongs to networks"),
-        ('hosts = ["*"]', "is no host name"),
-        ('hosts = ["a*.test"]', "is no host name"),
+        ('hosts = ["10.0.0.1"]', "hosts: '10.0.0.1' is an address: write it in networks"),
+        ('hosts = ["*"]', "is not a host name"),
+        ('hosts = ["a*.test"]', "is not a host name"),
         ("hosts = [", "cannot be read"),
-        ('authorities = "ams.crt"', "expected networks and hosts, each with the file of its authority"),
-        ('authorities = {"10.0.0.1/8" = "ams.crt"}', "is no host name"),
+        ('authorities = "ams.crt"', "expected networks or hosts, each with the file of its authority"),
+        ('authorities = {"10.0.0.1/8" = "ams.crt"}', "is not a host name"),
         ('authorities = {"10.0.0.1" = "ams.crt"}', "ams.crt cannot be read"),
         ("password-command = []", "password-command: expected a program and its arguments"),
-        ('password-command = "pass bmc"', "password-command: expected a list of texts"),
-        ('certificates = ["ab"]', "certificates: expected hosts, each with the sha256 of its certificate"),
+        ('password-command = "pass bmc"', "password-command: expected a list of strings"),
+        ('certificates = ["ab"]', "certificates: expected hosts, each with the SHA-256 of its certificate"),
         ('certificates = {"10.0.0.1" = "ab"}', "certificates: expected the sha256 of a certificate, found .ab."),
     ],
 )
@@ -472,7 +477,7 @@ def test_t2_a_name_is_resolved_once_and_what_was_looked_at_is_connected_to(
         assert len(resolved) == server.connections == 1
         with (
             BmcConnection(f"http://bmc.test:{stranger.port}", credentials, reach=reach) as connection,
-            pytest.raises(BmcNotTrusted, match=r"bmc.test is at 127.0.0.2, which is no address"),
+            pytest.raises(BmcNotTrusted, match=r"bmc.test resolves to 127.0.0.2, which is not an allowed address"),
         ):
             connection.observe()
     assert stranger.came == []
@@ -496,7 +501,7 @@ def test_t2_the_first_certificate_is_pinned_until_a_person_says_otherwise(tmp_pa
             rack.once(*rack.spooling, records="fresh")
             assert blade.override == ("Once", "Pxe"), rack.bmc_get()
         machine.requests.clear()
-        # Whoever answers there now shows a certificate of their own.
+        # Another server answers there now, with its own certificate.
         with RedfishServer(service, tls=authority.server_context(), port=port):
             seen = rack.bmc_get()["web01"]
             assert "the certificate changed: it was" in seen["why"]
@@ -511,7 +516,7 @@ def test_t2_the_first_certificate_is_pinned_until_a_person_says_otherwise(tmp_pa
 
 
 def test_t2_a_bmc_that_may_not_be_asked_holds_up_no_other(tmp_path: Path) -> None:
-    """Twenty servers at addresses that nobody trusts are no network that has failed."""
+    """Twenty servers at addresses that are not allowed do not count as a network failure."""
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01")
         rack.push()

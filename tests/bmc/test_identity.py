@@ -1,4 +1,4 @@
-"""Whose machine a BMC shows: the rule's cases in one table, what is pinned, and what nobody has set."""
+"""Identity checks: a table of cases, pins, and values that vendors did not set."""
 
 from __future__ import annotations
 
@@ -55,38 +55,53 @@ def _word(identified: IdentityResult) -> str:
     return type(identified).__name__
 
 
-# in words; what the document says, what the BMC shows, whose machine it is
+# description, document, reported identity, result
 CASES: list[tuple[str, DocumentIdentity, ReportedIdentity, str]] = [
-    ("the UUID agrees", BY_UUID, ReportedIdentity(uuid=OURS), "Same"),
-    ("in the other byte order", BY_UUID, ReportedIdentity(uuid=swap_byte_order(OURS)), "Same"),
-    ("the UUID agrees, the serial does not", BY_BOTH, structs.replace(SHOWS_BOTH, serial="X6DCP93"), "Same"),
-    ("the serial agrees, the UUID does not: a new board", BY_BOTH, structs.replace(SHOWS_BOTH, uuid=OTHER), "Same"),
-    ("the serial in small letters", BY_BOTH, ReportedIdentity(uuid=OTHER, serial="j4jmo72"), "Same"),
-    ("the SKU is the serial: Dell", BY_BOTH, ReportedIdentity(uuid=OTHER, serial="CNIVC009710", sku="J4JMO72"), "Same"),
-    ("neither agrees", BY_BOTH, SHOWS_OTHER, "Another"),
-    ("the UUID does not agree, no serial is known", BY_UUID, SHOWS_OTHER, "Another"),
-    ("the serial does not agree, no UUID is shown", BY_BOTH, ReportedIdentity(serial="X6DCP93"), "Another"),
+    ("the UUID agrees", BY_UUID, ReportedIdentity(uuid=OURS), "SameMachine"),
+    ("in the other byte order", BY_UUID, ReportedIdentity(uuid=swap_byte_order(OURS)), "SameMachine"),
+    ("the UUID agrees, the serial does not", BY_BOTH, structs.replace(SHOWS_BOTH, serial="X6DCP93"), "SameMachine"),
+    (
+        "the serial agrees, the UUID does not: a new board",
+        BY_BOTH,
+        structs.replace(SHOWS_BOTH, uuid=OTHER),
+        "SameMachine",
+    ),
+    ("the serial in small letters", BY_BOTH, ReportedIdentity(uuid=OTHER, serial="j4jmo72"), "SameMachine"),
+    (
+        "the SKU is the serial: Dell",
+        BY_BOTH,
+        ReportedIdentity(uuid=OTHER, serial="CNIVC009710", sku="J4JMO72"),
+        "SameMachine",
+    ),
+    ("neither agrees", BY_BOTH, SHOWS_OTHER, "AnotherMachine"),
+    ("the UUID does not agree, no serial is known", BY_UUID, SHOWS_OTHER, "AnotherMachine"),
+    ("the serial does not agree, no UUID is shown", BY_BOTH, ReportedIdentity(serial="X6DCP93"), "AnotherMachine"),
     (
         "the serial does not agree, the UUID is unset",
         BY_BOTH,
         ReportedIdentity(uuid=UNSET, serial="X6DCP93"),
-        "Another",
+        "AnotherMachine",
     ),
-    ("a SKU of a product contradicts nothing", BY_BOTH, ReportedIdentity(sku="P56966-B21"), "CannotTell"),
-    ("nothing is shown", BY_BOTH, ReportedIdentity(), "CannotTell"),
-    ("placeholders are shown", BY_BOTH, structs.replace(SHOWS_NOTHING, uuid=UNSET), "CannotTell"),
-    ("a serial is shown, and none is known", BY_UUID, ReportedIdentity(serial="X6DCP93"), "CannotTell"),
+    ("a SKU of a product contradicts nothing", BY_BOTH, ReportedIdentity(sku="P56966-B21"), "UnprovenIdentity"),
+    ("nothing is shown", BY_BOTH, ReportedIdentity(), "UnprovenIdentity"),
+    ("placeholders are shown", BY_BOTH, structs.replace(SHOWS_NOTHING, uuid=UNSET), "UnprovenIdentity"),
+    ("a serial is shown, and none is known", BY_UUID, ReportedIdentity(serial="X6DCP93"), "UnprovenIdentity"),
     (
         "both say the same, which nobody has set",
         DocumentIdentity(uuid=UNSET),
         ReportedIdentity(uuid=UNSET),
-        "CannotTell",
+        "UnprovenIdentity",
     ),
-    ("the same, and the serial agrees", BY_UNSET, structs.replace(SHOWS_BOTH, uuid=UNSET), "Same"),
-    ("the same, and the serial does not", BY_UNSET, ReportedIdentity(uuid=UNSET, serial="X6DCP93"), "Another"),
-    ("what it reports is named: the UUID", REPORTS_UUID, SHOWS_OTHER, "Same"),
-    ("what it reports is named: the serial", REPORTS_SERIAL, SHOWS_OTHER, "Same"),
-    ("it reports neither", REPORTS_UUID, ReportedIdentity(uuid=SystemUuid(OTHER.replace("58", "59"))), "Another"),
+    ("the same, and the serial agrees", BY_UNSET, structs.replace(SHOWS_BOTH, uuid=UNSET), "SameMachine"),
+    ("the same, and the serial does not", BY_UNSET, ReportedIdentity(uuid=UNSET, serial="X6DCP93"), "AnotherMachine"),
+    ("what it reports is named: the UUID", REPORTS_UUID, SHOWS_OTHER, "SameMachine"),
+    ("what it reports is named: the serial", REPORTS_SERIAL, SHOWS_OTHER, "SameMachine"),
+    (
+        "it reports neither",
+        REPORTS_UUID,
+        ReportedIdentity(uuid=SystemUuid(OTHER.replace("58", "59"))),
+        "AnotherMachine",
+    ),
 ]
 
 
@@ -98,17 +113,17 @@ def test_whose_machine_it_is(described: DocumentIdentity, shown: ReportedIdentit
 def test_both_are_named_with_the_line_to_add() -> None:
     another = identify(BY_BOTH, SHOWS_OTHER)
     assert another == AnotherMachine(
-        message=f'the BMC shows UUID {OTHER}, serial "X6DCP93", and the document says UUID {OURS}, serial "J4JMO72"; '
-        f'correct bmc.address, or add to bmc, where it is this machine: reports: {{uuid: {OTHER}, serial: "X6DCP93"}}'
+        message=f'the BMC shows UUID {OTHER}, serial "X6DCP93", and the document has UUID {OURS}, serial "J4JMO72"; '
+        f'correct bmc.address, or if it is this machine, add to bmc: reports: {{uuid: {OTHER}, serial: "X6DCP93"}}'
     )
     cannot_tell = identify(BY_UUID, SHOWS_NOTHING)
     assert cannot_tell == UnprovenIdentity(
-        message='the BMC shows serial "To be filled by O.E.M.", SKU "Default string", so nothing tells whether it is '
-        f"UUID {OURS}"
+        message='the BMC shows serial "To be filled by O.E.M.", SKU "Default string", so gitboot cannot check whether '
+        f"it is UUID {OURS}"
     )
 
 
-# What nobody has set
+# Placeholders
 
 
 UNSET_UUIDS = [
@@ -224,9 +239,9 @@ def test_what_two_machines_show_tells_nothing() -> None:
 @for_each(
     ("case", "before", "now", "whose"),
     [
-        ("as before", SHOWS_OTHER, SHOWS_OTHER, "Another"),
-        ("as before, and ours", SHOWS_BOTH, SHOWS_BOTH, "Same"),
-        ("the byte order", SHOWS_BOTH, structs.replace(SHOWS_BOTH, uuid=swap_byte_order(OURS)), "Same"),
+        ("as before", SHOWS_OTHER, SHOWS_OTHER, "AnotherMachine"),
+        ("as before, and ours", SHOWS_BOTH, SHOWS_BOTH, "SameMachine"),
+        ("the byte order", SHOWS_BOTH, structs.replace(SHOWS_BOTH, uuid=swap_byte_order(OURS)), "SameMachine"),
         (
             "the serial, which is not the document's",
             SHOWS_BOTH,
@@ -239,9 +254,9 @@ def test_what_two_machines_show_tells_nothing() -> None:
             structs.replace(SHOWS_BOTH, uuid=OTHER),
             "IdentityChanged",
         ),
-        ("to what the document says", SHOWS_OTHER, SHOWS_BOTH, "Same"),
-        ("something is shown for the first time", ReportedIdentity(uuid=OURS), SHOWS_BOTH, "Same"),
-        ("something else is no longer shown", SHOWS_BOTH, ReportedIdentity(uuid=OURS), "Same"),
+        ("to what the document says", SHOWS_OTHER, SHOWS_BOTH, "SameMachine"),
+        ("something is shown for the first time", ReportedIdentity(uuid=OURS), SHOWS_BOTH, "SameMachine"),
+        ("something else is no longer shown", SHOWS_BOTH, ReportedIdentity(uuid=OURS), "SameMachine"),
         ("nothing is shown any more", SHOWS_BOTH, ReportedIdentity(), "IdentityChanged"),
         ("a placeholder for another", SHOWS_NOTHING, ReportedIdentity(serial="Default string"), "IdentityChanged"),
     ],
@@ -255,8 +270,8 @@ def test_what_has_changed_since_the_first_contact_holds(
 def test_a_change_is_named() -> None:
     changed = identify(BY_UUID, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH))
     assert changed == IdentityChanged(
-        message=f'what the BMC shows has changed: UUID {OURS} to {OTHER}, serial "J4JMO72" to "X6DCP93"; correct '
-        f'bmc.address, or add to bmc, where it is this machine: reports: {{uuid: {OTHER}, serial: "X6DCP93"}}'
+        message=f'the BMC reports another identity than before: UUID {OURS} to {OTHER}, serial "J4JMO72" to "X6DCP93"; '
+        f'correct bmc.address, or if it is this machine, add to bmc: reports: {{uuid: {OTHER}, serial: "X6DCP93"}}'
     )
 
 
@@ -335,7 +350,7 @@ def machine(uuid: SystemUuid, serial: str | None = None) -> Machine:
 
 
 def found_anew(pins: Iterable[PinnedIdentity], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """What is shown at two places, and claimed by no document."""
+    """Values that BMCs at two places report, and that no document has."""
     shown = [(value, each.place) for each in pins for value in list_pinned_values(each)]
     places = {value: {place for each, place in shown if each == value} for value, _ in shown}
     return frozenset(value for value, its in places.items() if len(its) > 1) - list_document_values(described)

@@ -63,7 +63,7 @@ _DEVICES = {0: "None", 1: "Pxe", 2: "Hdd", 5: "Cd"}
 
 
 class IpmiMachine(Bmc):  # type: ignore[misc]  # pyghmi has no types
-    """Flags as they lie there, byte by byte; a boot consumes them unless they are persistent."""
+    """The boot flags, byte by byte. A boot consumes them unless they are persistent."""
 
     def __init__(self, guid: bytes, password: str, *, user: str = "root") -> None:
         super().__init__({user: password}, port=0, address="127.0.0.1")
@@ -130,7 +130,7 @@ def ipmi_machine(uuid: str, password: str) -> Iterator[IpmiMachine]:
 
 UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
 LOOSE = configured(max_small_group=100, max_update_percent=100)
-PASSWORD = "correct-horse"  # OpenIPMI's simulator reads none with a space
+PASSWORD = "correct-horse"  # OpenIPMI's simulator does not read names with a space
 _PING = bytes.fromhex("0600ff06 000011be 80000000")  # ASF 2.0, 3.2.4.2: presence ping
 INSTALL = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
 HTTP = structs.replace(INSTALL, target=OverrideTarget.UEFI_HTTP, http_boot_uri="http://boot.test/web.efi")
@@ -195,7 +195,7 @@ def test_power_as_the_standard_has_it(
 @needs_ipmitool
 def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
     step = choose_reset_type(PowerAction.RESET, bmc.observe(), SameMachine(), force=False)
-    assert isinstance(step, PowerChangeRefused) and step.why.endswith("--force asks no operating system")
+    assert isinstance(step, PowerChangeRefused) and step.why.endswith("--force does not need the operating system")
 
 
 @needs_ipmitool
@@ -228,7 +228,7 @@ def test_what_another_has_set_since_it_was_read_is_not_written_over(
     machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation
 ) -> None:
     machine.flags[:] = bytes.fromhex("a008000000")
-    with pytest.raises(BmcChanged, match="has changed since it was read"):
+    with pytest.raises(BmcChanged, match="has changed since gitboot read it"):
         bmc.set_override(INSTALL, off)
     assert machine.flags.hex() == "a008000000"
 
@@ -275,7 +275,7 @@ def test_a_wrong_password_is_refused_and_never_shown(machine: IpmiMachine) -> No
 def test_nobody_is_asked_at_an_address_that_is_not_allowed(machine: IpmiMachine) -> None:
     machine.requests.clear()
     reach = ConnectionPolicy(is_address_allowed=lambda address: address == ip_address("10.0.0.1"))
-    with pytest.raises(BmcNotTrusted, match="no address at which these credentials may be used"):
+    with pytest.raises(BmcNotTrusted, match="not an allowed address for these credentials"):
         _connection(machine.port, reach=reach).observe()
     assert machine.requests == []
 
@@ -292,7 +292,7 @@ def test_nobody_answers() -> None:
 
 def test_without_ipmitool_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(BmcRejected, match="ipmitool cannot be started: No such file or directory; install it here"):
+    with pytest.raises(BmcRejected, match="cannot start ipmitool: No such file or directory; install ipmitool"):
         _connection(6230).observe()
 
 
@@ -311,10 +311,10 @@ NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid comm
 @pytest.mark.parametrize(
     ("says", "error", "why"),
     [
-        (FLAGS + STATUS, BmcUnreachable, "2 answers to 3 requests"),
-        (FLAGS + "echo 'Unable to send RAW command' >&2\n" + NO_GUID, BmcUnreachable, "2 answers to 3 requests"),
-        (FLAGS.replace("05", "zz") + STATUS + NO_GUID, BmcUnreachable, "an answer that is too short"),
-        ("echo 'RAW RSP (0 bytes)' >&2\n" * 2 + NO_GUID, BmcUnreachable, "an answer that is too short"),
+        (FLAGS + STATUS, BmcUnreachable, "2 responses to 3 requests"),
+        (FLAGS + "echo 'Unable to send RAW command' >&2\n" + NO_GUID, BmcUnreachable, "2 responses to 3 requests"),
+        (FLAGS.replace("05", "zz") + STATUS + NO_GUID, BmcUnreachable, "the answer is too short"),
+        ("echo 'RAW RSP (0 bytes)' >&2\n" * 2 + NO_GUID, BmcUnreachable, "the answer is too short"),
         (NO_GUID * 3, BmcRejected, "raw 0x00 0x09 0x05 0x00 0x00: 0xc1 Invalid command"),
         (
             "echo 'IANA PEN registry open failed' >&2; echo '> No way' >&2; echo Unable to establish >&2",
@@ -352,11 +352,11 @@ def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeyp
     ids=["as RFC 9562", "as SMBIOS", "as IPMI", "zeros", "ones", "no version", "short"],
 )
 def test_a_guid_in_each_order(guid: bytes, uuid: str | None) -> None:
-    """The second is the first in SMBIOS's order: `identify` knows both."""
+    """The second UUID is the first one in the byte order of SMBIOS; `identify` accepts both."""
     assert parse_system_guid(guid) == uuid
 
 
-# What becomes of an override, and of a reset
+# Overrides and resets
 
 GENTLY = WantedPowerChange(
     reason="power/check/1", operation=PowerOperation.GRACEFUL_RESTART, override_reason="provision/1", may_start_now=True
@@ -408,7 +408,7 @@ class Asked:
 
 @needs_ipmitool
 def test_what_is_consumed_is_lost_and_never_set_again(machine: IpmiMachine, bmc: IpmiConnection) -> None:
-    """There is no mark that could prove it consumed: evidence or a person says so."""
+    """No mark can prove that it was consumed, so evidence or a person decides."""
     asked = Asked(bmc)
     assert asked.once().outcome is Outcome.APPLIED
     assert asked.state == "Confirmed"
@@ -522,14 +522,14 @@ def test_a_simulator_that_others_wrote_is_read_by_the_suite_that_it_has(simulato
 
 @needs_ipmitool
 def test_flags_that_are_taken_and_not_shown_are_not_believed(simulator: int) -> None:
-    """Its flags are never valid: nothing says that it keeps them, and it is not set a second time."""
+    """The flags never become valid, so gitboot does not set the override a second time."""
     asked = Asked(_connection(simulator))
-    assert "is not shown yet" in asked.once().message
+    assert "does not show it yet" in asked.once().message
     asked.at += timedelta(minutes=5)
     assert asked.once().condition is OperatorCondition.NEEDS_OPERATOR
 
 
-# Who may be asked, and how it is written
+# Access and addresses
 
 
 @needs_ipmitool
@@ -547,7 +547,7 @@ def test_an_instance_sets_boot_flags_and_says_so(machine: IpmiMachine, tmp_path:
         assert (bytes(machine.flags), rack.once(*LOOSE, *rack.spooling).code) == (bytes(5), Exit.FINE)
         assert machine.flags.hex(" ") == "a0 04 00 00 00"
         shown = rack.typed("bmc", "get", "--credentials", rack.credentials)
-        assert all(each in shown.out for each in ("Once Pxe", "Confirmed", "provision/1", "1 as wanted"))
+        assert all(each in shown.out for each in ("Once Pxe", "Confirmed", "provision/1", "1 as planned"))
 
 
 @for_each(
@@ -558,9 +558,9 @@ def test_an_instance_sets_boot_flags_and_says_so(machine: IpmiMachine, tmp_path:
         ("address: 'ipmi://[fd00::7]:623'", None),
         ("address: 'ipmi://10.112.0.13/redfish'", "write ipmi://HOST or ipmi://HOST:PORT"),
         ("address: 'ipmi://10.112.0.13:99999'", "write ipmi://HOST or ipmi://HOST:PORT"),
-        ("address: 'ipmi://root:secret@10.112.0.13'", "must not hold a user or a password"),
-        ("address: 'ipmi://10.112.0.13', system: /redfish/v1/Systems/1", "system and tls are Redfish's"),
-        ("address: 'ipmi://10.112.0.13', tls: {verify: false}", "system and tls are Redfish's"),
+        ("address: 'ipmi://root:secret@10.112.0.13'", "must not contain a user or a password"),
+        ("address: 'ipmi://10.112.0.13', system: /redfish/v1/Systems/1", "system and tls are for Redfish"),
+        ("address: 'ipmi://10.112.0.13', tls: {verify: false}", "system and tls are for Redfish"),
     ],
 )
 def test_how_a_document_says_it(access: str, problem: str | None) -> None:
@@ -575,13 +575,12 @@ def test_how_a_document_says_it(access: str, problem: str | None) -> None:
 def test_credentials_go_by_ipmi_only_where_that_is_said(tmp_path: Path) -> None:
     bmc = BmcAccess(address="ipmi://10.112.0.13", system=None, credentials="rack", verify=True, ca=None)
     give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\n')
-    with pytest.raises(BmcNotTrusted, match=r"IPMI hands a hash of the password to whoever asks, .* ipmi = true"):
+    with pytest.raises(BmcNotTrusted, match=r"IPMI sends a hash of the password to any client, .* ipmi = true"):
         read_trust(tmp_path, "rack").build_address_filter(bmc, is_in_ledger=True)
     give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\nipmi = true\n')
     assert read_trust(tmp_path, "rack").build_address_filter(bmc, is_in_ledger=False)(ip_address("10.112.0.13"))
     assert render_access_file([bmc]) == (
-        'networks = ["10.112.0.13/32"]\n'
-        "ipmi = true  # a hash of the password goes to whoever asks: ipmi://10.112.0.13\n"
+        'networks = ["10.112.0.13/32"]\nipmi = true  # any client can get a hash of the password: ipmi://10.112.0.13\n'
     )
     assert bmc.normalized_address == ("ipmi://10.112.0.13", None)
     assert structs.replace(bmc, address="ipmi://10.112.0.13:623").normalized_address == bmc.normalized_address

@@ -161,7 +161,7 @@ def test_an_override_that_someone_keeps_undoing_is_left_to_a_person(rack: Rack) 
         outcomes.append(rack.bring_about(ALWAYS))
         rack.now += timedelta(minutes=2)
     assert [result.outcome for result in outcomes] == [Outcome.WAITING] * 4 + [Outcome.STALLED] * 2
-    assert outcomes[-1].message.startswith("Contended: Continuous Pxe was set 4 times")
+    assert outcomes[-1].message.startswith("Contended: gitboot set Continuous Pxe 4 times")
     assert len(rack.machine.writes) == 4
 
 
@@ -175,7 +175,7 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
 
     with rack.connect() as bmc:
         result = OverrideSession(bmc, job, lambda record: rack.write(job.uuid, record), clock).run()
-    assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 16 steps")
+    assert (result.outcome, result.message) == (Outcome.WAITING, "the override was not as wanted after 16 steps")
 
 
 def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
@@ -218,14 +218,16 @@ def test_missing_credentials_are_named_with_the_files_they_need(tmp_path: Path, 
     if missing != "directory":
         write_credentials(tmp_path, "rack")
         (tmp_path / "rack" / missing).unlink()
-    with pytest.raises(UsageError, match=r"no credentials named rack: .*/rack needs the files username and password"):
+    with pytest.raises(
+        UsageError, match=r"there are no credentials rack: .*/rack needs the files username and password"
+    ):
         read_credentials(tmp_path, "rack")
 
 
 def test_a_password_that_is_no_text_is_named_with_its_file(tmp_path: Path) -> None:
     write_credentials(tmp_path, "rack")
     (tmp_path / "rack" / "password").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="rack/password is not text in UTF-8"):
+    with pytest.raises(UsageError, match="rack/password is not UTF-8 text"):
         read_credentials(tmp_path, "rack")
 
 
@@ -237,8 +239,8 @@ def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (True, "no credentials named other: "),
-        (False, "no directory of credentials is given, and other is needed (--credentials)"),
+        (True, "there are no credentials other: "),
+        (False, "the credentials other are needed: name their directory with --credentials"),
     ],
 )
 def test_without_credentials_a_bmc_is_stalled_and_never_asked(rack: Rack, given: bool, said: str) -> None:
@@ -299,7 +301,7 @@ def test_results_are_collected_once_by_server(make_rack: MakeRack) -> None:
 
 @dataclass
 class Gate:
-    """Holds a job of one server where it is about to change its BMC."""
+    """Stops the task of one server right before it changes the BMC."""
 
     rack: Rack
     held: str
@@ -401,8 +403,8 @@ def test_no_more_is_asked_than_it_takes(rack: Rack, wanted: WantedOverride | Non
     [
         ("its authority", Outcome.APPLIED, "Once Pxe"),
         ("no authority, and no check", Outcome.APPLIED, "Once Pxe"),
-        ("the machine's own authorities", Outcome.STALLED, "certificate refused"),
-        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is not a certificate in PEM"),
+        ("the machine's own authorities", Outcome.STALLED, "certificate not trusted"),
+        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is not a PEM certificate"),
     ],
 )
 def test_a_bmc_is_trusted_by_the_authority_of_its_document(
@@ -473,7 +475,7 @@ class Contender:
         threading.Thread(target=self._run, daemon=True).start()
 
     def go_on(self) -> None:
-        """Up to the next request that says something of the override, or changes it; or to the end."""
+        """Run until the next request that reads or changes the override, or until the end."""
         if not self.is_done:
             self._goes.release()
             assert self._waits.acquire(timeout=60)
@@ -595,7 +597,7 @@ def orders(parts: int, chance: random.Random) -> Iterator[str]:
 
 
 def boots_before_a_request(order: str) -> bool:
-    """Whether the machine boots right between what one has read last and its request."""
+    """True if the machine boots between the last reading of an instance and its request."""
     before = order.partition("B")[0]
     return any(before.count(each) == PARTS[WITHOUT_ETAGS] - 2 for each in "ab")
 

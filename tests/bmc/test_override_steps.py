@@ -1,4 +1,4 @@
-"""What is set at most once: the protocol's cases in one table, and the promise under every interleaving."""
+"""Override steps: a table of cases, and the promise of at most one boot under every interleaving."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ WITHDRAWN, CONSUMED, LOST, OPENED = (
     OverrideState.LOST,
     OverrideState.OPENED,
 )
-SET, WITHDRAW, CONFIRM = "Set Recorded", "Withdraw Withdrawing", "Confirm Confirmed"
+SET, WITHDRAW, CONFIRM = "SetOverride Recorded", "ClearOverride Withdrawing", "ConfirmRecord Confirmed"
 STUCK = structs.replace(THEN, boot_progress_time="2026-11-20T11:29:00Z")
 LATELY = structs.replace(THEN, boot_progress_time="2026-11-20T11:59:00Z")
 SINCE_WHEN = structs.replace(THEN, boot_progress_time="yesterday")
@@ -160,8 +160,8 @@ MOVED = structs.replace(_record(CONSUMED, marks=LONG_AGO, reason="provision 2"),
 
 # in words; what is wanted, what the BMC shows, what is recorded, the next step
 CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideRecord, ...], str]] = [
-    ("nothing at all", None, _seen(NO_OVERRIDE), (), "Leave"),
-    ("someone else's override, none wanted", None, _seen(FOREIGN), (), "Leave"),
+    ("nothing at all", None, _seen(NO_OVERRIDE), (), "NoChange"),
+    ("someone else's override, none wanted", None, _seen(FOREIGN), (), "NoChange"),
     ("wanted for the first time", INSTALL, _seen(NO_OVERRIDE), (), SET),
     ("wanted, someone else's is in its place", INSTALL, _seen(FOREIGN), (), "ForeignOverride"),
     ("the same in POST, where it is consumed", INSTALL, _seen(FOREIGN, in_post=True), (), "Wait"),
@@ -174,7 +174,7 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
         (),
         "ForeignOverride",
     ),
-    ("wanted, and another instance has set it", INSTALL, _seen(ONCE), (), "Confirm SetByAnother"),
+    ("wanted, and another instance has set it", INSTALL, _seen(ONCE), (), "ConfirmRecord SetByAnother"),
     ("another's URI is left, and evidence says more", OTHER_URI, _seen(LEFT_URI), (), SET),
     ("the same, and it may be this one's own", FIRST, _seen(LEFT_URI), (_record(WITHDRAWN, reason="repair"),), SET),
     (
@@ -225,19 +225,43 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
     ("crash, recorded in POST", INSTALL, _seen(NO_OVERRIDE), (_record(RECORDED, marks=UNSETTLED),), "NeedsOperator"),
     ("crash, then someone else's", INSTALL, _seen(FOREIGN, SINCE), (_record(RECORDED),), "NeedsOperator"),
     ("crash, but Continuous", ALWAYS, _seen(NO_OVERRIDE, SINCE), (_record(RECORDED, CONTINUOUS),), SET),
-    ("it stands as confirmed", INSTALL, _seen(ONCE), (_record(CONFIRMED),), "Leave"),
-    ("it stands after a reset: someone else's", INSTALL, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
-    ("it stands after a reset, unwanted", None, _seen(ONCE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
-    ("it was cleared, and stands after a reset", None, _seen(ONCE, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
+    ("it stands as confirmed", INSTALL, _seen(ONCE), (_record(CONFIRMED),), "NoChange"),
+    (
+        "it stands after a reset: someone else's",
+        INSTALL,
+        _seen(ONCE, SINCE),
+        (_record(CONFIRMED),),
+        "ConfirmRecord Consumed",
+    ),
+    ("it stands after a reset, unwanted", None, _seen(ONCE, SINCE), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
+    (
+        "it was cleared, and stands after a reset",
+        None,
+        _seen(ONCE, SINCE),
+        (_record(WITHDRAWING),),
+        "ConfirmRecord Lost",
+    ),
     ("it was to be set, and stands after a reset", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
-    ("it stands during POST", INSTALL, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), "Leave"),
+    ("it stands during POST", INSTALL, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), "NoChange"),
     ("it stands, the plan has another URI", OTHER_URI, _seen(ONCE), (_record(CONFIRMED),), SET),
     ("the same during POST", OTHER_URI, _seen(ONCE, in_post=True), (_record(CONFIRMED),), "Wait"),
-    ("gone after a reset", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
-    ("gone in POST", INSTALL, _seen(NO_OVERRIDE, SINCE, in_post=True), (_record(CONFIRMED),), "Confirm Consumed"),
-    ("gone, no marks", INSTALL, _seen(NO_OVERRIDE, NONE), (_record(CONFIRMED, marks=NONE),), "Confirm Lost"),
-    ("gone, confirmed in POST", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED, marks=UNSETTLED),), "Confirm Lost"),
-    ("gone, the marks are no longer shown", INSTALL, _seen(NO_OVERRIDE, NONE), (_record(CONFIRMED),), "Confirm Lost"),
+    ("gone after a reset", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
+    ("gone in POST", INSTALL, _seen(NO_OVERRIDE, SINCE, in_post=True), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
+    ("gone, no marks", INSTALL, _seen(NO_OVERRIDE, NONE), (_record(CONFIRMED, marks=NONE),), "ConfirmRecord Lost"),
+    (
+        "gone, confirmed in POST",
+        INSTALL,
+        _seen(NO_OVERRIDE),
+        (_record(CONFIRMED, marks=UNSETTLED),),
+        "ConfirmRecord Lost",
+    ),
+    (
+        "gone, the marks are no longer shown",
+        INSTALL,
+        _seen(NO_OVERRIDE, NONE),
+        (_record(CONFIRMED),),
+        "ConfirmRecord Lost",
+    ),
     ("taken away without a reset", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED),), SET),
     ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), SET),
     ("Continuous taken away", ALWAYS, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED, CONTINUOUS),), SET),
@@ -245,7 +269,7 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
     ("three times, one long ago", INSTALL, _seen(NO_OVERRIDE), (_corrected(CONFIRMED, 60, 9, 1),), SET),
     ("set three times, never kept", INSTALL, _seen(NO_OVERRIDE), (_corrected(RECORDED, 9, 5, 1),), "Contended"),
     ("three times, but it stands", INSTALL, _seen(ONCE), (_corrected(RECORDED, 9, 5, 1),), CONFIRM),
-    ("consumed", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(CONSUMED),), "Leave"),
+    ("consumed", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(CONSUMED),), "NoChange"),
     ("consumed, to be set anew", SET_ANEW, _seen(NO_OVERRIDE, SINCE), (_record(CONSUMED),), SET),
     (
         "consumed, to be set anew, in POST",
@@ -256,33 +280,57 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
     ),
     ("consumed, to be set anew over someone else's", SET_ANEW, _seen(FOREIGN), (_record(CONSUMED),), "ForeignOverride"),
     ("gone, to be set anew: not proven", SET_ANEW, _seen(NO_OVERRIDE, SINCE), (_record(LOST),), "NeedsOperator"),
-    ("gone", INSTALL, _seen(NO_OVERRIDE), (_record(LOST),), "Leave"),
-    ("consumed, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(CONSUMED),), "Leave"),
+    ("gone", INSTALL, _seen(NO_OVERRIDE), (_record(LOST),), "NoChange"),
+    ("consumed, and someone else's stands", INSTALL, _seen(FOREIGN), (_record(CONSUMED),), "NoChange"),
     ("withdrawn not consumed, wanted again", INSTALL, _seen(NO_OVERRIDE), (_record(WITHDRAWN),), SET),
     ("the same, someone else's stands by now", INSTALL, _seen(FOREIGN), (_record(WITHDRAWN),), "ForeignOverride"),
     ("no longer wanted", None, _seen(ONCE), (_record(CONFIRMED),), WITHDRAW),
     ("no longer wanted, in POST", None, _seen(ONCE, SINCE, in_post=True), (_record(CONFIRMED),), WITHDRAW),
     ("no longer wanted, perhaps set", None, _seen(ONCE), (_record(RECORDED),), WITHDRAW),
-    ("no longer wanted, never set", None, _seen(NO_OVERRIDE), (_record(RECORDED),), "Confirm Withdrawn"),
+    ("no longer wanted, never set", None, _seen(NO_OVERRIDE), (_record(RECORDED),), "ConfirmRecord Withdrawn"),
     ("no longer wanted, set a moment ago, not shown yet", None, _seen(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
     ("no longer wanted, set a moment ago, and shown", None, _seen(ONCE), (_ago(1, RECORDED),), WITHDRAW),
-    ("no longer wanted, set a minute ago", None, _seen(NO_OVERRIDE), (_ago(60, RECORDED),), "Confirm Withdrawn"),
+    ("no longer wanted, set a minute ago", None, _seen(NO_OVERRIDE), (_ago(60, RECORDED),), "ConfirmRecord Withdrawn"),
     ("another reason's, set a moment ago", OTHER_REASON, _seen(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
-    ("no longer wanted, perhaps consumed", None, _seen(NO_OVERRIDE, SINCE), (_record(RECORDED),), "Confirm Lost"),
-    ("no longer wanted, consumed", None, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
-    ("consumed, someone else's stands", None, _seen(FOREIGN, SINCE), (_record(CONFIRMED),), "Confirm Consumed"),
+    ("no longer wanted, perhaps consumed", None, _seen(NO_OVERRIDE, SINCE), (_record(RECORDED),), "ConfirmRecord Lost"),
+    ("no longer wanted, consumed", None, _seen(NO_OVERRIDE, SINCE), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
+    ("consumed, someone else's stands", None, _seen(FOREIGN, SINCE), (_record(CONFIRMED),), "ConfirmRecord Consumed"),
     ("the clearing did not take", None, _seen(ONCE), (_record(WITHDRAWING),), WITHDRAW),
     ("cleared a moment ago, still shown", None, _seen(ONCE), (_ago(9, WITHDRAWING),), "Wait"),
     ("cleared ten seconds ago, still shown", None, _seen(ONCE), (_ago(10, WITHDRAWING),), WITHDRAW),
-    ("cleared", None, _seen(NO_OVERRIDE), (_record(WITHDRAWING),), "Confirm Withdrawn"),
-    ("cleared, or consumed before", None, _seen(NO_OVERRIDE, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
-    ("cleared, no marks", None, _seen(NO_OVERRIDE, NONE), (_record(WITHDRAWING, marks=NONE),), "Confirm Lost"),
-    ("Continuous cleared", None, _seen(NO_OVERRIDE, SINCE), (_record(WITHDRAWING, CONTINUOUS),), "Confirm Withdrawn"),
+    ("cleared", None, _seen(NO_OVERRIDE), (_record(WITHDRAWING),), "ConfirmRecord Withdrawn"),
+    ("cleared, or consumed before", None, _seen(NO_OVERRIDE, SINCE), (_record(WITHDRAWING),), "ConfirmRecord Lost"),
+    ("cleared, no marks", None, _seen(NO_OVERRIDE, NONE), (_record(WITHDRAWING, marks=NONE),), "ConfirmRecord Lost"),
+    (
+        "Continuous cleared",
+        None,
+        _seen(NO_OVERRIDE, SINCE),
+        (_record(WITHDRAWING, CONTINUOUS),),
+        "ConfirmRecord Withdrawn",
+    ),
     ("wanted again while it is cleared", INSTALL, _seen(ONCE), (_record(WITHDRAWING),), CONFIRM),
-    ("wanted again when it is cleared", INSTALL, _seen(NO_OVERRIDE), (_record(WITHDRAWING),), "Confirm Withdrawn"),
-    ("wanted again, perhaps consumed", INSTALL, _seen(NO_OVERRIDE, SINCE), (_record(WITHDRAWING),), "Confirm Lost"),
+    (
+        "wanted again when it is cleared",
+        INSTALL,
+        _seen(NO_OVERRIDE),
+        (_record(WITHDRAWING),),
+        "ConfirmRecord Withdrawn",
+    ),
+    (
+        "wanted again, perhaps consumed",
+        INSTALL,
+        _seen(NO_OVERRIDE, SINCE),
+        (_record(WITHDRAWING),),
+        "ConfirmRecord Lost",
+    ),
     ("another reason's stands", INSTALL, _seen(ONCE), (_other(CONFIRMED),), WITHDRAW),
-    ("another reason's was consumed", INSTALL, _seen(NO_OVERRIDE, SINCE), (_other(CONFIRMED),), "Confirm Consumed"),
+    (
+        "another reason's was consumed",
+        INSTALL,
+        _seen(NO_OVERRIDE, SINCE),
+        (_other(CONFIRMED),),
+        "ConfirmRecord Consumed",
+    ),
     ("another reason's is withdrawn", INSTALL, _seen(NO_OVERRIDE), (_other(WITHDRAWN),), SET),
     ("another reason's is recorded as consumed", INSTALL, _seen(NO_OVERRIDE), (_other(CONSUMED),), SET),
     (
@@ -290,9 +338,9 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
         INSTALL,
         _seen(NO_OVERRIDE),
         (_other(WITHDRAWN), _record(CONSUMED)),
-        "Leave",
+        "NoChange",
     ),
-    ("nothing left to withdraw", None, _seen(NO_OVERRIDE), (_record(CONSUMED), _other(LOST)), "Leave"),
+    ("nothing left to withdraw", None, _seen(NO_OVERRIDE), (_record(CONSUMED), _other(LOST)), "NoChange"),
 ]
 
 
@@ -303,10 +351,10 @@ def _of_no_disk(state: OverrideState, override: Override = ONCE) -> OverrideReco
     return structs.replace(_record(state, override), writes_disk=False)
 
 
-# The same on a BMC whose marks have never moved: what stands still there may do so for ever (rule 18).
+# The same cases on a BMC whose marks never change, not even at a reset (rule 18).
 UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideRecord, ...], str]] = [
-    ("taken away without a reset", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED),), "Confirm Lost"),
-    ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), "Confirm Lost"),
+    ("taken away without a reset", INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED),), "ConfirmRecord Lost"),
+    ("written over without a reset", INSTALL, _seen(FOREIGN), (_record(CONFIRMED),), "ConfirmRecord Lost"),
     ("taken away, but it writes no disk", NO_DISK, _seen(NO_OVERRIDE), (_of_no_disk(CONFIRMED),), SET),
     ("taken away, but it is Continuous", ALWAYS, _seen(NO_OVERRIDE), (_record(CONFIRMED, CONTINUOUS),), SET),
     ("crash between record and set", INSTALL, _seen(NO_OVERRIDE), (_record(RECORDED),), "NeedsOperator"),
@@ -317,12 +365,12 @@ UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideR
         INSTALL,
         _seen(NO_OVERRIDE, SINCE),
         (_record(CONFIRMED),),
-        "Confirm Consumed",
+        "ConfirmRecord Consumed",
     ),
-    ("no longer wanted, perhaps consumed", None, _seen(NO_OVERRIDE), (_record(CONFIRMED),), "Confirm Lost"),
-    ("cleared a moment ago", None, _seen(NO_OVERRIDE), (_ago(9, WITHDRAWING),), "Confirm Withdrawn"),
-    ("cleared ten seconds ago", None, _seen(NO_OVERRIDE), (_ago(10, WITHDRAWING),), "Confirm Lost"),
-    ("a URI is left: another instance has set it", FIRST, _seen(LEFT_URI), (), "Confirm SetByAnother"),
+    ("no longer wanted, perhaps consumed", None, _seen(NO_OVERRIDE), (_record(CONFIRMED),), "ConfirmRecord Lost"),
+    ("cleared a moment ago", None, _seen(NO_OVERRIDE), (_ago(9, WITHDRAWING),), "ConfirmRecord Withdrawn"),
+    ("cleared ten seconds ago", None, _seen(NO_OVERRIDE), (_ago(10, WITHDRAWING),), "ConfirmRecord Lost"),
+    ("a URI is left: another instance has set it", FIRST, _seen(LEFT_URI), (), "ConfirmRecord SetByAnother"),
     ("a URI is left, and evidence says more", OTHER_URI, _seen(LEFT_URI), (), SET),
     ("another URI is left", FIRST, _seen(structs.replace(LEFT_URI, http_boot_uri="http://elsewhere/1.efi")), (), SET),
 ]
@@ -346,14 +394,19 @@ def test_next_step(
 @for_each(
     ("minutes_left", "record", "seen", "step"),
     [
-        (1, _record(CONFIRMED), _seen(NO_OVERRIDE, SINCE), "Confirm Consumed"),
-        (1, _record(CONFIRMED), _seen(NO_OVERRIDE), "Confirm Withdrawn"),
-        (0, _record(CONFIRMED), _seen(NO_OVERRIDE, SINCE), "Confirm Lost"),
-        (0, _record(CONFIRMED), _seen(NO_OVERRIDE), "Confirm Lost"),
-        (0, _record(RECORDED), _seen(NO_OVERRIDE, SINCE), "Confirm Lost"),
-        (0, _record(CONFIRMED), _seen(ONCE, SINCE), "Confirm Lost"),  # somebody else's: a reset has consumed gitboot's
-        (0, _record(WITHDRAWING), _seen(NO_OVERRIDE), "Confirm Withdrawn"),
-        (0, _record(CONFIRMED, CONTINUOUS), _seen(NO_OVERRIDE, SINCE), "Confirm Withdrawn"),
+        (1, _record(CONFIRMED), _seen(NO_OVERRIDE, SINCE), "ConfirmRecord Consumed"),
+        (1, _record(CONFIRMED), _seen(NO_OVERRIDE), "ConfirmRecord Withdrawn"),
+        (0, _record(CONFIRMED), _seen(NO_OVERRIDE, SINCE), "ConfirmRecord Lost"),
+        (0, _record(CONFIRMED), _seen(NO_OVERRIDE), "ConfirmRecord Lost"),
+        (0, _record(RECORDED), _seen(NO_OVERRIDE, SINCE), "ConfirmRecord Lost"),
+        (
+            0,
+            _record(CONFIRMED),
+            _seen(ONCE, SINCE),
+            "ConfirmRecord Lost",
+        ),  # somebody else's: a reset has consumed gitboot's
+        (0, _record(WITHDRAWING), _seen(NO_OVERRIDE), "ConfirmRecord Withdrawn"),
+        (0, _record(CONFIRMED, CONTINUOUS), _seen(NO_OVERRIDE, SINCE), "ConfirmRecord Withdrawn"),
         (0, _record(CONFIRMED), _seen(ONCE), WITHDRAW),
     ],
 )
@@ -388,11 +441,14 @@ def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_i
 def test_a_mark_that_moves_proves_nothing_for_one_that_never_does() -> None:
     moves = structs.replace(MOVED, marks=structs.replace(LONG_AGO, last_reset_time=THEN.last_reset_time))
     stuck = structs.replace(THEN, boot_progress_time=None)
-    assert _word(_step(INSTALL, _seen(NO_OVERRIDE, stuck), (_record(CONFIRMED, marks=stuck), moves))) == "Confirm Lost"
+    assert (
+        _word(_step(INSTALL, _seen(NO_OVERRIDE, stuck), (_record(CONFIRMED, marks=stuck), moves)))
+        == "ConfirmRecord Lost"
+    )
     assert _word(_step(INSTALL, _seen(NO_OVERRIDE), (_record(CONFIRMED), moves))) == SET
 
 
-# Whose machine it is
+# Identity
 
 HERE = ReportedIdentity(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="ABC1234")
 ELSEWHERE = ReportedIdentity(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3733"), serial="ABC9999")
@@ -408,7 +464,7 @@ OVER_THERE = _at(ELSEWHERE, _record(CONFIRMED))
 
 # in words; whose machine it is, what is wanted, what it shows, what is recorded, the next step
 MACHINES: list[tuple[str, IdentityResult, WantedOverride | None, Override, tuple[OverrideRecord, ...], str]] = [
-    ("another, nothing wanted", ANOTHER, None, FOREIGN, (), "Leave"),
+    ("another, nothing wanted", ANOTHER, None, FOREIGN, (), "NoChange"),
     ("another, wanted", ANOTHER, INSTALL, NO_OVERRIDE, (), "AnotherMachine"),
     ("another, and ours stands there", ANOTHER, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
     ("another, ours since before it was noted", ANOTHER, INSTALL, ONCE, (_record(CONFIRMED),), WITHDRAW),
@@ -416,7 +472,7 @@ MACHINES: list[tuple[str, IdentityResult, WantedOverride | None, Override, tuple
     ("another, ours is withdrawn", ANOTHER, INSTALL, NO_OVERRIDE, (_at(HERE, _record(WITHDRAWN)),), "AnotherMachine"),
     ("another, ours was consumed", ANOTHER, INSTALL, NO_OVERRIDE, (_at(HERE, _record(CONSUMED)),), "AnotherMachine"),
     ("changed, wanted", CHANGED, INSTALL, NO_OVERRIDE, (), "AnotherMachine"),
-    ("changed, and ours stands there", CHANGED, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), "Leave"),
+    ("changed, and ours stands there", CHANGED, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), "NoChange"),
     ("changed, and no longer wanted", CHANGED, None, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
     ("changed, ours is elsewhere", CHANGED, None, ONCE, (OVER_THERE,), "AnotherMachine"),
     ("ours is elsewhere, gone here", CHANGED, None, NO_OVERRIDE, (OVER_THERE,), "AnotherMachine"),
@@ -480,31 +536,32 @@ def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: Ov
             INSTALL,
             _seen(NO_OVERRIDE),
             _record(RECORDED, marks=NONE),
-            "Once Pxe was to be set for provision 3 and does not stand: it was never set, or it was set and consumed",
+            "Once Pxe for provision 3 is not set: gitboot never set it, or it was set and consumed",
         ),
         (
             INSTALL,
             _seen(NO_OVERRIDE),
             _corrected(CONFIRMED, 3, 2, 1),
-            "Once Pxe was set 4 times within an hour, and the BMC shows Disabled None",
+            "gitboot set Once Pxe 4 times within an hour, and the BMC shows Disabled None",
         ),
         (
             UNHEARD_OF,
             _seen(NO_OVERRIDE),
             None,
-            "Floppy is wanted, and the BMC boots only Cd, None, Pxe, UefiHttp, UsbCd",
+            "the plan needs Floppy, and the BMC supports only Cd, None, Pxe, UefiHttp, UsbCd",
         ),
         (
             structs.replace(INSTALL, override=structs.replace(ONCE, mode="UEFI")),
             structs.replace(_seen(structs.replace(NO_OVERRIDE, mode="Legacy")), mode_is_fixed=True),
             None,
-            "mode UEFI is wanted, and the BMC has Legacy, which it cannot change",
+            "the plan needs mode UEFI, and the BMC has Legacy and cannot change it",
         ),
         (
             ALWAYS,
             structs.replace(_seen(NO_OVERRIDE), allowable_enabled=frozenset({"Once", "Disabled"})),
             None,
-            "Continuous is wanted, and the BMC knows only Disabled, Once: override: Once in the policy, or None",
+            "the plan needs Continuous, and the BMC supports only Disabled, Once: set override: Once in the policy, "
+            "or None",
         ),
     ],
 )
@@ -740,11 +797,11 @@ def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bm
     )
 
 
-# What gives way to another override for the same reason
+# An override that another one for the same reason replaces
 
 
 def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
-    """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
+    """The PATCH from Continuous to Once was lost. gitboot finds the old override, and sets it again or clears it."""
     first = _step(SET_ANEW, _seen(CONTINUOUS), [_record(CONFIRMED, CONTINUOUS)])
     assert isinstance(first, SetOverride)
     assert (first.record.override, first.record.replaces) == (ONCE, CONTINUOUS)

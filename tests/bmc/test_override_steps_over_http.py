@@ -220,7 +220,7 @@ def _hide_manager(rack: Rack) -> None:
         ("it was set back", (), (_clock_set_by(-9), Rack.boot), OverrideState.LOST),
         ("it was behind all the time", (_clock_at(2003), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
         ("it was ahead all the time", (_clock_at(2099), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
-        # Which is what BMCs show of what has never been, too.
+        # BMCs also show this if there never was an override.
         ("it stands in 1970", (_clock_at(1970), Rack.see_marks_move), (Rack.boot,), OverrideState.LOST),
         ("so it does at each boot", (_clock_at(1970), Rack.see_marks_move), (Rack.boot, Rack.boot), OverrideState.LOST),
         ("the Manager cannot be read", (_hide_manager,), (Rack.boot,), OverrideState.CONSUMED),
@@ -259,7 +259,7 @@ def test_e34_the_clock_is_read_only_where_something_is_set_or_gone(rack: Rack) -
     assert (read, rack.machine.requests[0].at) == ([0, 0, 0, 1], STARTED)
 
 
-# Answers that are none yet
+# Responses that are not final
 
 
 def _patches(rack: Rack) -> int:
@@ -304,7 +304,7 @@ def test_a_bmc_that_was_always_changed_since_is_asked_once_a_job_and_set_once_in
 
 @pytest.fixture
 def coming_up(rack: Rack) -> Rack:
-    """One whose machine has left POST, and whose override was set before its system runs."""
+    """A machine after POST, with an override that was set before its operating system runs."""
     rack.see_marks_move()
     rack.machine.reset()
     rack.wait(rack.machine.post_s + 5)
@@ -347,7 +347,7 @@ def test_what_ends_an_override_while_the_system_comes_up_is_not_known(rack: Rack
     assert _state(rack) is OverrideState.LOST
 
 
-# E36: two fleets or instances know one machine
+# E36: two fleets or instances have the same machine
 
 
 def test_e36_what_somebody_else_has_set_is_booted_first(rack: Rack) -> None:
@@ -416,7 +416,7 @@ def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rac
     rack.bring_about(DISC)
     [boot] = rack.machine.boots
     assert (boot.target, boot.medium) == (PROFILES[name].boots_cd_as, ISO)
-    rack.bring_about(None, keep_media=(ISO,))  # its boot was given: the system reads it still
+    rack.bring_about(None, keep_media=(ISO,))  # its boot was served, so the system still reads it
     assert _disc(rack).image == ISO
     rack.boot()
     rack.bring_about(None, keep_media=(ISO,))
@@ -480,7 +480,7 @@ def fit_target(profile: Profile, target: OverrideTarget) -> str:
 
 
 def _swap(image: str | None) -> Callable[[Rack], object]:
-    """What somebody else leaves in the drive, long before anybody looks again."""
+    """A medium that somebody else inserts long before the next reading."""
 
     def swap(rack: Rack) -> None:
         _disc(rack).image = image
@@ -626,7 +626,7 @@ def _lying(rack: Rack) -> list[str | None]:
 
 
 def _sent(rack: Rack) -> list[str]:
-    """What was sent to the BMC to change something, in words."""
+    """Return a description of the requests that changed the BMC."""
     changing = [each for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     return [(each.json or {}).get("Image") or each.path.rpartition(".")[2] for each in changing]
 
@@ -666,7 +666,7 @@ def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(rack: Rack) -> No
     rack.machine.drives[0].types = ("Floppy",)
     result = rack.bring_about(BOTH)
     assert (result.condition, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
-    assert f"one slot alone, {_disc(rack).path}" in result.message
+    assert f"has only the slot {_disc(rack).path}" in result.message
     assert "configFrom: SystemUUID" in result.message
     assert (rack.written, rack.machine.writes) == ([], [])
 
@@ -692,7 +692,7 @@ def test_other_user_data_takes_the_place_of_the_first_and_what_boots_stays(rack:
 
 
 class Killed(Exception):
-    """As by SIGKILL: nothing after it happens."""
+    """Fail like SIGKILL: no code after it runs."""
 
 
 CRASHES = [  # in an order in which those next to each other differ little

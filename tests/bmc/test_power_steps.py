@@ -1,4 +1,4 @@
-"""What comes next for a machine's power: a table of cases, and each step at a BMC that obeys, refuses or lies."""
+"""Power steps: a table of cases, and each step at BMCs that obey, refuse or report wrong values."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_another_machine_is_never_switched(wanted: WantedPowerChange, identified
 
 
 def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
-    """There are BMCs whose LastResetTime stands still: a restart that was asked for may have been done."""
+    """Some BMCs do not update LastResetTime, so a requested restart may have happened."""
     alone = Marks(last_reset_time=RAN.last_reset_time, settled=True)
     record = structs.replace(switched(RECORDED), marks=alone)
 
@@ -289,7 +289,7 @@ def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> 
 
 @for_each(
     ("given", "message"),
-    [({"dry_run": True}, "would ask for ForceRestart"), ({"only_read": True}, "the BMC shows Once Pxe")],
+    [({"dry_run": True}, "would request ForceRestart"), ({"read_only": True}, "the BMC shows Once Pxe")],
 )
 def test_a_dry_run_and_a_reading_switch_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
     rack.bring_about()

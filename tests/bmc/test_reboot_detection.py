@@ -1,4 +1,4 @@
-"""What marks prove of a reset, by the clock of the BMC that shows them."""
+"""Reboot detection from marks and the clock of the BMC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gitboot bmc scan`: who answers in a network, whether documents say so, and the documents that it writes."""
+"""`gitboot bmc scan`: the servers that it finds, their comparison with documents, and new documents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.helpers.fleets import mac_of, uuid_of
 from tests.helpers.instance_with_bmcs import Done, Rack, typed
 from tests.helpers.redfish_double.server import Redirect
 
-# Which addresses are meant
+# Addresses
 
 
 @for_each(
@@ -54,12 +54,12 @@ def test_the_addresses_that_are_meant(places: list[str], ports: list[int], meant
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        ("10.0.0.0/8", "10.0.0.0/8 makes 16,777,216 addresses; at most 4,096 at a time"),
-        ("10.0.0.0/19", "10.0.0.0/19 makes 8,190 addresses; at most 4,096 at a time"),
-        ("fd00::/64", "at most 4,096 at a time"),
-        ("10.0.0.0/33", "is no network, address or host name"),
-        ("ftp://10.0.0.7", "is no address of a BMC"),
-        ("https://root:secret@10.0.0.7", "is no address of a BMC"),
+        ("10.0.0.0/8", "10.0.0.0/8: 16,777,216 addresses are more than 4,096: name smaller networks"),
+        ("10.0.0.0/19", "10.0.0.0/19: 8,190 addresses are more than 4,096: name smaller networks"),
+        ("fd00::/64", "addresses are more than 4,096"),
+        ("10.0.0.0/33", "is not a network, an address or a host name"),
+        ("ftp://10.0.0.7", "is not the address of a BMC"),
+        ("https://root:secret@10.0.0.7", "is not the address of a BMC"),
     ],
 )
 def test_what_is_none_or_too_many(place: str, why: str) -> None:
@@ -68,7 +68,7 @@ def test_what_is_none_or_too_many(place: str, why: str) -> None:
     assert len(list_addresses(["10.0.0.0/20"], [443])) == MAX_ADDRESSES - 2
 
 
-# What is not as documents say
+# Differences from documents
 
 A, B, C = "https://10.0.0.1", "https://10.0.0.2", "https://10.0.0.3"
 
@@ -149,7 +149,7 @@ def test_what_a_bmc_shows_cannot_write_yaml_of_its_own() -> None:
     nic = FoundNic(name='x"\nlifecycle: Active', mac=MacAddress("52-54-00-00-00-01"))
     text = render_document(structs.replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
     assert [line for line in text.splitlines() if line.lstrip().startswith("lifecycle")] == [
-        "  lifecycle: Parked  # until somebody knows what it is to be: then take this line out"
+        "  lifecycle: Parked  # remove this line to let gitboot manage the machine"
     ]
 
 
@@ -157,7 +157,7 @@ def test_what_a_bmc_shows_cannot_write_yaml_of_its_own() -> None:
 
 
 class _Website(BaseHTTPRequestHandler):
-    """What is not Redfish, and must not be sent a password."""
+    """A server without Redfish, which must not get a password."""
 
     def do_GET(self) -> None:
         self.server.authorizations.append(self.headers.get("Authorization"))  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ def website() -> Iterator[ThreadingHTTPServer]:
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
-    """web01 as described, web02 with another card, web03 gone; new01 that nobody has described."""
+    """web01 as documented, web02 with another network card, web03 missing, and new01 without a document."""
     with Rack(tmp_path_factory.mktemp("rack")) as rack:
         for name in ("web01", "web02", "web03"):
             rack.add(name).machine.nics = {"NIC.1": mac_of(name)}
@@ -208,11 +208,11 @@ def test_a_rack_is_found_and_compared(rack: Rack, website: ThreadingHTTPServer, 
     assert (done.code, done.err) == (Exit.CHANGES, "")
     web02, web03 = (rack.blades[name].bmc.url for name in ("web02", "web03"))
     name = new.serial.lower()
-    told = " ".join(done.out.split())  # where lines end depends on how long a port's number is
+    told = " ".join(done.out.split())  # the line breaks depend on the length of the port number
     assert told.endswith(
         f"Interfaces: web02 at {web02}: its BMC does not show {mac_of('web02')}; it shows 52:54:00:99:99:99"
-        f" Missing: web03 at {web03}: nobody answers there"
-        f' Unknown: {bmc.url}: no document describes UUID {new.uuid}, serial "{new.serial}", SKU "{new.sku}"'
+        f" Missing: web03 at {web03}: no BMC answers there"
+        f' Unknown: {bmc.url}: no document matches UUID {new.uuid}, serial "{new.serial}", SKU "{new.sku}"'
         f" wrote {tmp_path / 'out' / 'servers' / name}.yaml"
         " 5 addresses asked: 3 machines, 3 differences"
     )
@@ -261,7 +261,7 @@ def test_without_a_fleet_every_machine_is_unknown(rack: Rack) -> None:
 def test_nobody_is_asked_without_credentials(rack: Rack) -> None:
     done = typed("bmc", "scan", "127.0.0.1", "--credentials", rack.credentials, "--as", "other")
     assert (done.code, done.out) == (Exit.USAGE, "")
-    assert "no credentials named other" in done.err
+    assert "there are no credentials other" in done.err
 
 
 def test_nobody_is_asked_whom_the_instances_own_word_leaves_out(rack: Rack) -> None:
@@ -275,7 +275,7 @@ def test_nobody_is_asked_whom_the_instances_own_word_leaves_out(rack: Rack) -> N
     finally:
         trust.write_text(said)
     assert done.code == Exit.PARTIAL
-    assert "names others" in " ".join(done.out.split())
+    assert "allows other hosts only" in " ".join(done.out.split())
     assert len(web01.machine.requests) == before
 
 
@@ -308,7 +308,9 @@ def test_values_of_other_types_than_redfish_has_count_as_not_shown() -> None:
 
 def test_an_architecture_that_is_not_shown_is_marked_for_a_look() -> None:
     found = _found("new", A)
-    assert "architecture: x86_64  # not shown by its BMC: look" in render_document(found, "new", "rack", verify=True)
+    assert "architecture: x86_64  # not reported by its BMC: check it" in render_document(
+        found, "new", "rack", verify=True
+    )
     shown = structs.replace(found, architecture=Architecture.AARCH64)
     assert "architecture: aarch64\n" in render_document(shown, "new", "rack", verify=False)
     assert "tls: {verify: false}" in render_document(shown, "new", "rack", verify=False)

@@ -18,7 +18,7 @@ FAST = ResponseSample(latency_s=0.3)
 
 @dataclass
 class Held:
-    """Tasks that end when a test says so, at a crew whose timers a test lets run out."""
+    """Tasks that a test ends, in a runner whose timers a test controls."""
 
     most: int = 1000
     most_of_site: int = 1000

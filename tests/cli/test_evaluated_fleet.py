@@ -302,7 +302,7 @@ def test_a_shallow_clone_that_lacks_what_lies_between_vouches_for_no_range(
     people["ada"].commit(repo, TWO)
     newest = people["ada"].commit(repo, THREE)
     clone = shallow(repo, tmp_path / "clone", depth, base)
-    with pytest.raises(UsageError, match=f"shallow, and lacks what led to {newest[:12]}: fetch more"):
+    with pytest.raises(UsageError, match=f"shallow, and lacks commits before {newest[:12]}: fetch more"):
         review(clone, signers, f"{base}..HEAD")
     assert faults(review(clone, signers, f"{base}..HEAD", Verify.HEAD)) == []
     with pytest.raises(UsageError, match="no common ancestor here; fetch more of the history"):

@@ -147,26 +147,26 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
 
 # The child, with a command of its own
 
-PROGRAM = """
+OWN_PROCESS = """
 import os, signal, sys
 import click
-from gitboot.cli.evaluator_child import PROGRAM, evaluator_command, results_cache
+from gitboot.cli.evaluator_child import OWN_PROCESS, evaluator_command, get_results_cache
 from gitboot.evaluator.protocol import ResultKind
 
 @click.command()
 @evaluator_command
 def command():
-    cache = results_cache()
+    cache = get_results_cache()
 """
 RUN = """
-command(obj=PROGRAM, standalone_mode=False)
+command(obj=OWN_PROCESS, standalone_mode=False)
 """
 KIND = ResultKind.HISTORY_PROBLEM
 
 
 def begin(tmp_path: Path, body: str, **more: Any) -> subprocess.Popen[str]:
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    command = [sys.executable, "-c", PROGRAM + lines + RUN]
+    command = [sys.executable, "-c", OWN_PROCESS + lines + RUN]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, **more)

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -140,6 +141,33 @@ def test_help_of_a_command_says_what_it_does_and_what_each_option_means(name: st
             assert all(words.count(each) >= 2 for each in shown), parameter.name  # in the usage, and in the text
 
 
+def _leaf_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name in group.list_commands(click.Context(group)):
+        each = group.get_command(click.Context(group), name)
+        if isinstance(each, click.Group):
+            yield from _leaf_commands(each, (*path, name))
+        elif each is not None:
+            yield (*path, name), each
+
+
+@pytest.mark.parametrize(("path", "leaf"), [pytest.param(*each, id=" ".join(each[0])) for each in _leaf_commands(cli)])
+def test_help_of_a_command_has_an_example_that_works_and_exit_codes(path: tuple[str, ...], leaf: click.Command) -> None:
+    text = leaf.get_help(click.Context(leaf, info_name=" ".join(path), max_content_width=80, terminal_width=80))
+    example = text.partition("Example:\n")[2].partition("\n\n")[0].replace("\\\n", " ")
+    assert "Exit codes:\n" in text and max(map(len, text.splitlines())) <= 80
+    words = shlex.split(example.partition(" > ")[0].removeprefix('  eval "$(').removesuffix(')"'))
+    assert words[: len(path) + 1] == ["gitboot", *path]
+    leaf.make_context(" ".join(path), words[len(path) + 1 :], resilient_parsing=True)
+    options = {option for each in leaf.params for option in each.opts}
+    assert {word for word in words if word.startswith("-")} <= options
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_has_the_first_line_of_each_help_text(name: str) -> None:
+    first_line = str(command(name).help).partition("\n")[0]
+    assert f"  {name:<18}  {first_line}\n" in captured("--help").stdout and len(first_line) <= 60
+
+
 def test_version_prints_the_versions_of_gitboot_python_and_libgit2() -> None:
     done = gitboot("--version")
     expected = f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {LIBGIT2_VERSION})\n"
@@ -192,7 +220,10 @@ def test_a_variable_that_0_1_0_had_is_rejected(
 ) -> None:
     monkeypatch.setenv(variable, "x")
     done = gitboot(*typed.split())
-    assert (done.code, f"variable {variable} is not read any more; use {successor}" in done.err) == (Exit.USAGE, True)
+    assert (done.code, f"variable {variable} is not supported any more; use {successor}" in done.err) == (
+        Exit.USAGE,
+        True,
+    )
 
 
 # Exit codes
@@ -326,16 +357,16 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {corrupt}", 6, "is missing"),
         ("validate {repository} --rev nonsense", 64, "has no commit nonsense"),
         ("validate {repository} --rev WORKTREE", 64, "is a bare repository"),
-        ("validate {fleet} --rev HEAD", 64, "is in no Git repository"),
+        ("validate {fleet} --rev HEAD", 64, "is not in a Git repository"),
         ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
         ("validate {fleet} -o text -o json", 64, "json and text would be one text: write json to a file, as json=FILE"),
         ("validate {fleet} -o json -o json", 64, "json and json would be one text: write json to a file"),
-        ("validate {fleet} -o text=a -o json=a", 64, "a is written twice: give each format a file of its own"),
+        ("validate {fleet} -o text=a -o json=a", 64, "two formats write a: use a different file for each format"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
-        ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),
-        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "leave out the fraction of a second"),
+        ("plan {fleet} --at yesterday", 64, 'expected a time with an offset, found "yesterday"'),
+        ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "remove the fraction of a second"),
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
-        ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; give fresh, adopt or a file"),
+        ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; pass fresh, adopt or a file"),
         ("plan {fleet} --records {file}", 64, "not exported records"),
         ("plan {fleet} --records {empty}", 64, "no exported records are in it"),
         ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
@@ -353,7 +384,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
         ("explain GB9999", 64, "there is no problem code GB9999"),
         ("plan {missing} --timeline web01", 64, "is not a directory"),
-        ("plan {fleet} --timeline web01 --until soon", 64, "expected an instant"),
+        ("plan {fleet} --timeline web01 --until soon", 64, "expected a time"),
         ("plan {fleet} --timeline web01 --until 2020-01-01T00:00:00Z", 64, "where it begins: see --at"),
         ("plan {fleet} --timeline web1", 64, "did you mean web01?"),
         ("plan {fleet} --timeline web01 --server web01", 64, "--timeline shows one server"),
@@ -363,9 +394,9 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("explain Server interface", 64, "Server has no field 'interface'; it has uuid, "),
         ("render {fleet}", 64, "Missing option '--out'"),
         ("render {fleet} --out {file}", 8, "Not a directory"),
-        ("status --state {missing}", 64, "no gitboot has run with the state directory"),
+        ("status --state {missing}", 64, "no instance has run with the state directory"),
         ("status --state {file}", 64, "is a file"),
-        ("events --state {empty}", 64, "no gitboot has run with the state directory"),
+        ("events --state {empty}", 64, "no instance has run with the state directory"),
         ("reconcile --state {empty}", 64, "no gitboot runs with the state directory"),
         ("serve --out {missing}", 64, "is not a directory"),
         ("serve --out {empty} --listen nonsense", 64, "expected HOST:PORT"),
@@ -386,7 +417,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         (
             "boot-script web01 --tree {empty}",
             64,
-            "is no published tree; give what `gitboot run` or `gitboot render` has",
+            "is not an output tree; pass the directory that `gitboot run` or `gitboot render`",
         ),
         ("diff main --path {unborn}", 64, "unborn has no commit yet"),
         ("diff nonsense --path {repository}", 64, "has no commit nonsense"),
@@ -517,7 +548,7 @@ def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_inst
     given = ("--at", NOON, "--records", file)
     planned = gitboot("plan", fleet, "--server", "web01", *given)
     assert cells(planned)[0][:3] == ["web01", "Disk", "local disk"]
-    assert "1 server would perhaps be provisioned" in planned.err
+    assert "1 server may need an installation" in planned.err
     assert gitboot("render", fleet, "--out", tmp_path / "out", *given).code == Exit.FINE
     assert "unknown never installs" in (tmp_path / "out" / "boot" / ENTRY).read_text()
     explained = gitboot("explain", "web01", "--path", fleet, *given, "-o", "json").json
@@ -539,16 +570,19 @@ def test_e17_plan_says_that_a_maintenance_was_already_made(tmp_path: Path) -> No
     during = gitboot("plan", fleet, "--records", file, "--at", "2026-11-20T23:00:00Z", "-o", "json")
     made = {item["server"]: item["alreadyMade"] for item in json.loads(during.out)["items"]}
     assert made == {"web01": {"m": "2026-11-20T22:10:00Z"}, "web02": {}}
-    assert "Maintenance/m: already made on 2026-11-20T22:10:00Z (web01). Raise its run" in during.err
+    assert (
+        "Maintenance/m: the one-time boot was consumed at 2026-11-20T22:10:00Z (web01). To repeat it, raise"
+        in during.err
+    )
     over = gitboot("plan", fleet, "--records", file, "--at", "2026-11-21T05:00:00Z")
     assert "already made" not in over.err
 
 
 def test_plan_counts_the_first_boots_that_are_held_back(fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON)
-    assert done.err.startswith("2 servers would perhaps be provisioned: nothing is known of them here")
+    assert done.err.startswith("2 servers may need an installation: gitboot does not know if they are")
     alone = gitboot("plan", fleet, "--at", NOON, "--server", "web01")
-    assert alone.err.startswith("1 server would perhaps be provisioned: nothing is known of it here")
+    assert alone.err.startswith("1 server may need an installation: gitboot does not know if it is")
 
 
 def test_plan_reads_any_revision_and_what_lies_there_uncommitted(tmp_path: Path) -> None:
@@ -669,7 +703,7 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
 
 def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description() -> None:
     listed = cells(gitboot("explain", "Server"))
-    assert ["spec.firmware", "UEFI · BIOS", "required: How the machine's firmware boots."] in listed
+    assert ["spec.firmware", "UEFI · BIOS", "required: The firmware mode in which the machine boots."] in listed
     assert [row[0] for row in cells(gitboot("explain", "Server", "bmc.tls"))] == [
         row[0] for row in listed if row[0].startswith("spec.bmc.tls")
     ]
@@ -727,7 +761,7 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
     with Heard("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
         said = map(json.loads, process.stderr)
         listening = next(said)
-        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
+        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # not published yet
         (tmp_path / MANIFEST).parent.mkdir(parents=True)
         (tmp_path / MANIFEST).write_text("not a manifest")
         logged = next(event for event in said if event["type"] == "Logged")
@@ -789,7 +823,7 @@ def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) 
 
 def test_once_without_what_a_new_ledger_must_be_told_is_partial(followed: Followed) -> None:
     done = followed.run()
-    assert (done.code, "gitboot records begin fresh" in done.err) == (Exit.PARTIAL, True), done
+    assert (done.code, "gitboot records begin with one of: fresh" in done.err) == (Exit.PARTIAL, True), done
 
 
 def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
@@ -798,7 +832,7 @@ def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
     followed.name()
     done = followed.run(records="fresh")
     assert done.code == Exit.PARTIAL
-    assert "no directory of credentials is given, and rack is needed (--credentials)" in done.err
+    assert "the credentials rack are needed: name their directory with --credentials" in done.err
     assert "flatcar-1" in followed.published
 
 
@@ -812,7 +846,7 @@ def test_a_tree_of_another_ledger_is_left_alone_unless_it_is_taken_over(followed
     followed.run(records="fresh")
     shutil.rmtree(followed.folder / "state")
     done = followed.run()
-    assert (done.code, "is a tree of the ledger" in done.err) == (Exit.PARTIAL, True)
+    assert (done.code, "belongs to the ledger" in done.err) == (Exit.PARTIAL, True)
     assert followed.run(records="adopt").code == Exit.FINE
 
 

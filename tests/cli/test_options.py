@@ -47,9 +47,7 @@ def test_a_user_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_reason_that_says_nothing_is_none(tmp_path: Path, typed_line: str, reason: str) -> None:
     done = typed(*typed_line.split(), "--state", tmp_path, "--reason", reason)
     assert done.code == Exit.USAGE
-    assert "Invalid value for '--reason': say why: who finds it later has nothing else to go by" in " ".join(
-        done.err.split()
-    )
+    assert "Invalid value for '--reason': the reason is empty: write why you do this" in " ".join(done.err.split())
 
 
 MOST_OPTIONS = 45

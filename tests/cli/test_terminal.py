@@ -153,7 +153,7 @@ ELSEWHERE: Final = {  # their rows need other systems: the same function with th
 }
 
 
-IMPORTED: Final = r"from gitboot\.cli\.terminal import (\([^)]*|[^\n]*)\btable\b"
+IMPORTED: Final = r"from gitboot\.cli\.terminal import (\([^)]*|[^\n]*)\bformat_table\b"
 
 
 def test_each_module_that_prints_a_table_is_among_them() -> None:
@@ -233,8 +233,7 @@ def test_the_option_reaches_whoever_tells(tmp_path: Path) -> None:
                  "--once", "--log-format", "text")  # fmt: skip
     assert os.environ[FORMAT] == "text" and done.code == Exit.USAGE
     assert (
-        done.err
-        == f"gitboot: there is no Git repository at {tmp_path}/nowhere.git: nothing was made; look how it is spelt\n"
+        done.err == f"gitboot: no Git repository at {tmp_path}/nowhere.git; check the path\n"
         and list(tmp_path.iterdir()) == []
     )
     typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o")

@@ -118,7 +118,7 @@ def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_dig
     assert held(parts).guards == ("maxUpdatePercent",)
     number = approve(parts, digest, ["maxUpdatePercent"])
     turn(parts, 2)
-    assert "maxUpdatePercent acknowledged" in (instance_tables.read_outcome(parts.ledger, number) or "")
+    assert "approved maxUpdatePercent" in (instance_tables.read_outcome(parts.ledger, number) or "")
     assert (applied(parts), parts.reconciler.status.held) == (commit, None)
     assert [event.type for event in parts.events].count("Acknowledged") == 2
 
@@ -281,7 +281,10 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     assert applied(parts) == before
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
     assert (condition.status, condition.reason) == (False, "Suspended")
-    assert condition.message == f"suspended by op until 2026-11-20T12:05:00Z: datacentre move; {commit[:12]} waits"
+    assert condition.message == (
+        f"op suspended the acceptance of commits until 2026-11-20T12:05:00Z: datacentre move; "
+        f"commit {commit[:12]} waits"
+    )
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
     turn(parts, 300)
     assert applied(parts) == commit
@@ -290,7 +293,7 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     )
     turn(parts, 301)
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
-    assert condition.message == "suspended by op until 2026-11-20T13:00:00Z: again"
+    assert condition.message == "op suspended the acceptance of commits until 2026-11-20T13:00:00Z: again"
     newest = repository.push(documents(servers=14))
     turn(parts, 302)
     assert applied(parts) == commit
@@ -408,7 +411,7 @@ def test_e19_each_of_several_merges_can_be_acknowledged_by_itself(parts: Parts, 
     turn(parts, 1)
     assert applied(parts) == before
     (event,) = (event for event in parts.events if event.type == "Held")
-    each = [line.partition(" with ")[2] for line in event.message.partition("each merge by itself: ")[2].split("; ")]
+    each = [line.partition(" with ")[2] for line in event.message.partition("each merge on its own: ")[2].split("; ")]
     assert len(each) == 2
     message = "\n".join(line.strip("'") for found in each for line in found.split(" and "))
     last = repository.push({}, f"Acknowledge\n\n{message}")
@@ -437,7 +440,7 @@ def test_a_clone_that_is_older_than_the_ledger_leads_back_to_nothing(
         parts.reconciler.reconcile(NOON)
         found = parts.reconciler.state.attempt.accepted
         assert (found.revision if found is not None else None) == (newest if reached else None)
-        assert reached or "is not in gitboot's own clone" in str(parts.reconciler.state.attempt.trouble)
+        assert reached or "is not in gitboot's clone" in str(parts.reconciler.state.attempt.trouble)
 
 
 # What depends on the time
@@ -666,7 +669,7 @@ def test_no_import_takes_a_mac_address_that_many_machines_show(mac: str) -> None
 def test_finding_p2_records_of_a_uuid_that_many_machines_show_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     file.write_bytes(encode_records({SystemUuid(AMI): Record(provision=1)}))
-    with pytest.raises(UsageError, match=f"{file}: a record is of the UUID {AMI}, which identifies no machine"):
+    with pytest.raises(UsageError, match=f"{file}: a record has the UUID {AMI}, which identifies no machine"):
         read_records(file)
 
 

@@ -93,7 +93,7 @@ def test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on
         said = [event.message for event in parts.events if event.type == "Rejected"]
         assert len(said) == 2 and all("GB5020" in each for each in said)
         verdict = list_verdicts(parts.reconciler.status, 1)[-1]
-        assert verdict.says == "invalid: signed by no key that is trusted here"
+        assert verdict.says == "invalid: not signed by a trusted key"
 
 
 def test_who_signed_the_accepted_commit_is_named(work: Work, people: dict[str, Person], signers: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_merge_by_the_forge_is_accepted_and_its_squash_is_not(
         people["forge"].commit(work, {"x": "squashed"})
         turn(parts, 2)
         assert applied(parts) == merged
-        assert "signed by the forge GitHub and no merge" in refusal(parts)
+        assert "signed by the forge GitHub, whose key counts only for merges" in refusal(parts)
 
 
 def test_a_commit_counts_as_soon_as_its_key_is_listed(work: Work, people: dict[str, Person], signers: Path) -> None:
@@ -251,7 +251,7 @@ def test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed
         turn(parts, 2)
         assert applied(parts) == before
         (event,) = (event for event in parts.events if event.type == "Held" and "does not count" in event.message)
-        assert "in the message of a commit that you sign" in event.message
+        assert "in the message of a signed commit" in event.message
         signed = people["ada"].commit(work, message=f"Fine\n\n{lines}")
         turn(parts, 3)
         assert applied(parts) == signed

@@ -280,7 +280,7 @@ def same(state: InstanceState) -> InstanceState:
             "OneTimeBootsServed",
             (False, "OutputWithoutEndpoint"),
         ),
-        ("no suspension", same, "AcceptingCommits", (True, "AcceptingCommits")),
+        ("no suspension", same, "AcceptingCommits", (True, "Accepting")),
         (
             "suspended",
             known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))),
@@ -291,7 +291,7 @@ def same(state: InstanceState) -> InstanceState:
             "a suspension that is over, its end exclusive",
             known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
             "AcceptingCommits",
-            (True, "AcceptingCommits"),
+            (True, "Accepting"),
         ),
         ("the newest commit is the accepted one", same, "CommitAccepted", (True, "Valid")),
         ("nothing was attempted", with_(attempt=Attempt()), "CommitAccepted", None),
@@ -366,7 +366,7 @@ def same(state: InstanceState) -> InstanceState:
         ),
         ("all can be proven", same, "EvidenceAvailable", (True, "Available")),
         ("one cannot", with_(plans=Plans(unseen=frozenset({"web01"}))), "EvidenceAvailable", (False, "NoEvidence")),
-        ("not while the ledger is in doubt", known(settled=None), "EvidenceAvailable", None),
+        ("not while the ledger is in doubt", known(recorded_commit=None), "EvidenceAvailable", None),
         ("all is published", same, "Published", (True, "Published")),
         (
             "the disk is full",

@@ -182,7 +182,12 @@ def test_nobody_at_home_is_told(host: ForgeHost, token: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "cannot be read"), ("", "on one line"), ("a\r\nX-Evil: 1", "on one line"), ("ключ", "cannot be read")],
+    [
+        (None, "cannot read the token"),
+        ("", "on one line"),
+        ("a\r\nX-Evil: 1", "on one line"),
+        ("ключ", "cannot read the token"),
+    ],
 )
 def test_a_token_that_is_none_is_not_sent(host: ForgeHost, token: Path, content: str | None, said: str) -> None:
     if content is None:

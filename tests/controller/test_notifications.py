@@ -137,7 +137,10 @@ def test_what_did_not_arrive_is_told_again_after_a_restart(book: Book) -> None:
         with book.told(patience_s=0.2) as notices:
             book.note(event(message="lost at first"))
             notices.ring()
-            assert eventually(lambda: notices.failure) == ("HostUnreachable", "one: it answered 500")
+            assert eventually(lambda: notices.failure) == (
+                "HostUnreachable",
+                "one: the webhook answered with HTTP status 500",
+            )
         assert (taken.got, taken.tried >= 1) == ([], True)
         taken.status = 204
         with book.told():
@@ -230,7 +233,7 @@ def test_a_webhook_is_signed_and_says_all_of_it(tmp_path: Path) -> None:
 def test_what_is_not_taken_is_an_error_without_the_url(tmp_path: Path, status: int) -> None:
     with hook() as taken:
         taken.status = status
-        with pytest.raises(HostUnreachable, match=f"answered {status}") as raised:
+        with pytest.raises(HostUnreachable, match=f"answered with HTTP status {status}") as raised:
             build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
     assert "very-secret" not in str(raised.value)
     with pytest.raises(HostUnreachable) as raised:
@@ -290,7 +293,7 @@ def test_apprise_that_drips_ends_at_the_deadline(tmp_path: Path, monkeypatch: py
 
     with strange_server(answer) as server:
         send = build_sender(receiver(tmp_path, f'apprise = "json://127.0.0.1:{server.port}"'), None)
-        for said in ("did not deliver it within", "still sends a notice"):
+        for said in ("did not deliver the notice within", "has been sending the last notice"):
             with pytest.raises(HostUnreachable, match=said):
                 send(NOTICE, NOON)
         eventually(lambda: server.requests)
@@ -326,9 +329,9 @@ def test_it_says_who_is_sent_what(tmp_path: Path) -> None:
     ("said", "error"),
     [
         (f'webhok = "{URL}"', "did you mean webhook"),
-        ("level = 'info'", "expected webhook or apprise"),
-        (f'webhook = "{URL}"\napprise = "x://y"', "expected webhook or apprise"),
-        (f'webhook = "{URL}"\nwebhook-file = "hook.secret"', "one of webhook and webhook-file"),
+        ("level = 'info'", "expected one of webhook"),
+        (f'webhook = "{URL}"\napprise = "x://y"', "expected one of webhook"),
+        (f'webhook = "{URL}"\nwebhook-file = "hook.secret"', "expected webhook or webhook-file, not both"),
         ('webhook = "http://hooks.test/very-secret"', "expected an https URL"),
         ('webhook = "https://user:very-secret@hooks.test/"', "expected an https URL"),
         ('webhook = "https://[very-secret"', "expected an https URL"),
@@ -337,8 +340,8 @@ def test_it_says_who_is_sent_what(tmp_path: Path) -> None:
         (f'webhook = "{URL}"\nsites = "fra1"', "sites: expected a list"),
         (f'webhook = "{URL}"\nfold-minutes = true', "fold-minutes: expected a number"),
         ('webhook-file = "nowhere"', "nowhere cannot be read"),
-        ('apprise = "slack://very-secret"\nsecret-file = "hook.secret"', "secret-file signs a webhook"),
-        ('webhook = "very-secret', "is no TOML"),
+        ('apprise = "slack://very-secret"\nsecret-file = "hook.secret"', "secret-file is only for webhooks"),
+        ('webhook = "very-secret', "is not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_said_without_a_secret(tmp_path: Path, said: str, error: str) -> None:

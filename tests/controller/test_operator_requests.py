@@ -63,7 +63,9 @@ def test_a_record_that_is_set_pending_installs_the_machine_once_more(site: Site)
     installed(site)
     number = pending(site)
     assert shown(site.bench.reconcile()) == TO_INSTALL
-    assert site.bench.outcome(number) == "web01 is pending: it is installed as soon as its plan wants it (INC-1)"
+    assert (
+        site.bench.outcome(number) == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-1)"
+    )
     assert (site.shown, site.patches) == ("Once Pxe", 2)
     site.boot()
     site.bench.fetch(site.bench.plan())
@@ -80,7 +82,7 @@ def test_a_record_that_is_set_provisioned_withdraws_what_was_set(site: Site) -> 
     number = records(site, Record(provision=1, image="flatcar-1", evidence="Operator", provisioned_at=site.bench.now))
     assert shown(site.bench.reconcile()) == INSTALLED
     assert site.shown == "Disabled Pxe"
-    assert site.bench.outcome(number) == "web01 is provisioned: provision 1 with BootImage/flatcar-1 (INC-1)"
+    assert site.bench.outcome(number) == "recorded web01 as provisioned: provision 1 with BootImage/flatcar-1 (INC-1)"
 
 
 def test_what_was_fetched_before_a_record_was_set_pending_says_nothing(site: Site) -> None:
@@ -103,7 +105,7 @@ def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
     site.bench.fetch(plan)
     site.bench.reconcile()
     number = pending(site, seen=Record())
-    assert outcome(site, number).startswith("refused: web01 was provisioned after that")
+    assert outcome(site, number).startswith("refused: web01 was installed after you made this request")
     site.wait(60)
     assert shown(site.bench.reconcile()) == INSTALLED
 
@@ -113,7 +115,7 @@ def test_while_the_ledger_is_in_doubt_that_is_why_nothing_is_said_of_a_server(si
     installed(site)
     site.restart(doubt="RestoredLedger")
     number = pending(site, seen=Record())
-    assert outcome(site, number).startswith("refused: nothing in this ledger is trusted before it is said")
+    assert outcome(site, number).startswith("refused: the ledger is unverified")
 
 
 def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +132,7 @@ def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: p
         assert site.bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
         assert (site.bench.told("Requested"), site.bench.outcome(number)) == ([], "")
     assert shown(site.bench.reconcile()) == TO_INSTALL
-    assert site.bench.outcome(number).startswith("web01 is pending")
+    assert site.bench.outcome(number).startswith("recorded web01 as pending")
     assert site.bench.told("Requested") == ["Requested"]
 
 
@@ -142,7 +144,7 @@ def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> No
     numbers.append(site.bench.request("retry", uuids=[WEB01]))
     site.restart()
     site.bench.reconcile()
-    assert [site.bench.outcome(number) for number in numbers][1] == "1 BMC is asked now"
+    assert [site.bench.outcome(number) for number in numbers][1] == "gitboot contacts 1 BMC now"
     assert site.bench.told("Requested") == ["Requested"]
     assert site.patches == 2
 
@@ -166,7 +168,7 @@ def unsure(site: Site) -> None:
     site.wait(120)
     site.bench.reconcile()
     condition = site.bench.condition("Bmc/web01")
-    assert condition is not None and condition[2].startswith("NeedsOperator: Once Pxe was to be set for provision/1")
+    assert condition is not None and condition[2].startswith("NeedsOperator: Once Pxe for provision/1 is not set")
     assert (site.patches, site.states) == (1, {"provision/1": OverrideState.RECORDED})
 
 
@@ -186,7 +188,7 @@ def test_what_was_never_set_as_an_operator_says_is_set(make_site: MakeSite, agai
         site.restart()
     site.bench.reconcile()
     assert (site.shown, site.patches, site.states) == ("Once Pxe", 2, {"provision/1": OverrideState.CONFIRMED})
-    assert "was never set" in site.bench.outcome(number)
+    assert "recorded the override as not set" in site.bench.outcome(number)
 
 
 def test_what_was_consumed_as_an_operator_says_is_never_set_again(make_site: MakeSite) -> None:
@@ -210,7 +212,7 @@ def test_what_a_person_accepts_is_set_and_stays_accepted(site: Site) -> None:
     shown = [uuid_of("another"), "CZ29200XYZ"]
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")
     assert outcome(site, number) == (
-        f'web01: it is the machine whose BMC shows UUID {uuid_of("another")}, serial "CZ29200XYZ" (INC-1)'
+        f'web01: accepted the machine that its BMC shows, UUID {uuid_of("another")}, serial "CZ29200XYZ" (INC-1)'
     )
     assert site.shown == "Once Pxe"
     site.restart()
@@ -233,7 +235,7 @@ def test_an_override_on_a_machine_that_is_gone_is_settled_by_a_word(site: Site) 
     site.wait(60)
     site.bench.reconcile()
     number = resolve(site, consumed=True)
-    assert "is consumed, and is not set again" in outcome(site, number)
+    assert "recorded the override as consumed; gitboot does not set it again" in outcome(site, number)
     assert site.states == {"provision/1": OverrideState.LOST}
 
 
@@ -242,7 +244,10 @@ def test_what_somebody_else_has_set_is_replaced_when_a_person_says_so(site: Site
     begin(site)
     assert site.shown == "Continuous Hdd"
     number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="old installer")
-    assert outcome(site, number) == "web01: whatever its BMC shows gives way to provision/1 (old installer)"
+    assert (
+        outcome(site, number)
+        == "web01: gitboot replaces the override at its BMC by that of provision/1 (old installer)"
+    )
     assert (site.shown, site.states) == ("Once Pxe", {"provision/1": OverrideState.CONFIRMED})
 
 
@@ -302,6 +307,6 @@ def test_an_order_that_makes_no_sense_is_refused_and_holds_nothing_up(site: Site
     site.bench.reconcile()
     refused, done = (site.bench.outcome(number) for number in numbers)
     assert (refused or "").startswith("refused: ")
-    assert done == "1 BMC is asked now"
+    assert done == "gitboot contacts 1 BMC now"
     assert instance_tables.read_requests(site.bench.ledger) == ()
     assert site.bench.record == Record()

@@ -43,7 +43,7 @@ def site() -> Iterator[Site]:
 def asks(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str = "GET") -> list[int]:
     """What somebody is answered, which leaves what it has noted in the spool."""
     asked = UnknownMachineRecorder(site.spool)
-    with site.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
+    with site.serve(unknown_recorder=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
         codes = [client.request(method, path).status_code for path in paths]
     asked.write_file()
     return codes
@@ -138,7 +138,7 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
 
 def test_the_api_and_the_metrics_have_them(site: Site) -> None:
     asked = UnknownMachineRecorder(site.spool)
-    with site.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
+    with site.serve(unknown_recorder=asked) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert client.get("/api/v1/seen").json()["items"] == []
         client.get(STRANGER)
         asked.write_file()

@@ -118,8 +118,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
     ),
     "Name addresses": (
-        "artifacts/test_availability.py::test_what_is_wanted_is_looked_at_and_nothing_else",
-        "artifacts/test_availability.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability.py::test_only_needed_artifacts_are_checked",
+        "artifacts/test_availability.py::test_artifact_checks_can_be_switched_off",
         "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
     ),
     "Use time and memory": (
@@ -286,12 +286,12 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A server that gitboot asks
     "Withhold boots": (
-        "artifacts/test_availability.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
-        "artifacts/test_availability.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability.py::test_only_an_artifact_that_is_certainly_absent_withholds_a_boot",
+        "artifacts/test_availability.py::test_artifact_checks_can_be_switched_off",
     ),
     "Serve another image": (
-        "artifacts/test_signatures.py::test_no_other_signature_of_openpgp_counts",
-        "artifacts/test_local_copies.py::test_another_file_is_not_brought",
+        "artifacts/test_signatures.py::test_other_openpgp_signatures_are_rejected",
+        "artifacts/test_local_copies.py::test_a_file_with_a_wrong_digest_is_not_placed",
     ),
     "Hold a fetch": (
         "git/test_fetch.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
@@ -309,7 +309,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Large downloads": (
         "git/test_fetch.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
-        "artifacts/test_local_copies.py::test_a_file_whose_image_gives_no_size_is_read_to_a_limit",
+        "artifacts/test_local_copies.py::test_a_file_of_an_image_without_a_size_is_read_to_a_limit",
     ),
     "Endless objects": ("publish/targets/test_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
     "Redirected passwords": (

@@ -1,4 +1,4 @@
-"""Who is answered as an operator, and who as a stranger that fills an endpoint with connections."""
+"""Access control: requests of operators, and limits for clients that open many connections."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_t12_an_operator_is_who_asks_from_here_for_here(
 
 
 def test_t12_a_proxy_that_speaks_http_1_0_and_says_nothing_is_no_operator(made: Site) -> None:
-    """As nginx asks where nobody has told it more."""
+    """A request as nginx sends it with its default configuration."""
     with made.serve() as url, connect(url) as client:
         client.sendall(b"GET /api/v1/status HTTP/1.0\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         assert client.recv(20).startswith(b"HTTP/1.1 404")
@@ -115,7 +115,7 @@ def test_t12_a_token_is_answered_from_anywhere(made: Site, tokens: Tokens, tmp_p
 @pytest.mark.parametrize("text", ["", "# nothing\n", "short\n", f"{TOKEN}\nshort\n"])
 def test_t12_a_token_that_can_be_guessed_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokens").write_text(text)
-    with pytest.raises(UsageError, match="16 characters or more"):
+    with pytest.raises(UsageError, match="at least 16 characters"):
         Tokens(tmp_path / "tokens").check()
 
 
@@ -156,7 +156,7 @@ def listening(made: Site, *arguments: object, files: int | None = None) -> Itera
 
 @contextmanager
 def limited(files: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A command that may open so many files, unless it lets itself open more."""
+    """Return a command with a limit of open files, which the command itself may raise."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -210,7 +210,7 @@ def test_t12_what_cannot_be_meant_is_refused(made: Site, arguments: tuple[str, .
 
 
 class Held:
-    """What a client holds, and lets go unless an answer is on its way."""
+    """An item of a client. It can be closed unless a response is being sent."""
 
     def __init__(self, *, sends: bool = False) -> None:
         self.is_open, self.sends = True, sends
@@ -234,7 +234,7 @@ def test_t5_of_one_address_the_oldest_that_waits_goes() -> None:
         crowd.add(each, "10.0.0.1")
     assert [each.is_open for each in mine] == [False, False, True, True, True]
     assert (other.is_open, crowd.closed_count) == (True, 2)
-    crowd.remove(mine[2])  # a request of it is in work
+    crowd.remove(mine[2])  # the endpoint works on a request of this connection
     crowd.add(mine[2], "10.0.0.1")
     crowd.add(Held(), "10.0.0.1")
     assert [each.is_open for each in mine] == [False, False, True, False, True]
@@ -285,9 +285,9 @@ def test_finding_s4_where_none_can_go_the_newcomer_does() -> None:
 
 
 def test_t5_a_machine_is_answered_while_a_client_holds_what_it_can(made: Site) -> None:
-    """Half-open connections of one address, some with half a head; another one asks."""
+    """One address opens connections without a request, some with an incomplete head. Another client sends a request."""
     with ExitStack() as stack:
-        endpoints = stack.enter_context(made.serve(records=False, most_idle=32))
+        endpoints = stack.enter_context(made.serve(records=False, max_idle=32))
         held = []
         for number in range(80):
             client = stack.enter_context(connect(endpoints))
@@ -295,7 +295,7 @@ def test_t5_a_machine_is_answered_while_a_client_holds_what_it_can(made: Site) -
                 client.sendall(b"GET /v1/boot/")
             held.append(client)
         assert get(endpoints + ENTRY).status_code == 200
-        # What is left of them: as many as one address may have, the newest.
+        # The newest connections remain, up to the limit for one address.
         assert eventually(lambda: sum(map(_is_open, held)) <= 32)
         open_ones = [client for client in held if _is_open(client)]
         assert held[-1] in open_ones
@@ -322,7 +322,7 @@ def test_t5_a_head_has_to_come_in_time(made: Site, monkeypatch: pytest.MonkeyPat
 
         def both_are_closed() -> bool:
             try:
-                slow.sendall(b"X: y\r\n")  # a byte now and then is no head
+                slow.sendall(b"X: y\r\n")  # single bytes do not complete a head
             except OSError:
                 return not _is_open(silent)
             return False
@@ -330,7 +330,7 @@ def test_t5_a_head_has_to_come_in_time(made: Site, monkeypatch: pytest.MonkeyPat
         assert eventually(both_are_closed)
         fair.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         answers = b""
-        while b"HTTP/1.1 200" not in answers:  # after what was left of the first one
+        while b"HTTP/1.1 200" not in answers:  # after the rest of the first response
             more = fair.recv(65536)
             assert more, "between two requests it may wait longer"
             answers += more
@@ -423,7 +423,7 @@ def test_finding_s6_a_proxy_that_no_setting_names_is_noted_also_for_a_file_that_
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
 CONFIGS: Final = re.findall(r"^```yaml\n(scrape_configs:.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
-HOST: Final = "198.51.100.1"  # as another host sees it; the engine's bridge is 10.88.0.1
+HOST: Final = "198.51.100.1"  # seen from another host; the engine's bridge is 10.88.0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -439,7 +439,7 @@ class Places:
         return done.stdout
 
     def ask(self, place: str, url: str, token: str = "") -> tuple[int, str]:
-        """The status and the body of what is answered there; 0 where nothing is."""
+        """Return the status and the body of a response, or 0 if there is none."""
         headers = LOADER | ({"Authorization": f"Bearer {token}"} if token else {})
 
         def asked() -> tuple[int, str]:
@@ -491,7 +491,7 @@ def places() -> Iterator[Places]:
             for port in (8080, 9090):
                 rule = ("-p", "tcp", "-d", HOST, "--dport", port, "-j", "DNAT", "--to-destination", f"10.88.0.2:{port}")
                 names.run(names.host, filtering, "-t", "nat", "-A", chain, *rule)
-        # As engines without root do, and those with a proxy of their own: each client is the bridge.
+        # Rootless engines, and engines with their own proxy: every client has the bridge's address.
         names.run(names.host, filtering, "-t", "nat", "-A", "POSTROUTING", "-o", "bridge", "-j", "MASQUERADE")
         yield names
 
@@ -545,7 +545,7 @@ def test_a_prometheus_on_another_host_reads_what_the_page_says(places: Places, t
     ):
 
         def read(what: str) -> str | None:
-            """The newest value of a metric, as Prometheus has it."""
+            """Return the newest value of a metric from Prometheus."""
             status, body = places.ask(places.elsewhere, f"http://127.0.0.1:9091/api/v1/query?query={what}")
             found = json.loads(body)["data"]["result"] if status == 200 else []
             return str(found[0]["value"][1]) if found else None

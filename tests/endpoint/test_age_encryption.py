@@ -1,4 +1,4 @@
-"""Keys of age, what is encrypted to them, and what can be told of it without one."""
+"""age: keys, encryption, and checks of encrypted files without a key."""
 
 from __future__ import annotations
 
@@ -78,19 +78,22 @@ def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
 @for_each(
     ("data", "why"),
     [
-        (b"", "not encrypted by age"),
-        (b"hunter2\n", "not encrypted by age"),
-        (encrypt(b"x", [str(ONE.to_public())])[:-60], "not encrypted by age"),  # armor without its end
+        (b"", "not encrypted with age"),
+        (b"hunter2\n", "not encrypted with age"),
+        (encrypt(b"x", [str(ONE.to_public())])[:-60], "not encrypted with age"),  # armor without its end
         (encrypt(b"x", [str(ONE.to_public())]).replace(b"-----END", b"x===-----END"), "not encrypted|armor is damaged"),
-        (pyrage.encrypt(b"x", [ONE.to_public()])[:100], "not whole"),
+        (pyrage.encrypt(b"x", [ONE.to_public()])[:100], "incomplete"),
         (b"age-encryption.org/v1\n-> scrypt c2FsdA 18\n\n--- " + b"A" * 43 + b"\n", "passphrase"),
-        (b"age-encryption.org/v1\n-> ssh-ed25519 abc def\n\n--- " + b"A" * 43 + b"\n", "but to ssh-ed25519"),
-        (b"age-encryption.org/v1\n--- " + b"A" * 43 + b"\n", "but to none"),
-        (pyrage.encrypt(b"x", [ONE.to_public()] * 21), "over 20"),
-        (pyrage.encrypt(b"x" * MAX_SECRET_BYTES, [ONE.to_public()]), "over 65,536"),
+        (
+            b"age-encryption.org/v1\n-> ssh-ed25519 abc def\n\n--- " + b"A" * 43 + b"\n",
+            "its recipients are: ssh-ed25519",
+        ),
+        (b"age-encryption.org/v1\n--- " + b"A" * 43 + b"\n", "its recipients are: none"),
+        (pyrage.encrypt(b"x", [ONE.to_public()] * 21), "the limit is 20"),
+        (pyrage.encrypt(b"x" * MAX_SECRET_BYTES, [ONE.to_public()]), "the limit is 65,536"),
     ],
-    ids=[  # what is encrypted differs each time, and workers compare names
-        *("empty", "in clear", "armor without an end", "no armor", "not whole"),
+    ids=[  # encryption is random, and pytest workers compare the ids
+        *("empty", "in clear", "armor without an end", "no armor", "incomplete"),
         *("a passphrase", "a key of ssh", "nobody", "too many", "too large"),
     ],
 )
@@ -101,7 +104,7 @@ def test_what_no_endpoint_could_open_is_told_without_a_key(data: bytes, why: str
 
 @given(st.data())
 def test_a_damaged_file_is_refused_or_stays_closed(data: st.DataObject) -> None:
-    """Never another exception, whatever stands in a repository."""
+    """No content of a file raises any other exception."""
     at = data.draw(st.integers(0, 200))
     damaged = WHOLE[:at] + data.draw(st.binary(max_size=40)) + WHOLE[at + data.draw(st.integers(0, 40)) :]
     said = ""

@@ -1,4 +1,4 @@
-"""The API asked for what its own OpenAPI document allows, and for what it does not."""
+"""API and page: requests that the OpenAPI document allows, and requests that it does not allow."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_the_document_has_these_operations(schema: BaseSchema) -> None:
     assert {found.ok().path for found in schema.get_all_operations() if isinstance(found, Ok)} == set(PATHS)
 
 
-# Nothing else can be asked for wrongly: a name is any text.
+# Other parameters cannot be wrong: a name is any text.
 ASKED = [*((path, "positive") for path in PATHS), (PATHS[0], "negative")]
 
 
@@ -247,7 +247,7 @@ def test_every_answer_is_one_that_the_document_says(described: str, schema: Base
 
 
 def test_what_there_is_is_found(described: str, schema: BaseSchema) -> None:
-    """Else it would be 404s alone that are looked at."""
+    """Otherwise the test would see only 404 responses."""
     for path in PATHS:
         case = schema[path]["GET"].Case(path_parameters={"name": "web01"} if "{name}" in path else {})
         assert case.call_and_validate(base_url=described).status_code == 200
@@ -309,7 +309,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(params=["from a folder", "served"])
 def address(request: pytest.FixtureRequest, made: Site) -> str:
-    """Where the page is, as it lies published and as an endpoint serves it."""
+    """Return the address of the page: the published file, and the page at an endpoint."""
     if request.param == "served":
         return f"{request.getfixturevalue('url')}{PAGE_PATH}"
     return f"file://{made.root}/{FOLDER}index.html"
@@ -379,7 +379,7 @@ def test_what_an_image_found_in_a_machine_stands_on_the_page_as_text(
 
 @contextmanager
 def seen(made: Site, machine: UnknownMachine) -> Iterator[None]:
-    """An instance has seen it; afterwards it has seen nobody, for the site is all tests'."""
+    """Publish an unknown machine during the test. The site is shared by all tests."""
 
     def write(*machines: UnknownMachine) -> None:
         with OutputDirectory.open(made.root, ledger="test") as directory:
@@ -398,7 +398,7 @@ def test_the_page_shows_the_fleet_and_runs_nothing_of_it(chromium: Browser, addr
     assert chromium.run("document.title") == "gitboot"
     shown = chromium.text
     assert "60 of 60 servers" in shown and "web000" in shown
-    assert "boots commit c0ffee00c0ff of main" in shown
+    assert "published commit c0ffee00c0ff of main" in shown
     assert "commit 4f2ab9917c03, by maxReinstalls" in shown and "Gitboot-Ack: 8c1f27ab maxReinstalls" in shown
     assert shown.index("BmcReached: Silent") < shown.index("2 × Bmc: Stalled") < shown.index("web001, web002")
     assert HOSTILE in shown and chromium.run("document.images.length") == 0
@@ -415,7 +415,7 @@ def test_the_table_is_sorted_narrowed_and_found_again_by_its_address(chromium: B
     chromium.run(f"{heads}[0].querySelector('button').click()")
     assert (chromium.run(first), chromium.run(f"{heads}[0].ariaSort")) == ("web059", "descending")
     chromium.run("document.querySelectorAll('#ahead button')[2].click()")
-    assert "20 of 60 servers" in chromium.text  # those whose maintenance ends tonight, and who are installed then
+    assert "20 of 60 servers" in chromium.text  # servers whose maintenance ends tonight and that are installed then
     chromium.press("/")
     assert chromium.run("document.activeElement.id") == "search"
     for each in "web03":
@@ -427,7 +427,7 @@ def test_the_table_is_sorted_narrowed_and_found_again_by_its_address(chromium: B
     chromium.open(address)
     assert "4 of 60 servers" in chromium.text and chromium.run(first) == "web039"
     chromium.run("search.value = 'nobody'; search.dispatchEvent(new Event('input'))")
-    assert "No server is like that." in chromium.text
+    assert "No server matches." in chromium.text
     chromium.run("document.querySelector('#none button').click()")
     chromium.until("document.body.innerText.includes('60 of 60 servers')")
     assert chromium.faults == []
@@ -439,7 +439,7 @@ def test_what_is_old_and_what_is_missing_is_said_loudly(chromium: Browser, made:
     next((tmp_path / "page/data/shard").iterdir()).unlink()
     chromium.open(f"file://{tmp_path}/page/index.html")
     shown = chromium.text
-    assert "Stale the instance has said nothing since" in shown
+    assert "Stale the instance last wrote its status" in shown
     assert "Incomplete 1 of " in shown and "of 60 servers are not shown" in shown
     assert shown.index("Incomplete") < shown.index("Held")
 
@@ -448,11 +448,11 @@ def test_what_is_old_and_what_is_missing_is_said_loudly(chromium: Browser, made:
 def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
     expected = {
         "images": ("the pin of web004", "overdue", "GPU driver", "flatcar-3", "58 %"),
-        "timeline": ("flatcar-stable: flatcar-3 at 58 %", "Who is next in flatcar-stable", "ams1-repair", "lon1-firm"),
+        "timeline": ("flatcar-stable: flatcar-3 at 58 %", "Next servers of flatcar-stable", "ams1-repair", "lon1-firm"),
         "changes": ("c0ffee00c0ff", "site=ams1", "12", "reinstalled", "beef00beef00", "Boot flatcar-3", *_APPROVED),
-        "unknown": ("No machine asked",),
+        "unknown": ("No unknown machine has requested a boot",),
         "servers/web001": (
-            *("the policy always boots", "debug", "002.yaml:4", "who and when", "Under the maintenance fra1-repair"),
+            *("the policy always boots", "debug", "002.yaml:4", "blame", "Under the maintenance fra1-repair"),
             *("Changes without another commit", "bmc001.test", "Stalled: none", "gitboot history web001"),
         ),
         "servers/nobody": ("Not known",),
@@ -473,7 +473,7 @@ def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
 @browsers
 def test_lines_lead_to_the_forge_and_nowhere_else(chromium: Browser, made: Site, url: str) -> None:
     chromium.open(f"{url}{PAGE_PATH}#/servers/web001")
-    chromium.until("document.body.innerText.includes('who and when')")
+    chromium.until("document.body.innerText.includes('blame')")
     links = set(chromium.run("[...document.querySelectorAll('#view a')].map((each) => each.href)"))
     outside = {each for each in links if not each.startswith(url)}
     assert "https://git.test/ops/fleet/blob/test/002.yaml#L4" in outside
@@ -484,7 +484,7 @@ def test_lines_lead_to_the_forge_and_nowhere_else(chromium: Browser, made: Site,
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_nothing(chromium: Browser, made: Site, *, dark: bool) -> None:
     axe = (Path(__file__).parents[1] / "data/axe/axe.min.js").read_text()
-    rules = "{runOnly: ['color-contrast']}" if dark else "{}"  # the others see no colours
+    rules = "{runOnly: ['color-contrast']}" if dark else "{}"  # the other rules do not depend on colours
     chromium.looks(dark=dark)
     chromium.open(f"file://{made.root}/{FOLDER}index.html")
     chromium.run(axe + "; 0")
@@ -529,7 +529,10 @@ def test_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser
         ]
         assert (shown["web03"][0], shown["web04"][0]) == ("Disk", "Network")
         if how != "without the output":
-            assert shown["web03"][1:] == ["–", "–"]  # a grace ends at 14:00, and the server boots the same disk
+            assert shown["web03"][1:] == [
+                "–",
+                "–",
+            ]  # the grace period ends at 14:00, and the server boots the same disk
             assert chromium.run("document.querySelector('#ahead button').innerText") == "2\ninstalling now"
         for name, words in {
             "web02": (
@@ -556,7 +559,7 @@ def test_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser
 
 @browsers
 def test_the_page_shows_an_installation_that_begins_while_it_is_open(chromium: Browser) -> None:
-    """Also a server's page whose heading has the focus, as after a click on its name."""
+    """Also the page of a server whose heading has the focus, as after a click on its name."""
     with site(planned(_WITH_PAGE, *ONCE[1:])) as installs, installs.serve() as url:
         chromium.open(f"{url}{PAGE_PATH}#/servers/web01")
         chromium.run("location.hash = '#/'")
@@ -593,7 +596,7 @@ def test_an_instance_whose_conditions_are_all_true_is_healthy_unless_its_status_
             said = {**SHOWN, "attempted": {"problems": [], "held": None}, "conditions": true}
             healthy.say({**said, "at": format_instant(written)})
             chromium.open(f"file://{healthy.root}/{FOLDER}index.html")
-            is_stale = "Stale the instance has said nothing since" in chromium.text
+            is_stale = "Stale the instance last wrote its status" in chromium.text
             assert ("Healthy: all conditions are true" in chromium.text) is not is_stale
             assert is_stale is (written < datetime.now(UTC))
 
@@ -606,14 +609,14 @@ def test_without_the_output_the_api_is_read_page_by_page(chromium: Browser) -> N
         chromium.open(f"{url}{PAGE_PATH}")
         assert f"{MAX_PAGE_ITEMS + 1} of {MAX_PAGE_ITEMS + 1} servers" in chromium.text
         shown = chromium.run("document.querySelector('#fleet tbody tr:nth-child(2) td:nth-child(6)').innerText")
-        assert shown == "not published"  # and not "–", which is never
+        assert shown == "not published"  # and not "–", which means never
         assert 10 < chromium.run("document.querySelectorAll('#fleet tbody a').length") < 100
         assert chromium.run("document.querySelector('#fleet').getAttribute('aria-rowcount')") == str(MAX_PAGE_ITEMS + 2)
         chromium.run("location.hash = '#/images'")
         chromium.until("document.body.innerText.includes('outputs: [ipxe, grub, pages]')")
-        shutil.rmtree(large.root)  # what is read last stays
+        shutil.rmtree(large.root)  # the data of the last read stays
         chromium.run("location.hash = '#/'; refresh()")
-        assert "what is below may be old" in chromium.text
+        assert "all data below may be old" in chromium.text
 
 
 def test_the_same_fleet_gives_the_same_files(made: Site, tmp_path: Path) -> None:

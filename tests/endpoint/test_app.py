@@ -78,11 +78,11 @@ def client(site: Site, served: tuple[Site, httpx.Client]) -> httpx.Client:
     return served[1]
 
 
-# Which file
+# Files
 
 
 def test_every_boot_file_is_served_as_it_lies(client: httpx.Client) -> None:
-    """The signed list is for copies, which have it from the tree."""
+    """The signed list is for copies, which read it from the tree."""
     files = {path: file for path, file in FLEET.boot_files.items() if not path.startswith("/signed/")}
     assert len(files) > 8
     assert {client.get(path).status_code for path in FLEET.boot_files.keys() - files.keys()} == {404}
@@ -135,7 +135,7 @@ def test_ipxe_folder_is_nothing_where_ipxe_is_not_published(site: Site, client: 
     assert client.get("/ipxe/").status_code == 404
 
 
-# What is not there
+# Missing paths
 
 ESCAPES = (
     "/../ops/manifest.json",
@@ -338,7 +338,7 @@ def test_only_what_never_changes_is_cached(client: httpx.Client, path: str, expe
     assert client.get(path).headers["cache-control"] == expected
 
 
-# When
+# Times
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ KNOWN = (f"/unknown.ipxe?uuid={UUID}&serial=", f"/unknown.ipxe?mac={MAC}", f"/un
 def test_finding_m5_a_known_machine_whose_state_cannot_be_read_is_not_called_unknown(site: Site, path: str) -> None:
     with site.serve() as url, broken(site.root / path, "a loop of symlinks"):
         for asked in KNOWN:
-            get(f"{url}{asked.partition('?')[0]}")  # what is held is not sent to a machine that is named
+            get(f"{url}{asked.partition('?')[0]}")  # a cached response is not sent to a machine that the query names
             assert get(f"{url}{asked}").status_code == 500
 
 
@@ -488,7 +488,7 @@ def test_finding_m5_an_endpoint_process_without_permission_answers_5xx(site: Sit
 def test_finding_m5_a_copy_that_lacks_the_state_of_a_known_machine_does_not_call_it_unknown(
     site: Site, client: httpx.Client
 ) -> None:
-    """As a copy by rsync has it for a while: the index lies before the states, in the order of their names."""
+    """The state of a copy during rsync: the index is copied before the server states."""
     (site.root / state_path("web01")).unlink()
     assert {client.get(path).status_code for path in LOOKUPS} == {503}
 
@@ -516,7 +516,7 @@ def test_a_fault_of_our_own_is_a_500_and_no_script(
     (site.root / "ops/status.json").unlink()
 
 
-# To whom
+# Clients
 
 
 @pytest.mark.parametrize(
@@ -575,12 +575,12 @@ def test_httpboot_finds_the_server_by_its_address(site: Site) -> None:
         assert client.get("/httpboot", headers={"x-forwarded-for": ADDRESS}).status_code == 404
 
 
-# What was fetched
+# Fetches
 
 
 @pytest.fixture
 def once(site: Site) -> Iterator[tuple[Site, httpx.Client]]:
-    """A site whose server installs once, then is repaired once, and a client of an endpoint over it."""
+    """A site whose server has a one-time installation and then a one-time repair, and a client of its endpoint."""
     site.publish(planned(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
     with site.serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield site, client
@@ -617,7 +617,7 @@ def test_without_a_spool_what_is_made_once_is_not_given(site: Site) -> None:
                 assert "boots its local disk" in found.text
                 assert "could not be recorded" in found.text
                 assert client.head(path).headers["content-length"] == str(len(found.content))
-        site.now = START  # what writes no disk is given all the same
+        site.now = START  # a boot that writes no disk is served all the same
         assert "(Maintenance)" in client.get(ENTRY).text
         metrics = client.get("/metrics").text
     assert 'gitboot_boots_withheld_total{reason="NotRecorded"} 6.0' in metrics
@@ -657,7 +657,7 @@ def test_who_leaves_before_the_answer_has_fetched_nothing(
     assert [observation.path for observation in site.observed()] == [f"boot{GRUB}"]
 
 
-# Where recording fails
+# Failures to record
 
 
 def test_a_disk_that_does_not_answer_is_waited_for_until_the_deadline(
@@ -675,7 +675,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_until_the_deadline(
     assert site.observed() == [], "its intent came too late, and was withheld"
 
 
-# Many, and what changes
+# Many requests, and changes
 
 
 def test_a_thousand_clients_at_once_are_each_recorded_first(once: tuple[Site, httpx.Client]) -> None:

@@ -1,4 +1,4 @@
-"""A boot that writes a disk and is made once: given once, to the machine, by one endpoint, never without a record."""
+"""Boot gate: a one-time boot is served once, to the machine, by one endpoint, and only if the fetch is recorded."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ GIVEN = "(Network)"
 DISK = "boots its local disk"
 FLEET = planned(*ONCE)
 DATA = next(f"/{path}" for path in FLEET.boot_files if "/data/" in path).replace("//", "/")
-ELSEWHERE = {"x-forwarded-for": "10.12.0.99"}  # from where an unknown client counts
+ELSEWHERE = {"x-forwarded-for": "10.12.0.99"}  # an address from which an unknown client counts
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def url(here: Site) -> Iterator[str]:
         yield found
 
 
-# Once given
+# Served once
 
 
 def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> None:
@@ -96,13 +96,13 @@ def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> No
             here.now = BEFORE + timedelta(seconds=seconds)
             assert all(expected in get(url + path).text for path in LOOKUPS), seconds
         text = get(url + ENTRY).text
-    assert text.startswith("#!ipxe\n# gitboot: not given: given once, at 2")
-    assert "look with: gitboot boot-script web01" in text.splitlines()[1]
+    assert text.startswith("#!ipxe\n# gitboot: boot withheld: served at 2")
+    assert "see the script with: gitboot boot-script web01" in text.splitlines()[1]
 
 
 @pytest.mark.parametrize("closing", [DATA, f"/ignition/{UUID}"])
 def test_what_the_system_asks_for_ends_what_was_given(closing: str, url: str) -> None:
-    """Its own path does; a document that anybody may ask for by a UUID does not."""
+    """A path with a token consumes the boot. A document that every client can fetch by a UUID does not."""
     assert GIVEN in get(url + ENTRY).text
     assert get(url + closing, headers={"user-agent": "Ignition/2.15"}).status_code == 200
     assert (DISK if closing == DATA else GIVEN) in get(url + GRUB).text
@@ -110,7 +110,7 @@ def test_what_the_system_asks_for_ends_what_was_given(closing: str, url: str) ->
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_clock_that_is_set_back_gives_nothing_for_a_minute_more(here: Site, is_restarted: bool) -> None:
-    """E4: by the clock that is right now, the first fetch was five seconds ago; the kernel knows that it was not."""
+    """E4: by the corrected clock, the first fetch was five seconds ago. The kernel's uptime shows that it was not."""
     here.ahead = timedelta(minutes=3)
     here.now = BEFORE + here.ahead
     with ExitStack() as endpoints:
@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_back_gives_nothing_for_a_minute_more(here: Site, is
 def test_e31_a_restarted_endpoint_knows_what_was_given_until_a_tree_does(here: Site) -> None:
     with here.serve() as url:
         assert GIVEN in get(url + ENTRY).text
-    read_new(here.spool, {})  # the instance has read it, and could not publish
+    read_new(here.spool, {})  # the instance has read the fetch, but could not publish
     here.now += timedelta(minutes=2)
     with here.serve() as url:
         assert DISK in get(url + ENTRY).text
@@ -158,7 +158,7 @@ QUIET = planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArgume
 def test_e31_only_a_number_or_a_person_makes_another_boot_of_what_was_given(
     here: Site, minutes: int, fleet: Fleet, expected: str, url: str
 ) -> None:
-    """It was fetched between the instance's look into the spool and its publication."""
+    """The boot is fetched between the instance's read of the spool and its publication."""
     assert GIVEN in get(url + ENTRY).text
     here.now += timedelta(minutes=minutes)
     assert (GIVEN if minutes == 0 else DISK) in get(url + ENTRY).text
@@ -176,7 +176,7 @@ def test_several_workers_share_what_was_given(here: Site) -> None:
 
 @pytest.mark.parametrize("report", ["provisioned", "failed", None])
 def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, report: str | None) -> None:
-    """It boots several times, says that it is done, and the instance has heard its first boot only."""
+    """The installer boots several times and reports its end, but the instance has read only the first boot."""
     several = image("flatcar-1", "userData: Ignition/3.4, boots: 2", "kernel, initrd, loader")
     reported = fleet_document("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
     fleet = (reported, ONCE[1], *(several if "name: flatcar-1" in each else each for each in ONCE[2:]))
@@ -192,7 +192,7 @@ def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, rep
             assert asked.status_code in (200, 204)
         text = get(url + ENTRY).text
     assert (GIVEN in text) is (report is None)
-    assert ("# gitboot: not given: its installer has reported, at 2" in text) is (report is not None)
+    assert ("# gitboot: boot withheld: the installer reported at 2" in text) is (report is not None)
 
 
 def test_e3_a_ledger_that_cannot_be_written_gives_nothing_twice(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
         for expected in (GIVEN, DISK, DISK):
             with served(here.root, *arguments) as (url, process):
                 assert expected in get(url + ENTRY).text
-                if expected == GIVEN:  # an installer's last word before the machine asks once more
+                if expected == GIVEN:  # the installer's report before the machine boots again
                     assert get(url + DATA).status_code == 200
                 process.send_signal(signal.SIGKILL)
         recorded = select_consuming(
@@ -229,11 +229,11 @@ def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
         assert sorted(each.path for each in recorded) == [f"boot{ENTRY}", f"boot{DATA}"]
 
 
-# Whether anything can be recorded
+# Endpoints that can or cannot record
 
 
 def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
-    """A load balancer sends machines to who is ready: to none, where all wait for what nobody gives."""
+    """A load balancer uses ready endpoints. If no endpoint can serve one-time boots, all of them are ready."""
     with here.serve(records=False) as url:
         assert http_peers.get(f"{url}/readyz").status_code == 503
         assert "has no spool" in http_peers.get(f"{url}/readyz").text
@@ -262,7 +262,7 @@ def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, ur
     assert "(NotRecorded)" in get(url + ENTRY).text
     found = http_peers.get(f"{url}/readyz")
     assert found.status_code == 503
-    assert f"nothing can be recorded: {here.spool} cannot be written: No such file" in found.text
+    assert f"fetches cannot be recorded: {here.spool} cannot be written: No such file" in found.text
     assert {"gitboot_fetch_log_writable 0.0", "gitboot_ready 0.0"} <= set(
         http_peers.get(f"{url}/metrics").text.splitlines()
     )
@@ -305,7 +305,7 @@ def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out
             assert GIVEN in get(url + ENTRY).text
 
 
-# By whom
+# Which endpoint serves
 
 
 def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_e30_an_endpoint_with_another_spool_gives_nothing(here: Site, tmp_path: 
         (other.root / TERMS).write_bytes((here.root / TERMS).read_bytes())  # a copy of the tree
         text = get(url + ENTRY).text
         assert DISK in text
-        assert "another endpoint gives it" in text
+        assert "only an endpoint with the instance's own spool serves it" in text
         assert other.observed() == []
 
 
@@ -332,8 +332,8 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
         text = get(url + ENTRY).text
         assert DISK in text
         assert "(OlderTree)" in text
-        assert "older than what the spool has forgotten" in http_peers.get(f"{url}/readyz").text
-        here.publish(FLEET, commit="3")  # as it stands, this is what the instance wants
+        assert "older than the last deletion in the spool" in http_peers.get(f"{url}/readyz").text
+        here.publish(FLEET, commit="3")  # the same plan, in a newer tree
         assert GIVEN in get(url + ENTRY).text
 
 
@@ -367,7 +367,7 @@ def test_e35_a_state_of_another_format_has_nothing_given(here: Site) -> None:
         assert {get(url + path).status_code for path in LOOKUPS} == {500}
 
 
-# Where nothing can be recorded
+# Fetches that cannot be recorded
 
 NAMED = fleet_document(
     "endpoint: 'http://gives.test:8080', outputs: [ipxe, grub, pxelinux, uuid], baseURL: 'http://boot.test'"
@@ -434,13 +434,13 @@ def test_an_endpoint_that_does_not_give_sends_on_once_and_the_one_that_gives_giv
     assert 'gitboot_boots_withheld_total{reason="NotRecorded"} 3.0' in refused, "who is sent on is not refused"
 
 
-# What firmware boots directly
+# Direct boots by firmware
 
 BMC = "bmc: {address: 'https://bmc.test', credentials: bmc}"
 
 
 def direct(artifact: str, spec: str = "", config: str = "None", *, settings: str = SEED[0]) -> Fleet:
-    """A server whose firmware boots an artifact, once, by what DHCP names to it."""
+    """A server whose firmware boots an artifact once. DHCP names the artifact."""
     of_image = f"configFrom: {config}" + (", userData: Ignition/3.4" if config == "SystemUUID" else "")
     data = ", userData: {format: Ignition/3.4, template: t}" if config == "SystemUUID" else ""
     documents = (
@@ -466,7 +466,7 @@ WRITES_NO_DISK = planned(
 
 
 def asked_by_dhcp(url: str) -> list[int]:
-    """How a DHCP server is answered, by both of its paths."""
+    """Return the responses to a DHCP server on both of its paths."""
     by_address = get(f"{url}/httpboot", headers={"user-agent": "Go-http-client/1.1", "x-forwarded-for": ADDRESS})
     by_uuid = get(f"{url}/httpboot/{UUID}.json", headers={"user-agent": "Go-http-client/1.1"})
     return [by_address.status_code, by_uuid.status_code]
@@ -551,7 +551,7 @@ def test_after_a_boot_was_served_its_user_data_is_evidence_by_the_same_address_o
 def test_finding_c6_user_data_by_a_uuid_is_evidence_by_a_known_system_and_by_each_client_that_the_fleet_names(
     here: Site, fleet: Fleet, client: str, agent: str, counts: bool
 ) -> None:
-    """If the boot writes no disk, any name of a system is enough."""
+    """If the boot writes no disk, every user agent of a system is enough."""
     here.publish(fleet)
     with here.serve(trusted_proxies=PROXY) as url:
         for _ in range(2):
@@ -570,7 +570,7 @@ def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be
     assert (found.status_code, found.headers["retry-after"], found.content) == (503, "5", b"")
 
 
-# To whom
+# Which client gets the boot
 
 
 @pytest.mark.parametrize(
@@ -630,7 +630,7 @@ def test_finding_m3_a_check_spends_nothing_also_where_all_clients_count(here: Si
     here.publish(planned(CLIENTS, *ONCE[1:]))
     headers, own = {"user-agent": agent, "x-forwarded-for": "10.12.0.13"}, {"x-forwarded-for": "127.0.0.1"}
     with here.serve(trusted_proxies=PROXY) as url:
-        for _ in range(6):  # five refusals within an hour are a condition
+        for _ in range(6):  # five denials within an hour make a condition false
             assert DISK in get(url + ENTRY + query, headers=headers).text
         assert get(f"{url}/v1/boot/52-54-00-00-00-99/boot.ipxe{query}", headers=headers).status_code == 404
         for path in (DATA, f"/ignition/{UUID}"):
@@ -701,7 +701,7 @@ def test_e25_another_machine_is_given_the_fallback(here: Site, query: str, given
     assert len(here.observed()) == given
 
 
-# What comes next
+# Next fetches
 
 
 def test_e7_nothing_is_given_whose_files_are_not_there(here: Site, tmp_path: Path) -> None:
@@ -710,7 +710,7 @@ def test_e7_nothing_is_given_whose_files_are_not_there(here: Site, tmp_path: Pat
         for name in ("kernel", "initrd"):
             text = get(url + ENTRY).text
             assert DISK in text
-            assert re.search(r"assets/flatcar-1/\w+ is not there \(Missing\)", text)
+            assert re.search(r"assets/flatcar-1/\w+ is missing \(ArtifactMissing\)", text)
             assert here.observed() == []
             (assets / "flatcar-1").mkdir(parents=True, exist_ok=True)
             (assets / "flatcar-1" / name).touch()
@@ -723,10 +723,10 @@ def test_e7_nothing_is_given_whose_files_are_cut_short(here: Site, tmp_path: Pat
     here.publish(planned(*ONCE[:2], sized, *ONCE[3:]), commit="2")
     folder = tmp_path / "assets" / "flatcar-1"
     folder.mkdir(parents=True)
-    (folder / "initrd").touch()  # of which the image does not say the size
+    (folder / "initrd").touch()  # the image states no size for it
     with here.serve(assets=tmp_path / "assets") as url:
         (folder / "kernel").write_text("ker")
-        assert "assets/flatcar-1/kernel has 3 bytes, and the image says 5 (ArtifactMissing)" in get(url + ENTRY).text
+        assert "assets/flatcar-1/kernel has 3 bytes, but the image states 5 (ArtifactMissing)" in get(url + ENTRY).text
         assert here.observed() == []
         (folder / "kernel").write_text("kerne")
         assert GIVEN in get(url + ENTRY).text
@@ -769,7 +769,7 @@ def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(her
         here.now = BEFORE + off
         say(here, BEFORE - timedelta(minutes=1))
         with here.serve() as url:
-            http_peers.get(f"{url}/api/v1/status")  # it looks, as it does each second
+            http_peers.get(f"{url}/api/v1/status")  # makes the endpoint refresh, as it does each second
             say(here, BEFORE)
             http_peers.get(f"{url}/api/v1/status")
             assert "(ClockOff)" in get(url + ENTRY).text
@@ -784,11 +784,11 @@ def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(her
 
 
 def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
-    """Its clock or its silence: after a while it is the latter. Where the kernel vouches for the clock, at once."""
+    """The clock may be wrong, or the instance silent. After a while, or with a synchronized kernel, it is silent."""
     say(here, BEFORE - timedelta(hours=5))
     with here.serve() as url:
         assert "(ClockOff)" in get(url + ENTRY).text
-        assert "not compared with the instance's yet" in http_peers.get(f"{url}/readyz").text
+        assert "ahead of the last time that the instance wrote" in http_peers.get(f"{url}/readyz").text
         here.now = BEFORE + timedelta(minutes=3)
         assert http_peers.get(f"{url}/readyz").status_code == 200
         assert GIVEN in get(url + ENTRY).text
@@ -798,7 +798,7 @@ def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
 
 
 def test_e32_a_clock_that_is_ahead_at_the_start_is_waited_for_until_the_instance_writes(here: Site) -> None:
-    """Two hours ahead, beside an instance that is alive, from the first second on."""
+    """The clock is two hours ahead from the first second on, and the instance is running."""
     here.now = BEFORE + timedelta(hours=2)
     say(here, BEFORE)
     with here.serve() as url:
@@ -815,7 +815,7 @@ def test_e32_a_clock_that_is_ahead_at_the_start_is_waited_for_until_the_instance
 
 
 def test_e32_a_clock_that_is_behind_what_it_has_shown_before_gives_nothing(here: Site) -> None:
-    """The instance is gone, and the machine with the endpoint comes up with the clock of its battery."""
+    """The instance is down, and the endpoint's host starts with its hardware clock."""
     here.publish(planned(*ONCE, maintenance("repair", "20T22:00 20T23:00")))
     here.now = START + timedelta(hours=2)
     with here.serve(keeps=True):
@@ -844,7 +844,7 @@ def test_a_clock_that_is_set_back_opens_no_window_that_was_left(here: Site) -> N
 
 
 def test_a_window_ends_in_time_for_an_endpoint_whose_clock_was_set_back_in_it(here: Site) -> None:
-    """Its instance is gone; the kernel tells how much time has passed since the newest instant that it has shown."""
+    """The instance is down. The kernel's uptime shows the time since the latest saved time."""
     here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T20:00 20T23:00")))
     here.now = START + timedelta(minutes=50)
     with here.serve(keeps=True):
@@ -868,7 +868,7 @@ def _seen(url: str) -> str:
 def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_opens_no_maintenance(
     here: Site, off: timedelta, is_found_at: str
 ) -> None:
-    """Neither by its own clock nor by the instance's. A clock that is set right opens it."""
+    """The window opens neither by this clock nor by the instance's clock, until the clock is corrected."""
     here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
     true = START - timedelta(minutes=30)
     seen = []
@@ -876,7 +876,7 @@ def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_opens_no_maintenance(
     def look(url: str, minutes: int, off: timedelta) -> None:
         here.now, here.ahead = true + timedelta(minutes=minutes) + off, off
         say(here, true + timedelta(minutes=minutes))
-        http_peers.get(f"{url}/api/v1/status")  # it looks, as it does each second
+        http_peers.get(f"{url}/api/v1/status")  # makes the endpoint refresh, as it does each second
         seen.append(_seen(url))
 
     say(here, true)
@@ -916,7 +916,7 @@ def test_an_instance_that_is_silent_makes_no_clock_right_that_is_behind(here: Si
     with here.serve() as url:
         for minutes in (1, 9, 11, 30):
             here.now = BEFORE + timedelta(minutes=minutes) + here.ahead
-            http_peers.get(f"{url}/api/v1/status")  # it looks, as it does each second
+            http_peers.get(f"{url}/api/v1/status")  # makes the endpoint refresh, as it does each second
             assert "-600 s off" in http_peers.get(f"{url}/readyz").text
             assert "(ClockOff)" in get(url + ENTRY).text
 
@@ -929,7 +929,7 @@ def _conditions(url: str) -> dict[str, dict[str, Any]]:
 
 
 def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_and_readyz(here: Site) -> None:
-    """Whatever the status says of everything else, and by whichever clock: a new one ends it."""
+    """A new status ends the staleness, independent of its other content and of the clocks."""
     fine = Condition(type="SourceReady", status=True, reason="Fetched", message="", last_transition_time=BEFORE)
     written = {**Status(conditions=(fine,)).facts(), "clock": format_instant(BEFORE), "at": format_instant(BEFORE)}
     here.say(written)
@@ -977,7 +977,7 @@ def test_a_tree_that_no_instance_has_left_a_status_in_has_no_stale_one(here: Sit
 
 
 def test_an_endpoint_reads_the_newer_status_of_its_instance(here: Site, tmp_path: Path) -> None:
-    """Its state directory may be full, and so may the tree; the status of another ledger does not count."""
+    """The state directory or the tree may be full. The status of another ledger does not count."""
 
     def left(at: datetime, ledger: str = "test") -> bytes:
         return json.dumps({**Status(ledger=ledger).facts(), "clock": format_instant(at)}).encode()
@@ -996,7 +996,7 @@ def test_an_endpoint_reads_the_newer_status_of_its_instance(here: Site, tmp_path
         assert tree.read_status()["clock"] == format_instant(newest)
 
 
-# What is seen of it
+# Reports of denials
 
 
 def test_e6_no_page_tells_a_reader_to_fetch_an_entry() -> None:
@@ -1030,7 +1030,7 @@ def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) ->
         found = eventually(lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsServed"])
         assert instance.status()["records"] == {"Pending": 1}
     assert (found[0]["status"], found[0]["reason"]) == (False, "ArtifactMissing")
-    assert "assets/flatcar-1/initrd is not there" in found[0]["message"]
+    assert "assets/flatcar-1/initrd is missing" in found[0]["message"]
     assert found[0]["remedy"].startswith("gitboot boot-script web01")
 
 

@@ -1,4 +1,4 @@
-"""Paths of other systems: what each answers, that it counts as the entry's own, that nothing is given twice by them."""
+"""Paths of other systems: their responses. A fetch by an alias counts as a fetch of the boot script."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ FLEET = planned(*DOCUMENTS, templates={**TEMPLATES, "c": CLOUD})
 LOG = b"x" * 65536 + b"\nlast"
 TOKEN = next(path.rpartition("/")[2] for path in FLEET.boot_files if "/provisioned/" in path)
 
-# Of a server that boots once: what asks for its entry, as each project's clients spell it.
+# Requests for the boot script of a server with a one-time boot, as the clients of each project spell them.
 ENTRIES = {
     "matchbox's first script": f"/ipxe?uuid={UUID}&mac={MAC}&domain=&hostname=&serial=ABC123",
     "matchbox by MAC": f"/ipxe?mac={MAC}",
@@ -93,7 +93,7 @@ ENTRIES = {
     "smee's script": f"/ipxe/script/{COLONS}/auto.ipxe",
     "netboot.xyz": f"/MAC-{BARE}.ipxe",
 }
-LOOKED_UP = {  # what only an endpoint knows
+LOOKED_UP = {  # paths that only an endpoint serves
     "bss by name": "/boot/v1/bootscript?name=web01",
     "bss by xname": "/boot/v1/bootscript?host=x0c0s0b0n0",
     "bss by nid": "/boot/v1/bootscript?nid=7",
@@ -144,7 +144,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def looking(output: Path) -> Iterator[httpx.Client]:
-    """An endpoint whose boots nobody asks for in earnest."""
+    """An endpoint for requests that consume no boot."""
     with Site(output).serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield client
 
@@ -159,7 +159,7 @@ def test_every_alias_is_of_an_output_that_a_fleet_may_choose() -> None:
 
 @pytest.mark.parametrize("asked", [*ENTRIES, *LOOKED_UP])
 def test_e2_what_was_given_by_an_alias_is_given_by_no_path_again(here: Site, asked: str) -> None:
-    """The first fetch is recorded as the entry's own, and once it is too late for another, all turn together."""
+    """The first fetch counts for the boot script. When a second one is too late, all aliases serve the disk."""
     alias = {**ENTRIES, **LOOKED_UP}[asked]
     with here.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert "boots flatcar-1" in client.get(alias).text
@@ -229,7 +229,7 @@ def test_a_stop_of_all_boots_holds_for_aliases(here: Site) -> None:
 
 
 def test_pixiecore_is_told_to_have_the_machine_ask_for_its_entry(looking: httpx.Client) -> None:
-    """As its API's client reads it: go.universe.tf/netboot, pixiecore/booters.go, apibooter.BootSpec."""
+    """Read a response as Pixiecore's client does: go.universe.tf/netboot, pixiecore/booters.go, apibooter.BootSpec."""
     said = looking.get(f"/pixiecore/v1/boot/{COLONS}").json()
     assert list(said) == ["ipxe-script"]
     first, chain = said["ipxe-script"].splitlines()
@@ -260,7 +260,7 @@ def test_matchbox_has_ignition_cloud_config_and_metadata(looking: httpx.Client) 
 def test_first_scripts_are_the_first_script(looking: httpx.Client) -> None:
     script = looking.get("/boot.ipxe").content
     assert {looking.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
-    assert looking.get(f"/ipxe?mac={MAC}").content != script  # though that path was asked for before
+    assert looking.get(f"/ipxe?mac={MAC}").content != script  # although that path was fetched before
     # dhcp-boot of Tinkerbell's docs/technical/smee/DHCP.md: what it fetches lies two levels up.
     deeper = script.decode().replace("--name entry ", "--name entry ../../")
     assert looking.get("/ipxe/script/auto.ipxe").text == deeper
@@ -304,7 +304,7 @@ def test_foremans_callbacks_are_reports(here: Site, word: str, method: str) -> N
             method,
             f"{url}/unattended/{word}?token={TOKEN}",
             content=LOG if method == "POST" else b"",
-            headers={"content-type": "text/plain", "user-agent": "curl/8.5"},  # as its snippet `built` sends it
+            headers={"content-type": "text/plain", "user-agent": "curl/8.5"},  # as Foreman's snippet `built` sends it
         )
         assert answer.status_code == 204
         [seen] = here.observed()
@@ -359,7 +359,7 @@ TOLD = '{"ignition": {"version": "3.4.0"}, "told": "{{ urls.provisioned }}"}'
 
 
 def test_data_by_what_anybody_knows_tells_no_token_of_an_installation(tmp_path: Path) -> None:
-    """Its own system has another path for it, by a token that only this instance's key makes."""
+    """The machine's own system uses another path, with a token that only the key of this instance can make."""
     keyed = planned(*DOCUMENTS, templates={"t": TOLD, "c": CLOUD}, keys=TokenKeys(b"k" * 32))
     named = {path.rpartition("/")[2] for path in keyed.boot_files if "/provisioned/" in path}
     [token] = named
@@ -380,7 +380,7 @@ def test_e29_where_an_endpoint_is_named_no_alias_in_the_tree_gives_what_is_made_
         text = found.boot_files[path].content.decode()
         assert f"imgfetch --timeout 8000 --name answer http://gitboot.test{path}?" in text and "kernel" not in text
     said = json.loads(found.boot_files[f"/pixiecore/v1/boot/{COLONS}"].content)
-    assert f"http://boot.test{ENTRY}" in said["ipxe-script"]  # which sends on by itself
+    assert f"http://boot.test{ENTRY}" in said["ipxe-script"]  # this path redirects by itself
     assert not any(f"boot/{MAC}/user-data" in path for path in found.servers["web01"].evidence_digests)
 
 
@@ -391,7 +391,7 @@ S3 = (
 
 
 def test_a_buckets_log_names_an_alias_that_is_a_file_of_the_tree() -> None:
-    """It does not say which version was sent, so only what names an installation is evidence there, as ever."""
+    """The log does not show which version was sent, so only a path that names an installation is evidence."""
     for path in (f"52%253A54%253A00{COLONS[8:].replace(':', '%253A')}/auto.ipxe", f"MAC-{BARE}.ipxe"):
         assert parse_line(S3.format(key=path).encode()) is IgnoreReason.VERSION
     assert parse_line(S3.format(key=f"v1/boot/{MAC}/bootparameters.json").encode()) is IgnoreReason.PATH

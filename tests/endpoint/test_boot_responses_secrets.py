@@ -1,4 +1,4 @@
-"""Secrets of user data: encrypted in Git and in the tree, given decrypted to a machine while it is installed."""
+"""Secrets of user data: encrypted in Git and in the tree, decrypted only for a machine during its installation."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def secret(sealed: Sealed) -> str:
     return path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
 
 
-# What Git says
+# In Git
 
 
 def test_the_servers_own_secrets_win_over_the_profiles(sealed: Sealed) -> None:
@@ -113,8 +113,8 @@ def test_the_servers_own_secrets_win_over_the_profiles(sealed: Sealed) -> None:
 
 
 def test_another_secret_is_another_decision_and_says_nothing_of_it(sealed: Sealed) -> None:
-    """Its digest sees the encrypted file alone, so that a change is reviewed and counted like one of user data."""
-    files = {**sealed.files, "s/join.age": sealed.seal(PLAIN)}  # the same once more, encrypted anew
+    """The digest covers the encrypted file, so that a change is reviewed and counted like a change of user data."""
+    files = {**sealed.files, "s/join.age": sealed.seal(PLAIN)}  # the same content, encrypted again
     one, other = (decision("web01", *documents(), files=each) for each in (sealed.files, files))
     assert one.digest != other.digest
     shown = json.dumps(to_json_value(one))
@@ -128,7 +128,7 @@ def test_another_secret_is_another_decision_and_says_nothing_of_it(sealed: Seale
 @pytest.mark.parametrize(
     ("given", "code", "word"),
     [
-        ({"s/join.age": "hunter2"}, Code.NOT_SEALED, "not encrypted by age"),
+        ({"s/join.age": "hunter2"}, Code.NOT_SEALED, "not encrypted with age"),
         ({"s/join.age": None}, Code.UNKNOWN_REFERENCE, "there is no file"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_boot_without_an_end_has_no_secrets(sealed: Sealed, given: tuple[str, 
 
 @pytest.mark.parametrize("often", ["Once", "OnImageChange"])
 def test_the_url_names_who_gives_it(sealed: Sealed, often: str) -> None:
-    """A mirror has none: the URL leads past it."""
+    """A mirror has no secrets: the URL is that of the endpoint."""
     mirrored = "endpoint: 'http://gitboot.test:8080'"
     for of_fleet, base in (("", "http://boot.test"), (mirrored, "http://gitboot.test:8080")):
         urls = secrets_in(planned(*documents(of_fleet=of_fleet, often=often), templates=sealed.files))
@@ -169,7 +169,7 @@ def test_the_url_names_who_gives_it(sealed: Sealed, often: str) -> None:
 
 
 def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
-    """Also if nothing else of a fleet differs."""
+    """Also if the secret is the only difference between two commits."""
     fleets = [
         repository(*documents(of_fleet=each), files=sealed.files)
         for each in ("", "endpoint: 'http://other.test'", f"{REPORTED[:-1]}, attempts: 2}}")
@@ -180,7 +180,7 @@ def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
 @pytest.mark.parametrize(
     ("user_data", "template", "word"),
     [
-        (USER_DATA.replace("s/join.age", "t"), "", r"expected a file that is encrypted, \*\.age"),
+        (USER_DATA.replace("s/join.age", "t"), "", r"expected an encrypted file, \*\.age"),
         (USER_DATA, '{"ignition": {"version": "3.4.0"}, "x": "{{ secret("join") }}"}', r"urls\.secrets\.NAME"),
     ],
     ids=["a file whose name does not say that it is encrypted", "secret as a function"],
@@ -192,7 +192,7 @@ def test_what_names_a_secret_otherwise_is_refused_with_what_to_write(
         decided(*documents(user_data=user_data), files=sealed.files | ({"t": template} if template else {}))
 
 
-# What is published
+# In the output tree
 
 
 def test_nothing_of_a_secret_is_published_but_what_age_made_of_it(sealed: Sealed) -> None:
@@ -205,12 +205,12 @@ def test_nothing_of_a_secret_is_published_but_what_age_made_of_it(sealed: Sealed
     assert names == {"join", "own"} and '"role":"sealed"' in state
     assert not [path for path in found.files if path.startswith("boot/s/")]
     machines = "\n".join(file.content.decode() for file in found.boot_files.values())
-    assert "YWdlLWVuY3J5cHRpb24" not in machines  # not even encrypted, where machines look
+    assert "YWdlLWVuY3J5cHRpb24" not in machines  # not even encrypted, in the files for machines
 
 
-STEPS: Final = {  # by what it counts as provisioned, and whether its secrets are offered
+STEPS: Final = {  # evidence, and whether the secrets are offered
     None: True,
-    "Fetched": True,  # the boot that asks for them has just begun
+    "Fetched": True,  # the boot that fetches them has just begun
     "Reported": False,
     "Progress": False,
     "Operator": False,
@@ -248,7 +248,7 @@ def test_an_installer_that_has_failed_is_given_no_more(sealed: Sealed, failed: b
     assert bool(offered) is not failed
 
 
-# What an endpoint gives
+# At an endpoint
 
 
 def test_an_endpoint_gives_what_it_holds_and_writes_it_down(here: Site, sealed: Sealed) -> None:
@@ -299,7 +299,7 @@ def test_who_is_no_machine_of_the_fleet_is_given_none(sealed: Sealed) -> None:
         assert [each.client for each in there.observed()] == ["10.12.0.13"]
 
 
-# What a check by gitboot sends: both marks, and each alone, for a cache may drop one.
+# The two signs of a check by gitboot, together and alone, because a cache may drop one of them.
 CHECKS: Final = {
     "both marks": (f"?{CHECK}=1", {"user-agent": f"{CHECKER}/0.2.0"}),
     "its name alone": ("", {"user-agent": f"{CHECKER}/0.2.0"}),
@@ -309,13 +309,13 @@ CHECKS: Final = {
 
 @pytest.mark.parametrize("marks", CHECKS)
 def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(sealed: Sealed, marks: str) -> None:
-    """Each client of this host counts here, so that only the marks tell a check from a machine."""
+    """All clients of this host count here, so that only the signs distinguish a check from a machine."""
     query, headers = CHECKS[marks]
     clients = "provisioning: {evidence: Reported, clients: [127.0.0.0/8]}"
     made = planned(*documents(of_fleet=clients), templates=sealed.files)
     path = path_of(secrets_in(made)["join"])
     with site(made) as there, there.serve(keys=sealed.keys) as url:
-        for _ in range(9):  # five withheld boots of a machine are a condition
+        for _ in range(9):  # five withheld boots of a machine make a condition false
             found = get(f"{url}{path}{query}", headers=headers)
             assert (found.status_code, found.content) == (404, b"")
         assert 'gitboot_boots_withheld_total{reason="ClientNotCounted"} 0.0\n' in http_peers.get(f"{url}/metrics").text
@@ -325,7 +325,8 @@ def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(
 
 def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, secret: str, tmp_path: Path) -> None:
     make_key(tmp_path / "other")
-    for keys, word in ((None, "without --secret-keys"), (AgeKeys(tmp_path / "other"), "none of the keys opens it")):
+    other = AgeKeys(tmp_path / "other")
+    for keys, word in ((None, "without --secret-keys"), (other, "no key in the key file decrypts it")):
         with here.serve(keys=keys) as url:
             found = get(url + secret)
             assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")
@@ -350,7 +351,7 @@ def test_the_installers_report_ends_it_before_the_instance_knows(sealed: Sealed)
         assert "(Network)" in get(url + ENTRY).text
         assert get(url + path).status_code == 200
         there.now += timedelta(minutes=5)
-        assert get(url + path).status_code == 200  # its system asks once more
+        assert get(url + path).status_code == 200  # its system fetches the file again
         assert get(url + report).status_code == 204
         assert get(url + path).status_code == 404
 
@@ -367,7 +368,7 @@ def test_it_ends_by_the_clock_and_when_it_is_withdrawn(sealed: Sealed, secret: s
         assert get(url + secret).status_code == 404
 
 
-# The whole way
+# End to end
 
 
 def boots_given(instance: Instance) -> dict[str, Any]:
@@ -387,7 +388,7 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(
         said = eventually(
             lambda: boots_given(instance)["reason"] == "SecretNotDecrypted" and boots_given(instance)["message"]
         )
-        assert "the secret join: none of the keys opens it" in said
+        assert "the secret join: no key in the key file decrypts it" in said
         keys.write_bytes(sealed.file.read_bytes())
         assert instance.get(path).text == PLAIN
         eventually(lambda: boots_given(instance)["status"])
@@ -418,21 +419,21 @@ def test_gitboot_serve_opens_them_too_and_refuses_to_start_without_a_key(
     assert refused.returncode == Exit.USAGE and "no cannot be read: No such file" in refused.stderr
 
 
-# Who fetched it
+# Fetches by other clients
 
 
 STRANGER: Final = "127.0.0.66"
 
 
 def from_address(instance: Instance, address: str, path: str, times: int = 1) -> set[int]:
-    """Fetch a path again and again from an address of this host; return the statuses."""
+    """Fetch a path several times from an address of this host. Return the statuses."""
     transport = httpx.HTTPTransport(local_address=address, verify=False)
     with httpx.Client(base_url=instance.url, transport=transport, headers=LOADER, timeout=60) as client:
         return {client.get(path).status_code for _ in range(times)}
 
 
 def private(instance: Instance) -> dict[str, Any] | None:
-    """The condition that a secret was fetched by nobody else; None: it holds."""
+    """Return the condition about unexpected fetches of a secret. None: it is true."""
     return next((each for each in instance.status()["conditions"] if each["type"] == "SecretsPrivate"), None)
 
 
@@ -457,13 +458,13 @@ def pushed(tmp_path: Path, sealed: Sealed) -> Repository:
 
 
 def data_of(instance: Instance) -> str:
-    """The path of the user data that the boot of web01 names."""
+    """Return the path of the user data in the boot of web01."""
     entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
     return path_of(next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2])
 
 
 def install(instance: Instance) -> str:
-    """Let the machine, at 127.0.0.1, boot and fetch its user data and its secret; return the secret's path."""
+    """Boot the machine at 127.0.0.1, and fetch its user data and its secret. Return the path of the secret."""
     path = path_of(instance.get(data_of(instance)).json()["x"]["join"])
     assert instance.get(path).text == PLAIN
     eventually(lambda: fetched_secrets(instance) == ["127.0.0.1"])
@@ -518,7 +519,7 @@ def test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger(
 
 
 def test_finding_s5_a_client_that_counts_for_nothing_is_noted_too(tmp_path: Path, sealed: Sealed) -> None:
-    """User data is for who knows its URL; a fetch from elsewhere is no evidence, and leaves a trace."""
+    """Every client with the URL can fetch user data. A fetch from another address is only reported."""
     pushed = Repository.create(tmp_path / "git")
     allowed = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.1/32]}")
     pushed.push({"fleet.yaml": "---\n".join(allowed), **sealed.files})

@@ -1,4 +1,4 @@
-"""Strangers that hold what they can of a real endpoint: bodies that never end, and connections."""
+"""Limits of connections and bodies, tested with clients that never finish."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ def test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_an
 
 def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_S", 0.1)
-    with site(ASKING) as made, made.serve(asked=UnknownMachineRecorder(made.spool)) as url, connect(url) as client:
+    with (
+        site(ASKING) as made,
+        made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url,
+        connect(url) as client,
+    ):
         client.sendall(POST + b"\r\n{")
         answer = read_all(client)
     assert answer.startswith(b"HTTP/1.1 408 ") and b"\r\nConnection: close\r\n" in answer
@@ -62,7 +66,7 @@ def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.
 def test_finding_s4_curl_that_trickles_a_body_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_S", 1)
     status = ("--silent", "--output", os.devnull, "--write-out", "%{http_code}", "--user-agent", IPXE)
-    with site(ASKING) as made, made.serve(asked=UnknownMachineRecorder(made.spool)) as url:
+    with site(ASKING) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url:
         command = [program("curl", "curl"), *status, "--request", "POST", "--upload-file", ".", f"{url}/v1/inventory"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as curl:
             assert curl.stdin is not None and curl.stdout is not None
@@ -95,7 +99,7 @@ def test_a_request_that_is_answered_before_its_body_ends_the_connection(head: st
 
 def test_the_connection_stays_after_a_body_that_came_to_its_end() -> None:
     end = b"Connection: close\r\n\r\n"
-    with site(ASKING) as made, made.serve(asked=UnknownMachineRecorder(made.spool)) as url:
+    with site(ASKING) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url:
         answer = exchange(url, POST.replace(b"500", b"2") + b"\r\n{}" + b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + end)
         assert answer.count(b"HTTP/1.1 ") == 2
         assert answer.endswith(b"ok\n")
@@ -119,7 +123,7 @@ def test_finding_s4_clients_that_read_slowly_make_room_for_another(
 def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address() -> None:
     with site(ASKING) as made, ExitStack() as stack:
         url = stack.enter_context(
-            made.serve(trusted_proxies=PROXY, most_idle=1000, asked=UnknownMachineRecorder(made.spool))
+            made.serve(trusted_proxies=PROXY, max_idle=1000, unknown_recorder=UnknownMachineRecorder(made.spool))
         )
         held = [stack.enter_context(connect(url)) for _ in range(3 * MAX_BODIES_PER_ADDRESS)]
         for number, each in enumerate(held):

@@ -1,4 +1,4 @@
-"""Metrics as they are read: by Prometheus' own format and by OpenMetrics, of an endpoint and of its instance."""
+"""Metrics of an endpoint and its instance, in the Prometheus format and in OpenMetrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.helpers.endpoints import (
 )
 from tests.helpers.git_repositories import program
 
-# As Prometheus asks.
+# The Accept header of Prometheus.
 ACCEPT = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1"
 
 Samples = dict[str, dict[tuple[str, ...], float]]
@@ -93,7 +93,7 @@ def test_who_asks_for_openmetrics_is_given_the_same_as_that(url: str) -> None:
     assert {name: found[name] for name in found if name != "gitboot_http_requests_total"} == {
         name: plain_ones[name]
         for name in plain_ones
-        if name != "gitboot_http_requests_total"  # it counts these two
+        if name != "gitboot_http_requests_total"  # this counter counts these two requests
     }
 
 
@@ -158,7 +158,7 @@ def test_operators_certificate_ends_when_it_ends(url: str) -> None:
 
 def test_durations_are_counted_up_to_each_bound() -> None:
     laps = StageTimes()
-    for seconds in (0.1, 0.1001, 1000):  # a bound, more than it, more than all
+    for seconds in (0.1, 0.1001, 1000):  # equal to a bound, above it, above all bounds
         laps.add(Stage.PUBLISH, seconds)
     laps.add(Stage.RECONCILE, 2)
     with site() as made:

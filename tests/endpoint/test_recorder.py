@@ -1,4 +1,4 @@
-"""What an endpoint answers and what its instance records agree, whatever is slow, full or killed."""
+"""Recorder: responses and records agree, even if a part is slow, full or killed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def here() -> Iterator[Site]:
 
 
 class Reader:
-    """An instance that reads the spool of an endpoint when it is told to."""
+    """An instance that reads the spool of an endpoint when the test calls it."""
 
     def __init__(self, folder: Path, spool: Path) -> None:
         self._spool, self._offsets = spool, dict[str, int]()
@@ -148,7 +148,7 @@ def test_finding_c1_whatever_a_sync_does_the_instance_records_what_was_answered(
 def test_finding_c1_a_boot_that_was_withheld_while_the_database_stalled_is_still_offered(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    """The database answers the question what was served, and takes no line until the answer was given."""
+    """The database answers queries, but stores no line until the endpoint has responded."""
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(INSTALL), "t": TEMPLATES["t"]})
     address = postgres_server.address()
@@ -174,7 +174,7 @@ def test_finding_c1_a_boot_that_was_withheld_while_the_database_stalled_is_still
 
 
 def test_an_intent_that_a_killed_endpoint_left_uses_the_boot_up_after_a_minute(here: Site) -> None:
-    """It was killed before it recorded an outcome."""
+    """The endpoint was killed before it recorded an outcome."""
     with here.serve() as url:
         assert SERVED in get(url + ENTRY).text
         intent, outcome = eventually(lambda: len(found := read_new(here.spool, {}).observations) == 2 and found)
@@ -184,7 +184,7 @@ def test_an_intent_that_a_killed_endpoint_left_uses_the_boot_up_after_a_minute(h
     here.now += timedelta(seconds=60)
     with here.serve() as url:
         assert [path for path in LOOKUPS if DISK not in get(url + path).text] == []
-        assert "not given: perhaps served at 2" in get(url + ENTRY).text
+        assert "boot withheld: perhaps served at 2" in get(url + ENTRY).text
 
 
 @pytest.mark.parametrize("ask", ["HEAD", "another machine", "curl", "stopped", "a missing file"])
@@ -302,7 +302,7 @@ def left(taking: Site) -> list[UnknownMachine]:
 
 def send(taking: Site, *contents: object, **headers: str) -> list[httpx.Response]:
     asked = UnknownMachineRecorder(taking.spool)
-    with taking.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
+    with taking.serve(unknown_recorder=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
         answers = [
             client.post(INVENTORY_PATH, content=each if isinstance(each, bytes) else json.dumps(each).encode())
             for each in contents
@@ -329,7 +329,7 @@ def test_nothing_is_taken_unless_the_fleet_asks_for_it(taking: Site) -> None:
 
 
 def test_of_a_machine_that_a_document_has_it_says_and_decides_nothing(taking: Site) -> None:
-    """A boot that is made once is neither given, nor spent, nor reported by it."""
+    """A HEAD request or a check neither gets nor consumes a one-time boot, and is not reported."""
     own = {"uuid": UUID, "interfaces": [{"mac": MAC}], "provision": 7}
     assert (codes(send(taking, own)), left(taking), taking.observed()) == ([204], [], [])
     with taking.serve() as url:
@@ -356,7 +356,7 @@ def test_what_is_no_inventory_is_refused_and_leaves_nothing(taking: Site, conten
 
 def test_who_says_it_is_larger_than_it_is_leaves_nothing(taking: Site) -> None:
     asked = UnknownMachineRecorder(taking.spool)
-    with taking.serve(asked=asked) as url, connect(url) as client:
+    with taking.serve(unknown_recorder=asked) as url, connect(url) as client:
         client.sendall(b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n" + b'{"interfaces":')
         client.shutdown(1)
         read_all(client)
@@ -390,7 +390,7 @@ def test_who_is_a_monitor_or_cannot_be_kept_is_not_heard(taking: Site) -> None:
 
 def test_it_is_only_sent_and_not_to_the_operators_address(taking: Site) -> None:
     asked = UnknownMachineRecorder(taking.spool)
-    with taking.serve(asked=asked) as url:
+    with taking.serve(unknown_recorder=asked) as url:
         assert http_peers.get(f"{url}{INVENTORY_PATH}").status_code == 404
         assert http_peers.post(f"{url}{INVENTORY_PATH}/", json=SENT).status_code == 405
     listening = open_listening_socket("127.0.0.1:0")
@@ -491,7 +491,7 @@ def test_while_no_instance_has_the_ledger_no_one_time_boot_is_served_by_any_tree
     address = read_address(path)
     assert address is not None
     with site(None) as tree, open_ledger(path):
-        tree.publish(FLEET, giver="")  # as a tree that was only rendered
+        tree.publish(FLEET, giver="")  # like a tree that was only rendered
         with Hosts(tree, address, "").host("other") as other:
             assert DISK in get(other.url + ENTRY).text
 
@@ -500,10 +500,10 @@ def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: H
     with hosts.host("other", NOWHERE) as other:
         text = get(other.url + ENTRY).text
         assert DISK in text
-        assert "not given: its fetch could not be recorded" in text
+        assert "boot withheld: the fetch could not be recorded" in text
         ready = http_peers.get(other.url + "/readyz")
         assert ready.status_code == 503
-        assert "does not take it" in ready.text
+        assert "cannot be used" in ready.text
 
 
 def test_a_ledger_that_hangs_costs_a_deadline_and_nothing_more(hosts: Hosts) -> None:
@@ -515,11 +515,11 @@ def test_a_ledger_that_hangs_costs_a_deadline_and_nothing_more(hosts: Hosts) -> 
 
 
 def test_a_boot_that_one_host_withheld_is_served_by_another(hosts: Hosts) -> None:
-    """PostgreSQL records the fetch only after the deadline, when the machine has got its disk."""
+    """PostgreSQL records the fetch only after the deadline, when the machine already boots its disk."""
     headers = LOADER.items()
     with closing(PassingLoop()) as loop, hosts.host("east") as east, hosts.host("west") as west:
         with open_connection(hosts.address) as locking, locking.transaction():
-            locking.execute("LOCK TABLE fetches IN SHARE MODE")  # can be read, and takes no row
+            locking.execute("LOCK TABLE fetches IN SHARE MODE")  # reads work, inserts wait
             answered = loop.create_task(ask_endpoint(east.endpoint, "GET", ENTRY, "127.0.0.1", headers, ""))
             waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'fetches'::regclass AND NOT granted"
             while locking.execute(waiting).fetchone() == (0,):
@@ -554,7 +554,7 @@ def test_a_report_is_recorded_here_and_arrives_once(hosts: Hosts) -> None:
         other.forwarder.send()
         assert [each.is_report for each in hosts.arrived()] == [True] * 3
         get(other.url + REPORT)
-        Forwarder(other.spool, other.shared).send()  # another process, which does not know what was sent
+        Forwarder(other.spool, other.shared).send()  # another process, which has not seen the sent lines
         other.forwarder.send()
         assert len(hosts.arrived()) == 1
         assert list_files(other.spool) != [], "its writer may still add to it"
@@ -620,7 +620,7 @@ def test_a_file_that_is_shorter_than_what_was_sent_is_sent_from_its_end_on(
             return [encode_line(each) for each in hosts.arrived()]
 
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # its writer may still add to it
+            fcntl.flock(file, fcntl.LOCK_EX)  # its writer may still append to it
             assert arrived() == [line(0), line(1)]
             os.truncate(path, left)
             (folder / "2-00.jsonl").write_bytes(line(2))
@@ -631,13 +631,13 @@ def test_a_file_that_is_shorter_than_what_was_sent_is_sent_from_its_end_on(
                 assert arrived() == [line(number)]
             assert arrived() == []
         (told,) = caplog.messages
-        assert f"{path} has {left} bytes, and gitboot has sent {len(line(0) + line(1))} bytes of it" in told
+        assert f"{path} has {left} bytes, but gitboot has sent {len(line(0) + line(1))} bytes of it" in told
         assert arrived() == arrived() == []
     assert list_files(folder) == [], "all of it was sent"
 
 
 def test_a_line_that_is_cut_off_while_it_is_sent_stops_nothing(hosts: Hosts, tmp_path: Path) -> None:
-    """The sync of its writer failed after the line was read."""
+    """The writer's sync failed after the line was read."""
     folder = tmp_path / "far"
     folder.mkdir()
     path = folder / "1-00.jsonl"
@@ -692,7 +692,7 @@ def test_an_endpoint_that_is_killed_loses_no_report_and_sends_none_twice(hosts: 
             url, _ = up.enter_context(served(hosts.tree.root, *arguments))
             for _ in range(5):
                 acknowledged += get(url + REPORT).status_code in (200, 204)
-            up.close()  # by SIGKILL
+            up.close()  # kills it with SIGKILL
         assert acknowledged == 15
         stack.enter_context(served(hosts.tree.root, *arguments))
         found: list[Observation] = []

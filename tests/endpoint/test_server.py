@@ -1,4 +1,4 @@
-"""Endpoints in processes of their own: started, restarted, and never left behind."""
+"""Endpoint processes: start, restart and end."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class Ahead:
 
 
 class Download:
-    """A client that is sent 16 MB, and its connection at the server, which looks at it when a test lets it."""
+    """A client that receives 16 MB, and its connection at the server. The test calls the check for stuck clients."""
 
     def __init__(self, client: socket.socket, connection: connection.Connection) -> None:
         self.client, self._connection = client, connection
@@ -228,7 +228,7 @@ class Download:
         self._clock = connection.loop = Ahead(self._loop)  # type: ignore[assignment]
 
     def is_looked_at(self, after_s: float) -> bool:
-        """Let so much time pass and have the server look at this client; say whether it is still served."""
+        """Let time pass and check for stuck clients. Return whether this client is still connected."""
 
         async def look() -> bool:
             self._clock.ahead_s += after_s
@@ -253,7 +253,7 @@ async def sixteen_megabytes(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.fixture
 def download(monkeypatch: pytest.MonkeyPatch) -> Iterator[Download]:
-    monkeypatch.setattr("gitboot.endpoint.server._STUCK_CHECK_S", 3600)  # tests look themselves
+    monkeypatch.setattr("gitboot.endpoint.server._STUCK_CHECK_S", 3600)  # tests call the check themselves
     running, url = started(sixteen_megabytes)
     with connect(url, receive_buffer=65536) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -291,7 +291,7 @@ def test_clients_cannot_use_up_all_files_of_the_process(monkeypatch: pytest.Monk
     with site() as made, made.serve() as url:
         clients = [connect(url) for _ in range(3)]
         clients[2].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert clients[2].recv(12) == b"HTTP/1.1 200"  # by then all three are known
+        assert clients[2].recv(12) == b"HTTP/1.1 200"  # then all three are connected
         assert get(url + ENTRY).status_code == 200, "the oldest of who holds most goes, not the newcomer"
         assert clients[0].recv(1) == b""
         for client in clients:
@@ -299,7 +299,7 @@ def test_clients_cannot_use_up_all_files_of_the_process(monkeypatch: pytest.Monk
 
 
 class Paused:
-    """An application that sends the first half of each answer, and the second once it may."""
+    """An application that sends the first half of each response, and the second half when the test allows it."""
 
     def __init__(self) -> None:
         self.limits, self.may_end = connection.Limits(), threading.Event()
@@ -335,7 +335,7 @@ def test_clients_take_no_more_than_a_third_of_all_files() -> None:
 
 @pytest.mark.parametrize("path", [b"/healthz", b"/boot.ipxe"])
 def test_headers_are_spelt_as_they_are_registered(path: bytes) -> None:
-    """GRUB before 2.12 finds no content-length that is not spelt Content-Length, and waits for the connection's end."""
+    """GRUB before 2.12 recognizes only the spelling Content-Length, else it waits for the end of the connection."""
     with site() as made, made.serve() as url:
         get(url + path.decode())
         head, _, _ = exchange(url, b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").partition(
@@ -347,7 +347,7 @@ def test_headers_are_spelt_as_they_are_registered(path: bytes) -> None:
 
 
 def test_an_answer_to_who_has_asked_for_more_and_left_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    """uvicorn tells only the last of several requests that nobody is there; uvloop then raised into the log."""
+    """Of several requests, only the last one learns from uvicorn that the client has gone."""
     asked, left, answered = threading.Event(), threading.Event(), threading.Event()
 
     async def answers_too_late(scope: Scope, receive: Receive, send: Send) -> None:
@@ -441,7 +441,7 @@ def test_several_processes_turn_at_one_instant_and_see_what_is_published_at_the_
     with served(tree.root, "--workers", "2", "--spool", str(tree.spool)) as (url, _):
         for version in range(10):
             tree.publish(planned(*ONCE[:-1], policy(f"v{version}", often="Once"), now=AFTER), commit=str(version))
-            for path in LOOKUPS * 3:  # each by a connection of its own, whoever takes it
+            for path in LOOKUPS * 3:  # each on a separate connection, to any worker
                 assert f"BootPolicy/v{version}," in get(url + path).text
         assert len(tree.observed()) == 10 * 9
 
@@ -489,7 +489,7 @@ def test_an_instance_counts_its_endpoints_and_starts_them_again(repository: Repo
         eventually(lambda: serving() == "True 2 of 2 endpoints running, 1 restart since the start")
 
 
-# Shows life ten times a second at the pipe of the last argument, and leaves its process id in the folder of the first.
+# Writes a heartbeat ten times a second to the pipe in the last argument, and its process id to the folder in the first.
 LIVELY = """
 import os, pathlib, sys, time
 while True:
@@ -517,9 +517,9 @@ def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
         assert Endpoints(expected=2, alive=1, restarts=0, hung=1) in changes
         assert is_gone(stopped)
         assert not is_gone(other)
-        os.kill(other, signal.SIGSTOP)  # it takes no signal but one
+        os.kill(other, signal.SIGSTOP)  # a stopped process handles only SIGKILL
     assert is_gone(other), "all end with the block"
-    assert f"endpoint process {stopped} has not responded for 5 s: replaced" in caplog.text
+    assert f"endpoint process {stopped} has not responded for 5 s and will be replaced" in caplog.text
 
 
 def test_an_endpoint_shows_life_again_and_again(tree: Site) -> None:

@@ -1,4 +1,4 @@
-"""Operators who ask by TLS: what they are shown, also when its files change or break, and who is not let in."""
+"""TLS for operators: the certificate, changed and damaged files, and refused connections."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 class Pair:
-    """The files that an endpoint is told of, and what stands in them."""
+    """The certificate and key files of an endpoint."""
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.certificate, self.key = folder / "operators.pem", folder / "operators.key"
@@ -59,7 +59,7 @@ class Pair:
         return ("--operators-tls", str(self.certificate), str(self.key))
 
     def renew(self) -> bytes:
-        """Put a new one there, as certbot does: one file after the other; return what clients are shown of it."""
+        """Replace the certificate as certbot does, one file after the other. Return the new certificate."""
         issued = self._authority.issue()
         self.put(issued)
         return ssl.PEM_cert_to_DER_cert(issued.certificate.read_text())
@@ -91,7 +91,7 @@ def pair(tmp_path: Path, authority: Authority) -> Pair:
 
 @contextmanager
 def served(made: Site, *arguments: str) -> Iterator[tuple[Instance, str]]:
-    """``gitboot serve``, and the URL at which operators ask; it must end cleanly when it is told to."""
+    """Run ``gitboot serve``, and yield its events and the operators' URL. It must end cleanly."""
     places = ("--out", str(made.root), "--listen", "127.0.0.1:0", "--operators-listen", "127.0.0.1:0")
     found = Instance.start("serve", *places, *arguments)
     process = found.process
@@ -120,7 +120,7 @@ def said(found: Instance, type: str) -> list[str]:
 
 
 def ask(client: socket.socket, path: str = STATUS) -> bytes:
-    """The first line that is answered on a connection that stays open."""
+    """Return the first line of the response on a connection that stays open."""
     client.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     with client.makefile("rb") as answer:
         first, length = answer.readline(), 0
@@ -131,14 +131,14 @@ def ask(client: socket.socket, path: str = STATUS) -> bytes:
     return first
 
 
-# What is shown
+# The certificate
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_operators_ask_by_tls_and_machines_as_ever(made: Site, pair: Pair, workers: str) -> None:
     with served(made, *pair.options, "--workers", workers) as (found, operators):
         assert operators.startswith("https://127.0.0.1:")
-        for _ in range(6):  # whoever of them takes it
+        for _ in range(6):  # to any worker
             assert pair.get(operators + STATUS).status_code == 200
         assert pair.get(operators + ENTRY).status_code == 404
         assert get(found.url + ENTRY).status_code == 200
@@ -166,7 +166,7 @@ def test_a_new_certificate_is_shown_to_whoever_connects_next_and_drops_nobody(ma
             assert new != before
             eventually(lambda: pair.shown(operators) == new)
             assert ask(client).startswith(b"HTTP/1.1 200"), "who is connected notices nothing"
-        assert eventually(lambda: said(found, "CertificateRead"))
+        assert eventually(lambda: said(found, "CertificateReadable"))
 
 
 def break_it(how: str, pair: Pair, authority: Authority) -> None:
@@ -198,10 +198,10 @@ def break_it(how: str, pair: Pair, authority: Authority) -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("another key", "operators.key is not the key of "),
-        ("half a certificate", "operators.pem holds no certificate in PEM"),
+        ("another key", "operators.key does not match "),
+        ("half a certificate", "operators.pem has no PEM certificate"),
         ("no key", "operators.key cannot be read: No such file or directory"),
-        ("a locked key", "operators.key is locked with a passphrase"),
+        ("a locked key", "operators.key has a passphrase"),
     ],
 )
 def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
@@ -215,11 +215,11 @@ def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
         assert "gitboot_operators_certificate_readable 0.0" in pair.get(f"{operators}/metrics").text
         (message,) = said(found, "CertificateUnreadable")
         assert why in message
-        assert message.endswith("the one before goes on")
+        assert message.endswith("the previous certificate stays in use")
         new = pair.renew()
         eventually(lambda: pair.shown(operators) == new)
         assert "gitboot_operators_certificate_readable 1.0" in pair.get(f"{operators}/metrics").text
-    assert len(said(found, "CertificateRead")) == 1
+    assert len(said(found, "CertificateReadable")) == 1
 
 
 @pytest.mark.parametrize("gone", ["operators.pem", "operators.key"])
@@ -242,17 +242,17 @@ def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
     assert event is not None
     assert event.type == "CertificateUnreadable"
     assert gone in event.message
-    assert event.message.endswith("cannot be read: No such file or directory: the one before goes on")
+    assert event.message.endswith("cannot be read: No such file or directory: the previous certificate stays in use")
     pair.renew()
     found = certificate.reload_if_changed(START)
     assert found is not None
-    assert found.type == "CertificateRead"
+    assert found.type == "CertificateReadable"
 
 
 def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
     made: Site, pair: Pair, tmp_path: Path
 ) -> None:
-    """It has nothing from before; machines need neither certificate nor tokens."""
+    """There is no previous certificate. Machines need neither a certificate nor tokens."""
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-of-prometheus\n")
     with served(made, *pair.options, "--operators-tokens", str(tokens), "--workers", "2") as (found, operators):
@@ -265,7 +265,7 @@ def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
             lambda: len(pids := workers_of(found.process.pid)) == 2 and not set(pids) & set(first) and pids
         )
         eventually(lambda: get(found.url + ENTRY).status_code == 200)
-        eventually(lambda: any("nobody is let in" in each for each in said(found, "CertificateUnreadable")))
+        eventually(lambda: any("connections are refused" in each for each in said(found, "CertificateUnreadable")))
         with pytest.raises(httpx.TransportError):
             pair.get(operators + STATUS)
         pair.renew()
@@ -284,7 +284,7 @@ def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
 
         def condition() -> dict[str, object]:
             found = pair.get(operators + STATUS).json()["conditions"]
-            return next((each for each in found if each["type"] == "CertificateRead"), {})
+            return next((each for each in found if each["type"] == "CertificateReadable"), {})
 
         eventually(lambda: pair.get(operators + STATUS).json()["applied"]["commit"])
         assert condition() == {}
@@ -292,7 +292,7 @@ def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
         found = eventually(condition)
         assert found["status"] is False
         assert found["reason"] == "Unusable"
-        assert "is not the key of" in str(found["message"])
+        assert "does not match" in str(found["message"])
         assert "openssl" in str(found["remedy"])
         pair.renew()
         eventually(lambda: condition() == {})
@@ -307,10 +307,10 @@ def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
     [
         ("a certificate alone", "Option '--operators-tls' requires 2 arguments."),
         ("without a socket", "--operators-tls needs --operators-listen"),
-        ("another key", "operators.key is not the key of {folder}/operators.pem, in which the server's own"),
-        ("half a certificate", "{folder}/operators.pem holds no certificate in PEM"),
+        ("another key", "operators.key does not match {folder}/operators.pem; the server's own"),
+        ("half a certificate", "{folder}/operators.pem has no PEM certificate"),
         ("no key", "{folder}/operators.key cannot be read: No such file or directory"),
-        ("a locked key", "`openssl pkey` writes it without"),
+        ("a locked key", "has a passphrase; remove it with `openssl pkey`"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_at_the_start(
@@ -332,16 +332,16 @@ def test_what_cannot_be_shown_is_refused_at_the_start(
     assert why.format(folder=tmp_path) in done.stderr
 
 
-# Who is not let in
+# Refused connections
 
 
 def test_t12_who_does_not_agree_on_tls_is_counted(made: Site, pair: Pair, authority: Authority) -> None:
     with served(made, *pair.options) as (_, operators):
         with pytest.raises(httpx.TransportError):
-            httpx.get(operators.replace("https:", "http:") + STATUS, timeout=60)  # does not encrypt at all
+            httpx.get(operators.replace("https:", "http:") + STATUS, timeout=60)  # no TLS
         with pytest.raises(httpx.ConnectError):
-            httpx.get(operators + STATUS, timeout=60)  # does not trust what it is shown
-        with connect(operators) as client:  # breaks off
+            httpx.get(operators + STATUS, timeout=60)  # does not trust the certificate
+        with connect(operators) as client:  # aborts the handshake
             client.sendall(b"\x16\x03\x01")
 
         def counted() -> bool:
@@ -404,7 +404,7 @@ def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(
     monkeypatch.setattr(tls, "HEAD_S", 0.5)
     refused: list[int] = []
     with crowded(made, authority.issue(), refused) as (_, operators, _), connect(operators) as silent:
-        silent.settimeout(50)  # without a bound of ours it were 60
+        silent.settimeout(50)  # without gitboot's limit it would be 60
         assert silent.recv(1) == b""
         eventually(lambda: refused == [1])
 

@@ -1,4 +1,4 @@
-"""Webhooks of forges let an instance fetch at once; whoever has not the secret moves nothing."""
+"""Webhooks of forges: a request with the secret triggers a fetch at once, any other request does not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MovedLoop(asyncio.SelectorEventLoop):
 
 
 class Heard:
-    """What hears pushes in a loop whose clock is moved, and when it woke the instance."""
+    """The webhook handler in a loop with a test clock, and the times of its fetches."""
 
     def __init__(self, folder: Path) -> None:
         self._loop = MovedLoop()
@@ -55,7 +55,7 @@ class Heard:
         self._pushes = Webhooks(secret, lambda: self.woken.append(self._loop.time()))
 
     def after(self, headers: list[tuple[bytes, bytes]], times: int) -> set[int]:
-        """Push so often, ten times a second, and wait for a minute; return the statuses."""
+        """Send webhooks, ten a second, and wait for a minute. Return the statuses."""
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": BODY}
@@ -84,7 +84,7 @@ class Site(NamedTuple):
 
     repository: Repository
     instance: Instance
-    operators: str  # the URL at which they ask
+    operators: str  # the operators' URL
 
     def push(self, **headers: str) -> int:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -132,7 +132,7 @@ def test_what_a_forge_signs_lets_the_instance_fetch(site: Site) -> None:
         {"X_Gitlab_Token": "another-secret-of-16"},
         {"X_Gitlab_Token": ""},
         {"X_Gitlab_Token": SECRET.decode(), "X_Gitea_Signature": "0"},  # one of two is wrong
-        {"X_Hub_Signature": signed()},  # SHA-1's, which nobody looks at
+        {"X_Hub_Signature": signed()},  # a SHA-1 signature, which gitboot ignores
     ],
 )
 def test_who_has_not_the_secret_moves_nothing(site: Site, tmp_path: Path, headers: dict[str, str]) -> None:
@@ -156,7 +156,7 @@ def test_a_body_without_end_is_not_read(site: Site) -> None:
 
 
 def test_many_pushes_are_few_fetches(tmp_path: Path) -> None:
-    """One at once, and then one every two seconds."""
+    """The first fetch is at once, then there is one every two seconds."""
     heard = Heard(tmp_path)
     assert heard.after([(b"x-gitlab-token", SECRET)], times=50) == {204}
     assert [round(each) for each in heard.woken] == [0, 2, 4, 6]

@@ -1,4 +1,4 @@
-"""A mapping that is changed again and again says what a dictionary says that is made anew each time."""
+"""Layered dictionary: after many changes it equals a plain dictionary with the same changes."""
 
 import random
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Blobs become typed resources, or every problem of a commit: which files count, and what belongs together."""
+"""Validation: documents, references, names and identities across the files of a commit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wrong(
     return told(structs.replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
 
 
-# Which files count
+# Files
 
 
 @for_each(
@@ -104,7 +104,7 @@ def test_a_gitbootignore_of_more_than_64_kib_is_reported_and_leaves_out_nothing(
     assert wrong(files={**files, ".gitbootignore": ignored[: 64 * 1024]}) == []
 
 
-# What a file says
+# Documents
 
 
 def test_what_is_too_large_to_be_read_is_told_where_it_is_and_where_it_is_named() -> None:
@@ -272,7 +272,7 @@ def test_two_servers_share_no_uuid_and_no_address(case: str, uuid: str, interfac
     assert wrong(first, _with("b", uuid, *interfaces)) == ["008.yaml:4 GB2003"] * shared, case
 
 
-# A fleet in which every field that can name something names nothing that is there.
+# A fleet in which every reference is dangling.
 LOST = (
     fleet(
         "baseURL: 'http://boot.test', unknownServers: {profile: lost}, "
@@ -376,7 +376,7 @@ def test_a_template_that_is_a_pointer_is_told_where_it_is_named() -> None:
     assert wrong(named, files={"t": LFS, "unused": LFS}) == ["007.yaml:4 GB5003"]
 
 
-# What is read
+# Reads
 
 
 def _counting(given: Snapshot, reads: list[BlobId]) -> Snapshot:
@@ -496,7 +496,9 @@ def test_a_hundred_problems_of_a_file_are_shown_and_how_many_more(case: str) -> 
 
 
 def test_problems_of_every_kind_in_one_file_are_counted_together() -> None:
-    texts = [text(70) for case, text in TOO_MANY.items() if case != "names of nothing"]  # a lost document may have it
+    texts = [
+        text(70) for case, text in TOO_MANY.items() if case != "names of nothing"
+    ]  # an unreadable document may have the name
     found = problems(snapshot(*SEED, files={"x.yaml": "\n---\n".join(texts)}))
     assert len(found) == 101
     assert found[-1].message == f"{70 * len(texts) - 100} more problems from here on are not shown"

@@ -172,7 +172,7 @@ MESSAGES: Final = {
     "a kind that is misspelt": 'there is no kind "BootPolcy" (did you mean BootPolicy?)',
     "a field that is misspelt": 'spec has no field "serail" (did you mean serial?)',
     "a field of an interface that is unknown": (
-        'spec.interfaces[0] has no field "speed" (it has addresses, boot, mac, name)'
+        'spec.interfaces[0] has no field "speed" (use one of addresses, boot, mac, name)'
     ),
     "a server without a UUID": (
         "BootPolicy/edge boots BootImage/edge-os, which writes disks, but the server has no uuid (edge01) "
@@ -189,19 +189,19 @@ MESSAGES: Final = {
     ),
     "an argument of two lines": (
         r'spec.kernelArguments[0]: expected one kernel argument on one line, found "quiet\nsplash" '
-        "(write one item an argument: name, name=value, or -name to remove one)"
+        "(write one argument in each item: name, name=value, or -name to remove one)"
     ),
     "two servers with one UUID in different byte orders": (
-        "UUID 44454c4c-3400-104a-8056-b9c04f4d3732 is Server/web01's at servers/web01.yaml:8 already, "
+        "UUID 44454c4c-3400-104a-8056-b9c04f4d3732 is already used by Server/web01 at servers/web01.yaml:8, "
         "as 4c4c4544-0034-4a10-8056-b9c04f4d3732 "
-        "(correct the one that is wrong, or remove the document of a machine that is gone)"
+        "(correct the wrong value, or remove the document of a machine that no longer exists)"
     ),
     "two servers with one serial": (
-        "serial 4J8VM72 is Server/web01's at servers/web01.yaml:9 already "
-        "(correct the one that is wrong, or remove the document of a machine that is gone)"
+        "serial 4J8VM72 is already used by Server/web01 at servers/web01.yaml:9 "
+        "(correct the wrong value, or remove the document of a machine that no longer exists)"
     ),
-    "two servers of one name": "Server/old01 stands at servers/edge01.yaml:4 already (rename or remove one of the two)",
-    "two Fleets": "there is one Fleet a repository, and Fleet/faultless stands at fleet.yaml:4 (keep one of the two)",
+    "two servers of one name": "Server/old01 is already at servers/edge01.yaml:4 (rename or remove one of the two)",
+    "two Fleets": "a repository has only one Fleet, and Fleet/faultless is at fleet.yaml:4 (remove one of the two)",
     "a server that names no policy of the repository": ('there is no BootPolicy named "legcay" (did you mean legacy?)'),
     "a profile that names no user data of the repository": (
         'there is no file "userdata/edge.ign" (did you mean userdata/edge.ign.j2?)'

@@ -1,4 +1,4 @@
-"""YAML text becomes documents as it was written, or problems at their place; nothing crashes it."""
+"""YAML reader: source text and places of values, problems, and hostile input."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_faults_and_their_places(case: str, text: str | bytes, expected: str) ->
     assert faults(text) == expected, case
 
 
-TAB = "GB1001: a tab, where YAML wants spaces (indent with spaces)"
+TAB = "GB1001: a tab where YAML needs spaces (indent with spaces)"
 MESSAGES = [
     ("a:\n\tb: c", f"2:1: {TAB}"),
     ("a: b\n\tc: d", f"2:1: {TAB}"),
@@ -196,18 +196,18 @@ MESSAGES = [
     (
         "a:\n- b\nc: d\n- e",
         "4:1: GB1001: not YAML: did not find expected key"
-        " (while parsing a block mapping that begins in line 1)"
-        " (indent all keys of a mapping alike; put the whole value in quotes)",
+        " (while parsing a block mapping that begins on line 1)"
+        " (indent all keys of a mapping equally; put the whole value in quotes)",
     ),
     (
         "- a\nb: c",
         "2:1: GB1001: not YAML: did not find expected '-' indicator"
-        " (while parsing a block collection that begins in line 1) (indent all items of a list alike)",
+        " (while parsing a block collection that begins on line 1) (indent all items of a list equally)",
     ),
     (
         "x: y\n---\na: [b,\nc\n",
         "5:1: GB1001: not YAML: did not find expected ',' or ']'"
-        " (while parsing a flow sequence that begins in line 3) (close the list with ']')",
+        " (while parsing a flow sequence that begins on line 3) (close the list with ']')",
     ),
     (
         "a: {b: c d: e}",
@@ -216,7 +216,7 @@ MESSAGES = [
     (
         "{a: b} c",
         "1:8: GB1001: not YAML: did not find expected <document start>"
-        " (put it into the document, or a '---' line before it)",
+        " (move it into the document, or add a '---' line before it)",
     ),
     (
         "a: *.iso",
@@ -240,12 +240,12 @@ MESSAGES = [
     (
         'a: "C:\\dir"',
         "1:7: GB1001: not YAML: found unknown escape character"
-        " (use single quotes, in which a backslash is a backslash)",
+        " (use single quotes, in which a backslash has no special meaning)",
     ),
     (
         "a: b: c",
         "1:5: GB1001: not YAML: mapping values are not allowed in this context"
-        " (put text that holds ': ' in quotes; indent keys alike)",
+        " (put text that contains ': ' in quotes; indent keys equally)",
     ),
     (
         "a: |x",
@@ -257,10 +257,10 @@ MESSAGES = [
         "1:5: GB1001: not YAML: found an indentation indicator equal to 0"
         " (look at the indentation, at brackets and quotes that are left open, and at tabs: indent with spaces)",
     ),
-    ("a: \0", "1:4: GB1003: the control character U+0000, which YAML forbids (remove it)"),
+    ("a: \0", "1:4: GB1003: the control character U+0000 is not allowed in YAML (remove it)"),
     (
         "a: b\n\n---\nc: d\ne:\n  f: g\n  f: h",
-        "7:3: GB1011: the key 'f' again, which line 6 has already (remove one of the two)",
+        "7:3: GB1011: the key 'f' is already on line 6 (remove one of the two)",
     ),
 ]
 
@@ -271,7 +271,7 @@ def test_messages_say_what_was_found_and_how_to_fix_it(text: str, expected: str)
     assert [str(each) for each in problems] == [f"a.yaml:{expected}"]
 
 
-RESOLVE = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= and >>>>>>>"
+RESOLVE = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= or >>>>>>>"
 
 
 @for_each(
@@ -289,7 +289,7 @@ RESOLVE = "resolve the conflict, and remove the lines that begin with <<<<<<<, |
 def test_finding_r11_a_conflict_marker_is_named_as_such(case: str, text: str, expected: list[str]) -> None:
     _, problems, *_ = parse(text.encode(), "a.yaml")
     wanted = [
-        f"a.yaml:{where}: GB1001: a conflict marker of Git: {marker} ({RESOLVE})"
+        f"a.yaml:{where}: GB1001: a Git conflict marker: {marker} ({RESOLVE})"
         for where, marker in map(str.split, expected)
     ]
     assert [str(each) for each in problems] == wanted, case
@@ -322,7 +322,7 @@ def test_of_too_many_problems_the_first_are_shown(separator: str) -> None:
 
 
 def test_the_first_problems_of_too_many_are_sorted() -> None:
-    text = "- *a\n" * 99 + "---\n*b\n"  # that a list is no document is noticed at its end
+    text = "- *a\n" * 99 + "---\n*b\n"  # the reader notices only at the end that a list is not a document
     assert faults(text).startswith("ROOT_NOT_MAPPING 1:1, ALIAS 1:3, ALIAS 2:3,")
 
 

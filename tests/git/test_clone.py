@@ -154,10 +154,10 @@ def test_a_pack_whose_commits_lack_parents_is_completed(work: Work, state: Path)
     ("reference", "message"),
     [
         pytest.param("nope", "has no branch or tag nope; its branches are main, old", id="branch"),
-        pytest.param(">=3", "has no tag that is a version in the range >=3", id="range"),
+        pytest.param(">=3", "has no tag with a version in the range >=3", id="range"),
         pytest.param(NOWHERE, f"object {NOWHERE} is missing", id="commit"),
-        pytest.param("refs/tags/tree", "refs/tags/tree is no commit", id="tag of a tree"),
-        pytest.param("{tree}", "{tree} is no commit", id="tree by its id"),
+        pytest.param("refs/tags/tree", "refs/tags/tree is not a commit", id="tag of a tree"),
+        pytest.param("{tree}", "{tree} is not a commit", id="tree by its id"),
     ],
 )
 def test_what_is_not_there_may_come(work: Work, state: Path, reference: str, message: str) -> None:
@@ -181,7 +181,7 @@ def test_an_empty_repository_may_be_filled(tmp_path: Path, state: Path) -> None:
 def test_a_head_that_names_no_branch_asks_for_one(work: Work, tmp_path: Path, state: Path) -> None:
     bare = work.bare(tmp_path / "bare.git")
     (bare / "HEAD").write_text("ref: refs/heads/trunk\n")
-    with pytest.raises(SourceError, match="a HEAD that names no commit; name the branch to follow"):
+    with pytest.raises(SourceError, match="no commit at HEAD; name the branch to follow"):
         follow(bare, state).fetch()
     assert follow(bare, state, "main").fetch() == work.head
 
@@ -199,8 +199,8 @@ def test_a_deleted_branch_leaves_what_was_fetched(work: Work, state: Path) -> No
 @pytest.mark.parametrize(
     ("spoil", "error", "message"),
     [
-        pytest.param(shutil.rmtree, SourceError, "is not there", id="gone"),
-        pytest.param(lambda path: shutil.rmtree(path / ".git"), UsageError, "is no Git repository", id="no Git"),
+        pytest.param(shutil.rmtree, SourceError, "does not exist", id="gone"),
+        pytest.param(lambda path: shutil.rmtree(path / ".git"), UsageError, "is not a Git repository", id="no Git"),
         pytest.param(lambda path: (path / ".git/HEAD").write_text("?"), SourceError, "fleet: ", id="broken"),
         pytest.param(
             lambda path: (path / ".git/shallow").write_text(f"{work_head(path)}\n"),
@@ -362,7 +362,7 @@ def test_packs_are_merged_and_nothing_is_lost(work: Work, state: Path, monkeypat
     assert len(again.snapshot(revision).blobs) == 13
 
 
-# What no fleet needs
+# Oversized objects
 
 
 @pytest.fixture
@@ -678,7 +678,10 @@ def test_a_damaged_clone_is_told_and_restored(work: Work, state: Path, damage: s
 
 def test_an_accepted_commit_that_is_nowhere_is_an_operators_matter(work: Work, source: Source) -> None:
     source.fetch()
-    with pytest.raises(SourceRefused, match=f"the accepted commit {NOWHERE} is not at {work.path}, nor left here"):
+    with pytest.raises(
+        SourceRefused,
+        match=f"{work.path} does not have the accepted commit {NOWHERE}, and the old clone does not either",
+    ):
         source.restore(NOWHERE)
     assert (source.accepted(), source.latest()) == (None, work.head)
 
@@ -687,7 +690,7 @@ def test_while_the_remote_is_gone_a_clone_is_not_given_up(work: Work, source: So
     accepted = source.fetch()
     source.accept(accepted)
     work.path.rename(work.path.with_name("away"))
-    with pytest.raises(SourceError, match="is not there"):
+    with pytest.raises(SourceError, match="does not exist"):
         source.restore(accepted)
     assert (source.accepted(), text(source, accepted)) == (accepted, "first")
 

@@ -86,7 +86,7 @@ def test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limit
             before = peak_mib(instance.process.pid)
             hostile = push_differences(repository.bare, MEBIBYTES)
             (failed,) = eventually(lambda: [each for each in instance.events if each["type"] == "FetchFailed"])
-            assert f"more memory than the {MEBIBYTES} MiB that it may" in failed["message"]
+            assert f"more memory than the limit of {MEBIBYTES} MiB" in failed["message"]
             found = until_condition(instance, "SourceReady", status=False, reason="SourceTooLarge")
             assert "fetch-memory = MIB" in found["remedy"]
             assert (instance.get("/readyz").status_code, instance.status()["applied"]["commit"]) == (200, first)
@@ -251,9 +251,9 @@ def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path,
             fetcher.close()
             thread.join(60)
         assert [str(error).rpartition(": ")[2] for error in errors] == [
-            "the fetch was killed, as where a machine has no memory left"
+            "the fetch process was killed; the machine may have run out of memory"
         ]
-        with pytest.raises(SourceError, match="this instance ends"):
+        with pytest.raises(SourceError, match="this instance is stopping"):
             source.fetch()
 
 
@@ -340,7 +340,7 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 
 @pytest.fixture(params=["git", "https", "ssh"])
 def served(request: pytest.FixtureRequest, work: Work, tmp_path: Path) -> Iterator[Callable[..., Remote]]:
-    """Return the remote by a protocol, at another address of its server if one is given."""
+    """Return the remote for a protocol, optionally at another address of its server."""
     with ExitStack() as stack:
         if request.param == "ssh":
             ssh = request.getfixturevalue("ssh")
@@ -396,7 +396,7 @@ def test_finding_c3_a_fetcher_that_hangs_is_killed_and_another_one_fetches(
         eventually(lambda: fetched(source))
         (hanging,) = fetchers(os.getpid())
         os.kill(hanging, signal.SIGSTOP)
-        with pytest.raises(SourceError, match="the process that fetches did not begin within 2 s"):
+        with pytest.raises(SourceError, match="the fetch process did not start within 2 s"):
             source.fetch()
         assert not alive(hanging)
         second = work.commit({"fleet.yaml": "second"})
@@ -438,7 +438,7 @@ def test_data_extends_the_time_by_each_period_of_the_slowest_rate() -> None:
         transfer.count(received)
         assert len(reported) == reports, received
     assert {(each.timeout_s, each.timeout_message) for each in reported} == {
-        (2, "it sent less than 2048 bytes in 2 s (git-timeout in the file of --config)")
+        (2, "the remote sent less than 2048 bytes in 2 s (git-timeout in the --config file)")
     }
 
 
@@ -476,7 +476,7 @@ def test_finding_c3_a_pack_takes_no_more_disk_than_it_may(
             source(1).fetch()
         work.write({"noise": os.urandom(3 << 20).hex()})  # 6 MiB, which zlib packs into 3
         large = work.commit({})
-        with pytest.raises(SourceTooLarge, match=r"more than the 1 MiB on disk .* \(fetch-disk in "):
+        with pytest.raises(SourceTooLarge, match="more than the limit of 1 MiB on disk; increase fetch-disk in "):
             source(1).fetch()
         assert sum(file.stat().st_size for file in state.rglob("*") if file.is_file()) < 1 << 20
         assert (source(8).fetch(), source(8).fetch()) == (large, large)
@@ -530,15 +530,15 @@ def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it
 def test_a_process_that_may_write_no_large_file_learns_that_from_the_write() -> None:
     program = (
         "import tempfile\n"
-        "from gitboot.child_processes import limited_files\n"
+        "from gitboot.child_processes import limit_file_size\n"
         "with tempfile.TemporaryFile() as file:\n"
         "    file.write(bytes(2000))\n"
         "    try:\n"
-        "        with limited_files(1000):\n"
+        "        with limit_file_size(1000):\n"
         "            file.flush()\n"
         "    except OSError as error:\n"
         "        print(error.strerror)\n"
-        "    with limited_files(None):\n"
+        "    with limit_file_size(None):\n"
         "        file.flush()\n"
         "    print(file.tell())\n"
     )
@@ -594,7 +594,7 @@ def test_finding_c3_the_refs_of_a_target_that_drip_are_read_by_a_process_that_is
         remote = Remote(url=f"{relay.url}/boots.git", timeout_s=TIMEOUT_S)
         branch = OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "boots.git", fetching=started)
         for ask in (branch.fetch, branch.is_default):
-            with pytest.raises(SourceError, match="its answer was not complete after 2 s"):
+            with pytest.raises(SourceError, match="the response was not complete after 2 s"):
                 ask()
     assert fetchers(os.getpid()) == []
 
@@ -607,7 +607,7 @@ def test_a_push_by_a_process_is_as_one_without(bare: Path, work: Work, tmp_path:
         commit = branch.commit(None, {"a": lambda: b"a"}, "first", ADA, at("20T12:00"))
         branch.push(None, commit)
         assert (branch.fetch(), branch.is_default()) == (commit, False)
-        with pytest.raises(SourceError, match="was moved from None to"):
+        with pytest.raises(SourceError, match="moved from None to"):
             branch.push(None, commit)
 
 
@@ -648,7 +648,7 @@ def test_finding_c3_a_fetcher_that_hangs_is_a_condition_until_another_one_has_fe
             (hanging,) = fetchers(instance.process.pid)
             os.kill(hanging, signal.SIGSTOP)
             done = typed("reconcile", "--state", state)
-            assert (done.code, "did not begin within 2 s" in done.err) == (Exit.SOURCE, True), done
+            assert (done.code, "did not start within 2 s" in done.err) == (Exit.SOURCE, True), done
             until_condition(instance, "SourceReady", status=False, reason="SourceError")
             assert not alive(hanging)
             eventually(lambda: typed("reconcile", "--state", state).code == Exit.FINE)

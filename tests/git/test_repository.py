@@ -157,7 +157,7 @@ def test_a_commit_that_touches_nothing_there_costs_a_look_at_trees(
     work.commit({f"apps/{number}.txt": "x" for number in range(9)} | {"infra/west/fleet.yaml": "another"})
     work.git("push", "--quiet", "origin", "main")
     latest = ours.fetch()
-    monkeypatch.setattr("gitboot.git.snapshots._read_entries", None)  # whatever lies below the folder is not read
+    monkeypatch.setattr("gitboot.git.snapshots._read_entries", None)  # files below the folder are not read
     after = ours.snapshot(latest, before)
     assert (after.changed, after.blobs) == (frozenset(), before.blobs)
 
@@ -323,7 +323,7 @@ def follow(source: Source) -> str:
 
 
 def understood(*arguments: object) -> Done:
-    """What a command says that must not fail."""
+    """Return the output of a command that must succeed."""
     done = typed(*arguments)
     assert done.code == 0, done
     return done
@@ -416,7 +416,7 @@ def test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_addre
         assert "FetchFailed" not in {each["type"] for each in instance_tables.read_events(ledger)}
 
 
-# What is read of one commit
+# Reading a commit
 
 
 @pytest.mark.parametrize(
@@ -457,7 +457,7 @@ def test_what_libgit2_can_read_of_a_commit_is_read_the_same(origin: Work, fault:
             assert ours == (theirs.raw_name, theirs.raw_email, theirs.time, theirs.offset)
 
 
-# What led to what
+# Ancestors
 
 
 @given(parents=st.lists(st.lists(st.integers(0, 30), max_size=3), min_size=1, max_size=12), data=st.data())

@@ -1,4 +1,4 @@
-"""Who has signed a commit or a tag: real signatures by git, looked at with keys of the instance alone."""
+"""Signatures of commits and tags: real signatures by Git, checked only with the keys of the instance."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def work(tmp_path: Path) -> Work:
 
 @pytest.fixture
 def signers(tmp_path: Path, ssh: dict[str, Person]) -> Path:
-    """Whom the instance trusts: ada; old's key has expired, mail's is for something else; eve's and bob's are not."""
+    """Keys of ada (trusted), of old (expired) and of mail (for another use). eve and bob are not listed."""
     return allowed(
         tmp_path / "allowed",
         [
@@ -79,7 +79,7 @@ def looking(work: Work, trusted: TrustedKeys, verify: Verify | None = Verify.HEA
 
 
 def why(signatures: SignatureChecker, commit: Revision) -> str:
-    """Why a commit does not count, in the problem's words; RIGHT where it does."""
+    """Return the problem of a commit, or RIGHT if its signature is trusted."""
     found = signatures.find_faults(None, [commit])
     if not found:
         assert signatures.find_signer(commit) is not None
@@ -108,7 +108,7 @@ def signed_by(raw: bytes, signature: bytes) -> bytes:
         ("ssh", "ada", RIGHT),
         ("ssh", "eve", "which is not listed"),
         ("ssh", "old", "which has expired"),
-        ("ssh", "mail", "listed for other things"),
+        ("ssh", "mail", "not listed for Git"),
         ("gpg", "ada", RIGHT),
         ("gpg", "eve", "which is not listed"),
         ("gpg", "expired", "has expired"),
@@ -135,7 +135,7 @@ def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str
     raw = commit_bytes(work)
     payload = work.path.parent / "payload"
     payload.write_bytes(raw)
-    for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed as a text")):
+    for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed as text")):
         signature = by_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign")
         commit = stored(work, signed_by(raw, signature))
         assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
@@ -145,7 +145,7 @@ def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str
 def test_an_ssh_signature_counts_only_in_the_namespace_of_git(
     work: Work, ssh: dict[str, Person], tmp_path: Path, namespace: str, expected: str
 ) -> None:
-    """A key that is listed for all namespaces also signs files; nobody may put such a signature on a commit."""
+    """A key that is listed for all namespaces also signs files. Such a signature must not count for a commit."""
     raw = commit_bytes(work)
     command = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(ssh["ada"].public.with_suffix(""))]
     signature = subprocess.run(command, input=raw, capture_output=True, check=True).stdout
@@ -177,7 +177,7 @@ def test_a_commit_that_is_not_signed_does_not_count(work: Work, signers: Path, k
 def test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is(
     work: Work, ssh: dict[str, Person], signers: Path
 ) -> None:
-    """Git itself goes by the commit's date, which whoever holds the key writes."""
+    """Git uses the date of the commit, which the owner of the key can choose."""
     work.write({"fleet.yaml": "backdated"})
     work.git("add", "--all")
     options = ("-c", "core.pager=cat", *ssh["old"].options)
@@ -230,7 +230,9 @@ def test_two_signatures_are_one_too_many(work: Work, ssh: dict[str, Person], sig
     """Programs differ in which of the two they look at."""
     commit = ssh["ada"].commit(work)
     twice = rewritten(work, commit, "\n\nChange", f"\n{header} -----BEGIN SSH SIGNATURE-----\n x\n\nChange")
-    assert "signed in a way that is not read" in why(looking(work, TrustedKeys(allowed_signers=signers)), twice)
+    assert "signed in a way that gitboot does not read" in why(
+        looking(work, TrustedKeys(allowed_signers=signers)), twice
+    )
 
 
 @pytest.mark.parametrize("signature", ["x", "-----BEGIN SSH SIGNATURE-----", "-----BEGIN PGP SIGNATURE-----", ""])
@@ -335,7 +337,7 @@ def test_a_forges_key_counts_for_merges_alone(
     assert why(signatures, merged) == RIGHT
     found = signatures.find_signer(merged)
     assert found is not None and found == Signer("GitHub", found.key, is_forge=True)
-    assert "signed by the forge GitHub and no merge" in why(signatures, edited)
+    assert "signed by the forge GitHub, whose key counts only for merges" in why(signatures, edited)
 
 
 def test_a_key_comes_and_goes_with_its_line(work: Work, ssh: dict[str, Person], signers: Path) -> None:

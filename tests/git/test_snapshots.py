@@ -121,11 +121,11 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
         pytest.param("fleet", "0", "has no commit 0", id="too short an id"),
         pytest.param("fleet", "", "has no commit ", id="nothing"),
         pytest.param("fleet", "HEAD..HEAD", "has no commit HEAD..HEAD", id="two revisions"),
-        pytest.param("plain", "HEAD", "is in no Git repository", id="a revision without Git"),
+        pytest.param("plain", "HEAD", "is not in a Git repository", id="a revision without Git"),
         pytest.param("bare.git", "WORKTREE", "is a bare repository", id="no work tree"),
         pytest.param("empty", "HEAD", "has no commit yet", id="no commit yet"),
         pytest.param("empty.git", None, "has no commit yet", id="no commit yet, bare"),
-        pytest.param("unborn.git", None, "HEAD that names no commit; name a branch: main$", id="a HEAD of nothing"),
+        pytest.param("unborn.git", None, "has no commit at HEAD; name a branch: main$", id="a HEAD of nothing"),
         pytest.param("shallow", "HEAD~1", "has no commit HEAD~1, and this clone is shallow", id="too shallow"),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_repository_that_libgit2_cannot_read_is_named(work: Work, extension: s
         open_snapshot(work.path, None)
 
 
-# What is in it
+# Content of a snapshot
 
 
 def test_both_ways_of_reading_agree(work: Work) -> None:
@@ -234,7 +234,7 @@ def test_a_file_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("first")
     os.mkfifo(tmp_path / "pipe.yaml")
     with open(tmp_path / "image.iso", "wb") as image:
-        image.truncate(1 << 40)  # nobody could read this
+        image.truncate(1 << 40)  # this file cannot be read
 
     snapshot = open_snapshot(tmp_path, None)
     (tmp_path / "a.yaml").write_text("second")
@@ -283,7 +283,7 @@ def test_a_missing_object_is_a_source_error(work: Work) -> None:
 
 
 def states() -> Iterator[dict[str, str | None]]:
-    """What commit after commit changes; None removes."""
+    """The changes of each commit; None removes a file."""
     yield {"a.yaml": "1", "s/1/x.yaml": "x", "s/2/y.yaml": "y", "s/z.yaml": "z", ".ci/x": "1"}
     yield {"a.yaml": "2"}
     yield {"s/1/new.yaml": "n", ".ci/x": "2"}
@@ -381,7 +381,7 @@ def test_a_malformed_tree_is_refused(work: Work, tmp_path: Path) -> None:
 
 
 def raw_tree(work: Work, *found: tuple[str, bytes, str]) -> str:
-    """A tree as no Git writes it: (mode, name, id) in the order in which they are given."""
+    """A tree that Git does not write: (mode, name, id) in this order."""
     data = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(id) for mode, name, id in found)
     made = subprocess.run(
         ["git", "hash-object", "-t", "tree", "-w", "--literally", "--stdin"],
@@ -393,8 +393,8 @@ def raw_tree(work: Work, *found: tuple[str, bytes, str]) -> str:
     return made.stdout.decode().strip()
 
 
-TWICE = "2 entries of one folder have this name"
-NO_NAME = "no entry of a folder can have this name"
+TWICE = "the folder has 2 entries with this name"
+NO_NAME = "Git does not allow this name"
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
@@ -496,8 +496,8 @@ from gitboot.errors import InvalidRepository, SourceError
 from gitboot.fleet.revision import Oversized, Revision
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
-from gitboot.git.repository import Stored, blaming
-from gitboot.git.snapshots import of_commit
+from gitboot.git.repository import StoredRepository, convert_errors
+from gitboot.git.snapshots import load_commit
 limit = 120 << 20
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 what, path, revision, state = sys.argv[1:]
@@ -505,7 +505,7 @@ try:
     if what == "commit":
         Source(Remote(url=f"file://{path}"), Path(state)).fetch()
     else:
-        snapshot = of_commit(Stored(Path(path)), Revision(revision))
+        snapshot = load_commit(StoredRepository(Path(path)), Revision(revision))
         snapshot.read(snapshot.blobs["big.yaml"])
 except (InvalidRepository, SourceError, Oversized) as error:
     print(type(error).__name__, error)
@@ -547,7 +547,7 @@ def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.Monk
         raise KeyError("a" * 40)
 
 
-# What a commit links to
+# Symlinks in commits
 
 
 @pytest.mark.parametrize("rev", [(), ("--rev", "HEAD")], ids=["work tree", "commit"])
@@ -555,7 +555,7 @@ def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.Monk
 def test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read(
     work: Work, tmp_path: Path, target: str, rev: tuple[str, ...]
 ) -> None:
-    os.mkfifo(tmp_path / "pipe")  # nobody writes to it, so whoever opened it would wait for ever
+    os.mkfifo(tmp_path / "pipe")  # there is no writer, so opening it would wait forever
     data = "userData: {format: CloudInit, template: t/user-data.yaml, secrets: {join: s/join.age}}"
     work.commit({"fleet.yaml": "---\n".join((*SEED, profile("other", "flatcar-1", data))), "t/x": "", "s/x": ""})
     for name in ("t/user-data.yaml", "s/join.age", "other.yaml", ".gitignore", ".gitbootignore", "t/.gitignore"):

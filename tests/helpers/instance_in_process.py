@@ -168,10 +168,10 @@ class Commits:
             base, revision, (protocol.decode_answer(encode(each)) for each in build_report(difference))
         )
 
-    def keep(self, revision: Revision) -> None:
+    def store_results(self, revision: Revision) -> None:
         """There is no cache."""
 
-    def settle(self, accepted: Revision | None) -> None:
+    def end_unless_accepted(self, accepted: Revision | None) -> None:
         """There is no process."""
 
 
@@ -225,13 +225,13 @@ class Gate:
     def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
         return self.bmcs.submit(jobs) if self.takes else frozenset()
 
-    def forget(self, uuids: frozenset[SystemUuid]) -> None:
+    def drop_pending(self, uuids: frozenset[SystemUuid]) -> None:
         self.bmcs.drop_pending(uuids)
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         return self.bmcs.fingerprint(bmc)
 
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
+    def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         return self.bmcs.take_results(wait_all=wait_all) if self.gives else {}
 
     def close(self) -> None:

@@ -121,7 +121,7 @@ def test_a_secret_among_the_arguments_is_not_shown(fleet: Path, old: ArtifactSer
 
 def test_a_server_that_the_old_system_does_not_know_is_missing(fleet: Path, old: ArtifactServer) -> None:
     assert compared(fleet, old, 2)["verdict"] == "missing"
-    assert sum(old.asked.values()) == 2, "each MAC address that boots is asked for once"
+    assert sum(old.asked.values()) == 2, "one request for each MAC address that boots"
 
 
 def test_an_old_system_that_is_not_there_says_nothing_of_the_servers(fleet: Path) -> None:

@@ -1,4 +1,4 @@
-"""`gitboot import`: what each system knows, in its own form, as a fleet that validates and installs nothing."""
+"""`gitboot import`: the data of each system becomes a valid fleet that installs no server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _json(value: Any) -> str:
     return json.dumps(value)
 
 
-# What each system keeps: our own machines in its form.
+# Our own machines in the format of each system.
 SOURCES: dict[str, dict[str, str]] = {
     "matchbox": {
         "groups/web01.json": _json(
@@ -463,7 +463,7 @@ def test_arguments_of_ipxe_become_templates_and_others_stay_what_they_are(tmp_pa
     report = (fleet / "import-report.md").read_text()
     for word in (
         "uses a variable of iPXE: their=${asset}",
-        "group default selects no machine",
+        "group default does not select a machine",
         "web01-installed boots",
     ):
         assert word in report
@@ -525,7 +525,7 @@ def test_two_machines_never_share_what_tells_them_apart(tmp_path: Path) -> None:
     fleet = imported(tmp_path, "isc", *known(tmp_path), files={"dhcpd.conf": text})
     assert typed("validate", fleet).code == 0
     report = (fleet / "import-report.md").read_text()
-    assert "its MAC address 52-54-00-12-34-56, which web01 has, too" in report
+    assert "its MAC address 52-54-00-12-34-56, which web01 has too" in report
     assert "### web01-2 (pending)" in report
 
 
@@ -534,7 +534,7 @@ def test_of_two_with_one_name_it_is_kept_by_who_has_it_as_it_is(tmp_path: Path) 
     report = (imported(tmp_path, "isc", files={"dhcpd.conf": "".join(hosts)}) / "import-report.md").read_text()
     of_web01, of_the_other = (report[report.index(f"### {name}") :] for name in ("web01 ", "web01-2"))
     assert of_web01.startswith("### web01 ") and "the source's" not in of_web01[: of_web01.index("###", 3)]
-    assert "its name: the source's Web01 is none of a document" in of_the_other
+    assert "its name: the name Web01 in the source is not a valid document name" in of_the_other
 
 
 def test_bmcs_of_two_with_one_name_share_no_password(tmp_path: Path) -> None:
@@ -566,7 +566,7 @@ def test_a_source_that_cannot_be_read_is_named_without_what_it_says(tmp_path: Pa
 
 def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
     done = typed("import", "isc", lay(tmp_path / "source", {"x": "nothing"}), "--out", tmp_path / "fleet")
-    assert done.code == 64 and "describes no machine" in done.err and not (tmp_path / "fleet").exists()
+    assert done.code == 64 and "has no machines in" in done.err and not (tmp_path / "fleet").exists()
 
 
 @pytest.mark.parametrize(("line", "word"), [("52:54:00:12:34:56", "expected two words"), (f"{MAC} x", "uuids:1: ")])
@@ -593,7 +593,7 @@ def _with_one_odd(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("xcat", "dnsmasq", "isc", "kea")])
 def test_whatever_a_source_says_it_is_read_to_its_end(system: str) -> None:
-    # A file of another version may hold a list where this one holds a text: that is lost, and nothing else is.
+    # A file of another version may have a list instead of a text. Only this value is lost.
     read, files = SYSTEMS[system].read, SOURCES[system]
     for name, text in files.items():
         if name.endswith(".ign"):

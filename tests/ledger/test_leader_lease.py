@@ -1,4 +1,4 @@
-"""The lease of a ledger that hosts share, and the spool that they share with it."""
+"""Leader lease of a shared ledger, and the shared fetch log."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Time:
         return now_s() + self._ahead_s
 
     def passes(self, seconds: float, execute: Callable[[str], object] | None = None) -> None:
-        """Let so much time pass; ``execute`` runs the statement within a transaction that has the lease's row."""
+        """Let time pass. ``execute`` runs a statement in a transaction that has locked the lease."""
         self._ahead_s += seconds
         (execute or self._server.sql)(
             f"UPDATE {self._schema}.lease SET until = until - interval '1 second' * {seconds}"
@@ -126,7 +126,7 @@ def keeping(path: Path, lease: HeldLease, lost: Callable[[], None] = lambda: Non
 
 
 def give_to_two(path: Path, server: PostgresServer, lease: HeldLease) -> None:
-    """Give the lease to another holder, as the server does once it has run out."""
+    """Let another holder take the lease, as after its end."""
     server.sql(f"UPDATE {schema_of(path)}.lease SET holder = 'two', epoch = {lease.lease.epoch + 1}")
 
 
@@ -139,12 +139,12 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, c
                 clock.passes(ONE.seconds / 2)
             two.database.take_lease(TWO)
             assert present(two.database.lease).lease == (TWO.id, first.lease.epoch + 1)
-            with pytest.raises(LeaseLost, match="another instance acts"), one.writing() as tx:
+            with pytest.raises(LeaseLost, match="another instance is active"), one.writing() as tx:
                 instance_tables.write_facts(tx, accepted="stale")
             with two.writing() as tx:
                 instance_tables.write_facts(tx, accepted="c0ffee")
         assert instance_tables.read_facts(one).accepted == "c0ffee"
-        with pytest.raises(LeaseLost), one.writing() as tx:  # it never has it again, though it is free now
+        with pytest.raises(LeaseLost), one.writing() as tx:  # a lost lease stays lost, even if it is free
             instance_tables.write_facts(tx, accepted="stale")
         with pytest.raises(LeaseLost):
             first.check()
@@ -198,7 +198,7 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
         assert present(summarize_ledger(path).lease).is_current
         give_to_two(path, postgres_server, renewed)
         assert lost.wait(60)
-        with pytest.raises(LeaseLost, match="another instance acts"):
+        with pytest.raises(LeaseLost, match="another instance is active"):
             renewed.check()
 
 
@@ -217,14 +217,14 @@ def test_a_copy_of_a_machine_or_of_its_state_is_another(tmp_path: Path, monkeypa
 def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_it(
     path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a virtual machine whose host had no room on its disk: to its own clock no time has passed."""
+    """A virtual machine was paused because its host's disk was full. Its own clock stood still."""
     with held(path, ONE) as (_, lease), keeping(path, lease) as keeper:
         keeper.check()
         give_to_two(path, postgres_server, lease)
         lease.check()
-        with pytest.raises(LeaseLost, match="another instance acts"):
+        with pytest.raises(LeaseLost, match="another instance is active"):
             keeper.check()
-        with pytest.raises(LeaseLost, match="another instance acts"):
+        with pytest.raises(LeaseLost, match="another instance is active"):
             lease.check()
 
 
@@ -238,18 +238,18 @@ def refuse_writes(path: Path, server: PostgresServer) -> None:
 def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last(
     path: Path, postgres_server: PostgresServer
 ) -> None:
-    """A read that succeeds meanwhile changes nothing."""
+    """A successful read in the meantime does not matter."""
     with held(path, ONE) as (ledger, lease), closing(LeaseConnection(address(path))) as renewing:
         keeper = LeaseKeeper(lease, renewing, lambda: None)
         keeper.check_ending()
         refuse_writes(path, postgres_server)
-        for _ in range(2):  # the second time it is known that the server renews nothing
+        for _ in range(2):  # the second time the keeper knows that the server does not answer
             keeper.check_ending()
-            with pytest.raises(LeaseLost, match="it cannot be asked"):
+            with pytest.raises(LeaseLost, match="the database does not confirm"):
                 keeper.check()
             assert instance_tables.read_facts(ledger).accepted is None
         lease.until_s = now_s()
-        with pytest.raises(LeaseLost, match="another instance may act"):
+        with pytest.raises(LeaseLost, match="another instance may be active"):
             keeper.check_ending()
 
 
@@ -274,12 +274,12 @@ def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread
         answer.set()
         other.join()
         give_to_two(path, postgres_server, lease)
-        with pytest.raises(LeaseLost, match="another instance acts"):
+        with pytest.raises(LeaseLost, match="another instance is active"):
             keeper.check_ending()
 
 
 def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: Path, tmp_path: Path) -> None:
-    """A database that answers reads and no writes takes most of a lease until it refuses one."""
+    """A database that answers only reads refuses a write after most of the lease's duration."""
     uuid = SystemUuid("34323550-3939-5a43-3244-373535534d32")
     note = tmp_path / "withdrawals.json"
     record = OverrideRecord(
@@ -300,7 +300,7 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
         assert server_tables.read_overrides(ledger) == {}
         lease.until_s = now_s()
-        with pytest.raises(LeaseLost, match="another instance may act"):
+        with pytest.raises(LeaseLost, match="another instance may be active"):
             inbox.record(uuid, structs.replace(record, state=OverrideState.CLEARED))
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
 
@@ -309,7 +309,7 @@ def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None
     nowhere = PostgresAddress(url="postgresql://nobody@127.0.0.1:1/none?sslmode=disable")
     with held(path, ONE) as (_, lease):
         keeper = LeaseKeeper(lease, LeaseConnection(nowhere), lambda: None)
-        with pytest.raises(LeaseLost, match="it cannot be asked whether another instance acts"):
+        with pytest.raises(LeaseLost, match="the database does not confirm"):
             keeper.check()
 
 
@@ -337,10 +337,10 @@ def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgre
         schema = schema_of(path)
         postgres_server.sql(f"UPDATE {schema}.facts SET value = '1' WHERE name = 'changes'")
         for _ in range(2):
-            with pytest.raises(LedgerError, match="or a backup was put in its place"):
+            with pytest.raises(LedgerError, match="or a backup replaced the ledger"):
                 change(ledger, "facade")
         assert instance_tables.read_facts(ledger).accepted == "decade"
-        with pytest.raises(LedgerError, match="or a backup was put in its place"):
+        with pytest.raises(LedgerError, match="or a backup replaced the ledger"):
             ledger.read_back()
 
 
@@ -351,7 +351,7 @@ def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path, cl
             clock.passes(ONE.seconds / 2)
         with pytest.raises(LeaseLost, match="could not be renewed for"):
             lease.check()
-        with ledger.writing() as tx:  # nobody has taken it meanwhile
+        with ledger.writing() as tx:  # the lease was not taken in the meantime
             instance_tables.write_facts(tx, accepted="c0ffee")
         lease.check()
 
@@ -402,7 +402,7 @@ def test_what_is_rolled_back_has_renewed_nothing(path: Path, clock: Time) -> Non
             two.database.take_lease(TWO)
 
 
-# What endpoints give
+# Fetches of endpoints
 
 
 @contextmanager
@@ -460,7 +460,7 @@ def test_a_writer_goes_back_and_never_forward(path: Path) -> None:
 
 
 def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
-    """Numbers are given in another order than transactions end in."""
+    """The order of ids differs from the order in which transactions end."""
     with held(path, ONE) as (_, lease):
         count, read = 40, list[Observation]()
 
@@ -509,7 +509,10 @@ def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path)
             fetches.record(GIVEN, "1/one")
         with pytest.raises(BatchRejected, match="No such file"):
             fetches.receive_batch(ForwardedBatch(SPOOL, 0, encode_line(GIVEN)), [])
-        with closing(RecordedFetches(nowhere)) as read, pytest.raises(LedgerError, match="have given cannot be read"):
+        with (
+            closing(RecordedFetches(nowhere)) as read,
+            pytest.raises(LedgerError, match="the fetches of endpoints cannot be read"),
+        ):
             read.read({})
         fetches.ping()
 
@@ -523,7 +526,7 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
         last = recorded.read({}).offsets
     copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
     refused = CliRunner().invoke(cli, copy)
-    assert "no instance has taken in yet (1)" in str(refused.exception)
+    assert "has 1 fetches that no instance has read yet" in str(refused.exception)
     with held(path, ONE) as (ledger, _), ledger.writing() as tx:
         server_tables.write_spool_positions(tx, last)
     nowhere = address(path)
@@ -534,13 +537,13 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
         with pytest.raises(FetchLogUnavailable):
             fetches.find_served_boot("web01", OFFER, None)
         assert fetches.failure is not None
-        assert "was copied to" in fetches.failure
-        with pytest.raises(BatchRejected, match="was copied to"):
+        assert "was moved to" in fetches.failure
+        with pytest.raises(BatchRejected, match="was moved to"):
             fetches.receive_batch(ForwardedBatch(SPOOL, 0, encode_line(GIVEN)), [])
 
 
 def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_rights_than_it_needs(tmp_path: Path) -> None:
-    """Its statements and its command, as they stand there, but for the host."""
+    """Run the statements and the command of the documentation, with another host."""
     page = (Path(__file__).parents[2] / "docs" / "standby.md").read_text()
     makes, grants = re.findall(r"```sql\n(.*?)```", page, re.S)
     (named,) = re.findall(r"--ledger (postgresql://\S+)", page)
@@ -565,7 +568,7 @@ def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_right
                 database.execute("SELECT * FROM records")
 
 
-# Who is paused
+# Paused writers
 
 
 class Line(CarriedConnections):
@@ -697,7 +700,7 @@ from pathlib import Path
 from gitboot.ledger.open_ledger import open_ledger
 from tests.ledger.test_leader_lease import PAUSED, written
 with open_ledger(Path(sys.argv[1])) as ledger:
-    ledger.database.hold(PAUSED)
+    ledger.database.take_lease(PAUSED)
     print("writes", flush=True)
     while True:
         written(ledger, 2000)
@@ -707,7 +710,7 @@ with open_ledger(Path(sys.argv[1])) as ledger:
 def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
     path: Path, postgres_server: PostgresServer, lives: int, tmp_path: Path
 ) -> None:
-    """By SIGSTOP, on the socket itself."""
+    """Pause a real process with SIGSTOP."""
     chance = random.Random(2028)
     (state := tmp_path / "stopped").mkdir()
     write_address(state / "ledger.sqlite", address(path, idle_in_transaction_session_timeout="1000"))
@@ -728,7 +731,7 @@ def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
 
 
 def test_the_server_waits_seconds_for_who_writes_and_hangs(path: Path) -> None:
-    """So long another waits at most, after the lease has run out."""
+    """This is the longest time that another instance waits after the end of the lease."""
     with open_ledger(path) as ledger:
         (waits,) = ledger.database.execute(
             "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('lock_timeout')"

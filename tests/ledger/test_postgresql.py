@@ -1,4 +1,4 @@
-"""A ledger in a PostgreSQL: what it does when the server, the connection or the address fails; and ledgers moved."""
+"""PostgreSQL ledger: failures of the server, the connection and the address, and moves of ledgers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def path(postgres_server: PostgresServer, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[PostgresServer]:
-    """A server that tests stop and start; it listens at a port, too."""
+    """A PostgreSQL server that tests stop and start. It also listens at a TCP port."""
     with postgresql() as server:
         yield server
 
@@ -73,7 +73,7 @@ def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> 
 def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: PostgresServer) -> None:
     written(path)
     postgres_server.sql(f"UPDATE {schema_of(path)}.ledger_version SET number = 99")
-    with pytest.raises(LedgerError, match=r"is of version 99, this gitboot knows \d+; use a newer"):
+    with pytest.raises(LedgerError, match=r"has version 99, this gitboot supports \d+; use a newer"):
         open_ledger(path)
 
 
@@ -118,7 +118,7 @@ def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_k
         assert {each.key for each in lost} == {("MAC", "52-54-00-00-00-01"), ("serial", "CZ1")}
 
 
-# By the version of a ledger that has it first. The first version of a ledger in PostgreSQL was 5.
+# Tables by the ledger version that introduced them. The first version in PostgreSQL was 5.
 NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements", 10: "lost_identities"}
 NEW_COLUMNS = {8: ("records", "unknown_serves"), 9: ("overrides", "clears_from")}
 
@@ -141,7 +141,7 @@ def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> Non
 def test_a_database_that_does_not_wait_for_its_disk_is_refused(tmp_path: Path) -> None:
     with (
         postgresql("fsync=off") as server,
-        pytest.raises(LedgerError, match=r"does not wait for its disk \(fsync = off\)"),
+        pytest.raises(LedgerError, match=r"has fsync = off"),
     ):
         open_ledger(server.ledger(tmp_path))
 
@@ -149,10 +149,10 @@ def test_a_database_that_does_not_wait_for_its_disk_is_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("mysql://db/gitboot", "takes the URL of a PostgreSQL"),
-        ("postgresql://gitboot:secret@db/gitboot", "must not hold a password"),
-        ("postgresql://gitboot@db/gitboot?password=secret", "must not hold a password"),
-        ("postgresql://gitboot@db", "names no database"),
+        ("mysql://db/gitboot", "expects the URL of a PostgreSQL database"),
+        ("postgresql://gitboot:secret@db/gitboot", "must not contain a password"),
+        ("postgresql://gitboot@db/gitboot?password=secret", "must not contain a password"),
+        ("postgresql://gitboot@db", "needs the name of a database"),
     ],
 )
 def test_an_address_that_cannot_be_meant_is_refused_without_its_password(url: str, why: str) -> None:
@@ -175,8 +175,8 @@ def test_a_schema_that_does_not_exist_or_may_not_be_used_is_said_with_the_line_t
     address = structs.replace(address, url=address.url.replace("postgres@", "ops@"))
     write_address(path := tmp_path / "ledger.sqlite", address)
     for said, schema_is_made in (
-        ('schema gitboot2 does not exist: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
-        ('ops may not use schema gitboot2: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
+        ('schema gitboot2 does not exist; run: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
+        ('ops may not use schema gitboot2; run: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
     ):
         if schema_is_made:
             own.sql("CREATE SCHEMA gitboot2")
@@ -189,7 +189,7 @@ def test_a_schema_that_does_not_exist_or_may_not_be_used_is_said_with_the_line_t
 
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, str, Path]]:
-    """A server that is asked over a network, encrypted and by password; its URL, and the authority that it is of."""
+    """A PostgreSQL server with TLS and passwords. Yield its URL and the file of its certificate authority."""
     folder = tmp_path_factory.mktemp("far")
     authority, port = Authority(folder), free_port()
     issued = authority.issue()
@@ -246,7 +246,7 @@ def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
 
         def lose_connection() -> None:
             server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'gitboot'")
-            with suppress(LedgerError):  # the statement that finds the connection lost
+            with suppress(LedgerError):  # this statement finds out that the connection is lost
                 ledger.rows("SELECT 1")
 
         lose_connection()
@@ -254,8 +254,8 @@ def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
             ledger.rows("SELECT 1")
         for content, cause in (
             (None, r"the ledger's password cannot be read \(No such file"),
-            (b"", "expected the ledger's password on one line"),
-            (b"one\ntwo\n", "expected the ledger's password on one line"),
+            (b"", "expected one line with the ledger's password"),
+            (b"one\ntwo\n", "expected one line with the ledger's password"),
             (b"\xff\xfe", "the ledger's password is not text in UTF-8"),
         ):
             file.unlink(missing_ok=True)
@@ -298,7 +298,7 @@ def test_who_is_not_on_this_host_has_to_show_who_it_is(url: str, is_here: bool) 
     assert build_arguments(PostgresAddress.parse(url, None)).get("sslmode") == (None if is_here else "verify-full")
 
 
-# What fails under way
+# Failures during use
 
 
 def _write_while_the_connection_is_lost(tx: Transaction, server: PostgresServer) -> None:
@@ -326,7 +326,7 @@ def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
 def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
     tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
-    """For 100,000 servers that takes seconds, after which the server would have ended the transaction."""
+    """For 100,000 servers this takes longer than the server's limit for idle transactions."""
     address = postgres_server.address()
     write_address(
         path := tmp_path / "ledger.sqlite",
@@ -465,7 +465,7 @@ def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
         assert [each["message"] for each in instance_tables.read_events(ledger)] == ["a\N{REPLACEMENT CHARACTER}b"]
 
 
-# Looked at, copied and moved
+# Summaries, copies and moves
 
 
 def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
@@ -560,14 +560,14 @@ def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path
     written(path)
     assert "tell every other host's STATE so" in moved(tmp_path, "file")
     place = re.escape(f"{socket.gethostname()}:{path}")
-    with pytest.raises(LedgerLeft, match=f"this ledger was copied to {place}, goes on there.*not used here any more"):
+    with pytest.raises(LedgerLeft, match=f"this ledger was moved to {place}; "):
         open_ledger(two / "ledger.sqlite")
     assert f"left      for {socket.gethostname()}:{path}: it goes on there" in show(two)
     for command in (("events",), ("records", "show"), ("resume",)):
         done = CliRunner().invoke(cli, [*command, "--state", str(two)])
         assert isinstance(done.exception, LedgerLeft), command
         assert find_exit_code(done.exception) is Exit.USAGE
-    assert "was copied to" in refused(two, "file")
+    assert "was moved to" in refused(two, "file")
     assert not (two / "ledger.sqlite").exists()
 
 
@@ -580,7 +580,7 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
     (tmp_path / "tree").mkdir()
     places = ("--out", str(tmp_path / "tree"), "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
     for url, type, said in (
-        (address.url, "LedgerLeft", "was copied to"),
+        (address.url, "LedgerLeft", "was moved to"),
         ("postgresql://postgres@127.0.0.1:1/none?sslmode=disable", "LedgerFailed", "cannot be read"),
     ):
         serve = Instance.start("serve", *places, "--ledger", url)
@@ -589,7 +589,7 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
         try:
             told = eventually(lambda: [each["message"] for each in serve.events if each["type"] == type])  # noqa: B023
             assert said in told[0], told
-            assert told[0].endswith("no boot that is made once is given")
+            assert told[0].endswith("one-time boots are withheld")
         finally:
             serve.process.send_signal(signal.SIGTERM)
             serve.process.wait(120)
@@ -601,11 +601,11 @@ def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: P
     written(path := tmp_path / "ledger.sqlite")
     with open_ledger(path) as before:
         moved(tmp_path, postgres_server.address().url)
-        with pytest.raises(LedgerLeft, match="was copied to postgresql://"):
+        with pytest.raises(LedgerLeft, match="was moved to postgresql://"):
             put(before, instance_tables.write_facts, accepted="by a process that has had it open")
     (other := tmp_path / "other").mkdir()
     shutil.copyfile(f"{path}.copied-1", other / "ledger.sqlite")
-    with pytest.raises(LedgerLeft, match=r"was copied to postgresql://.*gitboot ledger copy --state STATE --to URL"):
+    with pytest.raises(LedgerLeft, match=r"was moved to postgresql://.*gitboot ledger copy --state STATE --to URL"):
         open_ledger(other / "ledger.sqlite")
 
 
@@ -617,7 +617,7 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
     moved(tmp_path, url)
     with pytest.raises(LedgerLeft):
         open_ledger(two / "ledger.sqlite")
-    assert "was copied to" in refused(two, postgres_server.address().url), "another place"
+    assert "was moved to" in refused(two, postgres_server.address().url), "another place"
     assert "it was copied before" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
         put(one, instance_tables.write_facts, accepted="by one")
@@ -637,15 +637,15 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
         moved(tmp_path, "file")
         assert ledger.database.lease is not None
         with closing(LeaseConnection(address)) as renewing:
-            with pytest.raises(LeaseLost, match="was copied to"):
+            with pytest.raises(LeaseLost, match="was moved to"):
                 renewing.renew(ledger.database.lease)
-            with pytest.raises(LedgerLeft, match="was copied to"):
+            with pytest.raises(LedgerLeft, match="was moved to"):
                 renewing.find_other_holder(theirs)
-        with pytest.raises(LeaseLost, match="was copied to"):
+        with pytest.raises(LeaseLost, match="was moved to"):
             put(ledger, instance_tables.write_facts, accepted="theirs")
-        with pytest.raises(LedgerLeft, match="was copied to"):
+        with pytest.raises(LedgerLeft, match="was moved to"):
             ledger.database.take_lease(theirs)
-        with pytest.raises(LedgerLeft, match="was copied to"):
+        with pytest.raises(LedgerLeft, match="was moved to"):
             put(commands, instance_tables.write_facts, accepted="theirs")
     with open_ledger(path) as ledger:
         assert instance_tables.read_facts(ledger).accepted == "c0ffee"
@@ -697,13 +697,13 @@ assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGHUP)) == (s
 
 
 class Killed(BaseException):
-    """Where the copy comes to its end."""
+    """The copy ends at this point."""
 
 
 @pytest.mark.parametrize("to", ["file", "database"])
 @pytest.mark.parametrize(
     ("at", "is_used", "is_copy_used"),
-    [("note_left", True, False), ("_finish", False, False), ("_named", False, True)],
+    [("note_left", True, False), ("_finish", False, False), ("_switch_address", False, True)],
 )
 def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_same_line(
     postgres_server: PostgresServer,
@@ -759,7 +759,7 @@ def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
     written(path)
     address = present(read_address(path))
     moved(tmp_path, "file")
-    assert "holds what was the ledger before already" in refused(tmp_path, address.url)
+    assert "already has a ledger that was moved" in refused(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
     postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
     moved(tmp_path, address.url)
@@ -784,13 +784,13 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
     def reclaim(state: Path, *more: str) -> Result:
         return CliRunner().invoke(cli, ["ledger", "reclaim", place, "--state", str(state), *more])
 
-    assert "which answers" in str(reclaim(tmp_path, "--yes").exception)
+    assert "the ledger is in use at" in str(reclaim(tmp_path, "--yes").exception)
     if from_file:
         schema = address.url.rpartition("%3D")[2]
         postgres_server.sql(f"DROP SCHEMA {schema} CASCADE")
     else:
         path.unlink()
-    assert "say --yes" in str(reclaim(tmp_path).exception), "nothing is done before somebody says so"
+    assert "add --yes" in str(reclaim(tmp_path).exception), "nothing is done before somebody says so"
     told = reclaim(tmp_path, "--yes")
     assert (told.exit_code, f"{place.partition('?')[0]} " in told.output) == (0, True), told
     assert (read_address(path) is None) == from_file
@@ -802,11 +802,11 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
         put(ledger, instance_tables.write_facts, accepted="goes on")
     again = reclaim(tmp_path, "--yes")
     if from_file:
-        assert "is no file" in str(again.exception)
+        assert "is not a file" in str(again.exception)
         return
     assert "is used already" in again.output, "as is another host's STATE told"
     (other := tmp_path / "other").mkdir()
-    assert "was not left" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
+    assert "was not moved" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
 
 
 def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path: Path, tmp_path: Path) -> None:
@@ -815,7 +815,7 @@ def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path
     moved(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()
-    assert "was another ledger" in refused(other, address.url)
+    assert "has another ledger, or a newer state of it" in refused(other, address.url)
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
         ledger.database.take_lease(Holder("theirs", "another host"))
@@ -831,6 +831,6 @@ def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServ
     before = (tmp_path / "other" / "ledger.sqlite").read_bytes()
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path / "other"), "--to", url])
     assert isinstance(done.exception, UsageError)
-    assert "holds a ledger already" in str(done.exception)
+    assert "already has a ledger" in str(done.exception)
     assert (tmp_path / "other" / "ledger.sqlite").read_bytes() == before
     assert read_address(tmp_path / "other" / "ledger.sqlite") is None

@@ -1,4 +1,4 @@
-"""A ledger that 0.1.0 wrote: opened with everything in it, and gone on with."""
+"""Schema upgrade: a ledger that 0.1.0 wrote keeps all its data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def ledger(tmp_path: Path) -> Path:
 
 
 def documents() -> tuple[str, ...]:
-    """The fleet as it was then, but for its BMCs."""
+    """The fleet of that version, without its BMCs."""
     return (
         fleet(),
         *(server(name, spec=f"provision: 1{', lifecycle: Parked' if name == 'old01' else ''}") for name in NAMES),
@@ -117,7 +117,7 @@ def test_an_instance_goes_on_with_it(ledger: Path) -> None:
         (waiting,) = instance_tables.read_requests(bench.ledger)
         assert bench.plan() is None
         assert (bench.condition("AcceptingCommits") or (None,))[:2] == (False, "Suspended")
-        assert bench.outcome(waiting.id).startswith("doubt01: its override counts as one that was never set")
+        assert bench.outcome(waiting.id).startswith("doubt01: recorded the override as not set")
         assert bench.knowledge.overrides[UUIDS["doubt01"]]["provision/1"].state is OverrideState.CLEARED
         bench.request("resume")
         bench.plan()
@@ -129,13 +129,13 @@ def test_an_instance_goes_on_with_it(ledger: Path) -> None:
             "old01": None,
             "web01": (Phase.DISK, Cause.MAINTENANCE_DONE),
         }
-        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger knows every server")
+        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record of each server")
         assert bench.record is not None and bench.record.provision == 1
 
 
 @pytest.mark.parametrize("version", range(1, VERSION))
 def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, version: int) -> None:
-    """Those of versions that nobody released are out there, too, with who follows `main`."""
+    """Ledgers of unreleased versions exist too, because some users follow `main`."""
     path = tmp_path / "ledger.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript("".join(MIGRATIONS[:version]))

@@ -1,4 +1,4 @@
-"""The ledger: what it keeps, across restarts, crashes and threads, and what it refuses to read."""
+"""Ledger store: data after restarts, crashes and writes of several threads, and ledgers that it refuses to read."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ BOTH = pytest.mark.parametrize("path", ["SQLite", "PostgreSQL"], indirect=True)
 
 @pytest.fixture
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Where a ledger is: in a file there, or in a schema of its own that is named there."""
+    """Return the path of a ledger: a file, or an address file that names a schema of its own."""
     if getattr(request, "param", "SQLite") == "PostgreSQL":
         server: PostgresServer = request.getfixturevalue("postgres_server")
         return server.ledger(tmp_path)
@@ -180,7 +180,7 @@ def test_the_ledger_of_a_newer_gitboot_is_refused_and_left_alone(path: Path) -> 
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match=f"is of version {VERSION + 1}, this gitboot knows {VERSION}; use a newer"):
+    with pytest.raises(LedgerError, match=f"has version {VERSION + 1}, this gitboot supports {VERSION}; use a newer"):
         open_ledger(path)
     assert path.read_bytes() == before
 
@@ -375,7 +375,7 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
         assert instance_tables.read_facts(ledger).accepted == "decade"
 
 
-# What is kept
+# Stored values
 
 INSTANTS = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -541,7 +541,7 @@ def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known
     with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
         for machine in described:
             put(ledger, server_tables.write_machines, [machine])
-        put(ledger, server_tables.write_machines, [], gone=[WEB02])
+        put(ledger, server_tables.write_machines, [], removed=[WEB02])
         with open_ledger(Path(folder) / "ledger.sqlite") as again:
             last = {machine.uuid: machine for machine in described}
             assert server_tables.read_machines(again) == server_tables.read_machines(ledger) == last
@@ -615,7 +615,7 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
     }
 
 
-# What was offered and fetched
+# Offers and observations
 
 
 @BOTH
@@ -650,7 +650,7 @@ def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path
         assert not server_tables.has_observation(ledger, other.observation, PLAN)
         marked = pending._replace(marks=Marks(last_reset_time="then"))
         put(ledger, server_tables.write_pending, [marked, other])
-        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # whatever was noted with it
+        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # with or without BMC marks
     with open_ledger(path) as ledger:
         assert (server_tables.read_pending(ledger), server_tables.read_last_observation_number(ledger)) == (
             [marked, other],
@@ -658,7 +658,7 @@ def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path
         )
         put(ledger, server_tables.write_verdicts, {1: "Provisioned"})
         assert server_tables.read_pending(ledger) == [other]
-        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # a spool that is read twice
+        assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # a spool may be read twice
 
 
 @BOTH
@@ -809,7 +809,7 @@ def test_a_crash_between_a_change_and_its_mark_is_no_older_copy(path: Path) -> N
 
 @pytest.mark.parametrize("mark", [b"", b"garbage", b"\xff\xfe 7", None])
 def test_e9_a_ledger_that_was_written_to_and_has_no_mark_is_an_older_copy(path: Path, mark: bytes | None) -> None:
-    """The documented backup, on a new host."""
+    """Restore the documented backup on a new host."""
     written(path)
     if mark is None:
         path.with_suffix(".mark").unlink()
@@ -883,13 +883,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
-from gitboot.bmc.override_state import OverrideRecord, State
-from gitboot.bmc.override_steps import OFF
+from gitboot.bmc.override_state import OverrideRecord, OverrideState
+from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.resolve.provisioning_record import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))
-set = OverrideRecord(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)
+state = OverrideState.RECORDED
+set = OverrideRecord(reason="r", plan_digest="d", override=NO_OVERRIDE, marks=Marks(), state=state, at=at)
 for write in (
     lambda tx: instance_tables.write_facts(tx, accepted="c0ffee"),
     lambda tx: server_tables.write_records(tx, [(sys.argv[2], "web01", Record(provision=1))]),
@@ -905,7 +906,7 @@ with ledger.writing() as tx:
 
 
 def killed_writer(path: Path) -> None:
-    """What a process leaves that is killed right after three writes, in the middle of a fourth."""
+    """Run a process that is killed after three writes, during the fourth."""
     child = subprocess.run([sys.executable, "-c", _CHILD, str(path), WEB01], check=False)
     assert child.returncode == -signal.SIGKILL
 

@@ -1,4 +1,4 @@
-"""schemas/ says what the models say: it takes what gitboot takes, and refuses what an editor can know to be wrong."""
+"""JSON schemas: they accept the documents that gitboot accepts, and reject faults that an editor can find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each parser of scalars: what it takes, in which normal form, and what it refuses with which code."""
+"""Parsers of scalars: accepted values with their normal form, and rejected values with their code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SHA = "0123456789abcdef" * 4
 MAC = "52-54-00-12-34-56"
 UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
 
-# In normal form already: each is read as itself.
+# Values in normal form, which are read unchanged.
 UNCHANGED: list[tuple[Callable[[object], Any], list[str]]] = [
     (text, ["", " ", "null", "a\nb", "ä"]),
     (parse_nonempty, [" ", "0", "~"]),
@@ -229,8 +229,8 @@ def test_any_other_value_is_refused_with_a_code(parse: Callable[[object], Any], 
 def test_a_fraction_of_a_second_is_what_an_instant_has_too_much(found: str) -> None:
     with pytest.raises(Malformed) as refused:
         parse_instant(found)
-    assert refused.value.message == f'expected an instant to the second, found "{found}"'
-    assert refused.value.hint == "leave out the fraction of a second"
+    assert refused.value.message == f'expected a time in whole seconds, found "{found}"'
+    assert refused.value.hint == "remove the fraction of a second"
 
 
 PARSERS = sorted({row[0] for row in UNCHANGED} | {row[0] for row in REFUSED}, key=lambda parse: parse.__name__)

@@ -1,4 +1,4 @@
-"""Selectors match as Kubernetes' do, and say whom they mean."""
+"""Selectors match labels as in Kubernetes."""
 
 from __future__ import annotations
 

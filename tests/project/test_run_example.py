@@ -237,13 +237,13 @@ def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
     sees("an installed machine", f"{row('fra1-w09', 'Disk')} && !({row('fra1-w09', 'at its next boot')})")
     does("change")
     found.commits["change"] = shell.type("git rev-parse HEAD").strip()
-    sees("the changed boot", f"document.body.innerText.includes('boots commit {found.commits['change'][:12]}')")
+    sees("the changed boot", f"document.body.innerText.includes('published commit {found.commits['change'][:12]}')")
     does("hold")
     found.commits["held"] = shell.type("git rev-parse HEAD").strip()
     sees("the held commit", f"document.querySelector('.note.bad').innerText.includes('{found.commits['held'][:12]}')")
     does("approve")
     run.wait_for_line(r"^\S+ OverrideConfirmed +fra1-w09: ", times=2)
-    sees("the approved commit", f"document.body.innerText.includes('boots commit {found.commits['held'][:12]}')")
+    sees("the approved commit", f"document.body.innerText.includes('published commit {found.commits['held'][:12]}')")
     does("install again")
     run.wait_for_line(r"^\S+ Provisioned +fra1-w09: ", times=2)
     does("maintain")
@@ -308,7 +308,7 @@ def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) ->
     changed = [line for line in printed["change"].splitlines() if line.startswith(("<", ">"))]
     assert [line for line in changed if not re.fullmatch("[<>] [0-9a-f]{64}", line)] == ["> quiet"] * 2  # iPXE and GRUB
     assert "held" in printed["hold"] and visited.commits["held"] in printed["hold"]
-    assert re.search(r"^maxReinstalls.* acknowledged", printed["approve"], re.MULTILINE)
+    assert re.search(r"^approved maxReinstalls", printed["approve"], re.MULTILINE)
     digest = re.search(r"\b[0-9a-f]{64}\b", printed["hold"])
     assert digest is not None and f"    {digest[0]}\n" in visited.said
     assert re.search(r"^\S+ Held +" + visited.commits["held"][:12], visited.said, re.MULTILINE)

@@ -62,9 +62,7 @@ def of_kind(root: Path, given: TreeModes) -> bool:
 
 
 @pytest.mark.parametrize("given", [OPEN_MODES, build_restricted_modes()], ids=["open", "closed"])
-def test_a_new_tree_and_its_changes_have_the_permissions_that_are_asked_for(
-    root: Path, umask: int, given: TreeModes
-) -> None:
+def test_a_new_tree_and_its_changes_have_the_configured_permissions(root: Path, umask: int, given: TreeModes) -> None:
     publish(root, given)
     assert of_kind(root, given)
     publish(root, given, planned(*ALWAYS), commit="other")
@@ -83,7 +81,7 @@ def test_every_file_and_folder_has_the_group(root: Path) -> None:
     [build_restricted_modes(), pytest.param(build_restricted_modes(GROUP), marks=needs_root)],
     ids=["own", "another"],
 )
-def test_a_tree_that_stood_open_is_closed_but_for_files_of_operators(root: Path, given: TreeModes) -> None:
+def test_an_existing_open_tree_is_restricted_except_for_files_of_operators(root: Path, given: TreeModes) -> None:
     publish(root, OPEN_MODES)
     assets = root / "boot/assets"
     assets.mkdir()
@@ -97,7 +95,7 @@ def test_a_tree_that_stood_open_is_closed_but_for_files_of_operators(root: Path,
     assert (root / "ops/.gitboot/lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_came_to_no_end_is_gone_on_with(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_changes_of_permissions_continue(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topmost folders say that all below them is done: they come last."""
     publish(root, OPEN_MODES)
     left, give = 5, TreeModes.apply_to
@@ -117,7 +115,7 @@ def test_what_came_to_no_end_is_gone_on_with(root: Path, monkeypatch: pytest.Mon
     assert of_kind(root, build_restricted_modes())
 
 
-def test_open_leaves_what_stands_there_as_it_is(root: Path) -> None:
+def test_open_modes_do_not_change_existing_files(root: Path) -> None:
     publish(root, build_restricted_modes())
     before = found(root)
     publish(root, OPEN_MODES)
@@ -150,7 +148,7 @@ def test_a_symlink_in_the_tree_is_not_followed(root: Path, tmp_path: Path) -> No
     assert stat.S_IMODE((tmp_path / "others/file").stat().st_mode) == 0o644
 
 
-def test_is_open_says_whether_others_can_come_to_what_is_published(root: Path) -> None:
+def test_is_readable_by_others_checks_the_published_files(root: Path) -> None:
     assert not is_readable_by_others(root), "nothing is there"
     publish(root, OPEN_MODES)
     assert is_readable_by_others(root)
@@ -166,13 +164,13 @@ def test_a_group_is_named_or_numbered() -> None:
     assert find_group_id(str(own)) == find_group_id(grp.getgrgid(own).gr_name) == own
 
 
-def test_a_group_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(UsageError, match="no group of that name; getent group lists"):
+def test_an_unknown_group_is_an_error() -> None:
+    with pytest.raises(UsageError, match="no group no-such-group; run getent group"):
         find_group_id("no-such-group")
 
 
 @needs_root
-def test_a_group_that_the_process_is_not_in_is_an_error_with_the_line_that_helps() -> None:
+def test_a_group_that_the_process_is_not_in_is_an_error_with_a_remedy() -> None:
     assert as_user("44") == "44"
     assert as_user("54321").startswith("UsageError: --output-group 54321: the user 65534 is not in that group")
     assert "usermod --append --groups 54321 USER" in as_user("54321")

@@ -170,7 +170,7 @@ def verify(output: Path) -> Verify:
 # Over HTTP
 
 
-def test_a_copy_is_as_published_and_no_machines_fetch_was_made(
+def test_a_copy_matches_the_tree_and_the_comparison_makes_no_fetch_of_a_machine(
     mirror: CopyServer, output: Path, verify: Verify
 ) -> None:
     assert verify(mirror.url) == (0, {})
@@ -181,7 +181,7 @@ def test_a_copy_is_as_published_and_no_machines_fetch_was_made(
     assert mirror.connections <= 16 * 2, "connections are kept"
 
 
-def test_a_mirror_whose_log_nobody_reads_may_be_read_whole(mirror: CopyServer, copy: Path, verify: Verify) -> None:
+def test_all_files_of_a_mirror_without_a_read_log_may_be_read(mirror: CopyServer, copy: Path, verify: Verify) -> None:
     entry = copy / ENTRY[1:]
     before = entry.stat()
     entry.write_bytes(entry.read_bytes()[::-1])
@@ -222,7 +222,7 @@ def test_a_file_that_was_not_copied_is_missing(mirror: CopyServer, copy: Path, v
         pytest.param(FIRST, None, -60, None, id="a script that was the same before"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_apart(
+def test_each_fault_of_a_file_has_its_own_name(
     mirror: CopyServer,
     copy: Path,
     verify: Verify,
@@ -253,7 +253,7 @@ def test_what_is_wrong_with_a_file_is_told_apart(
         pytest.param(ENTRY, {"Last-Modified": None}, "Undated", id="an entry without a time"),
     ],
 )
-def test_what_firmware_loaders_and_proxies_go_by_is_looked_at(
+def test_headers_for_firmware_loaders_and_proxies_are_checked(
     mirror: CopyServer, verify: Verify, path: str, headers: Mapping[str, str | None], fault: str | None
 ) -> None:
     mirror.headers[path] = headers
@@ -268,7 +268,7 @@ def test_a_redirect_is_not_followed(mirror: CopyServer, verify: Verify) -> None:
     assert not [path for _, path in mirror.asked if path == "/elsewhere"]
 
 
-def test_a_server_that_answers_everything_is_seen_through(mirror: CopyServer, verify: Verify) -> None:
+def test_a_server_that_answers_every_path_is_a_finding(mirror: CopyServer, verify: Verify) -> None:
     shutil.rmtree(mirror.folder)
     mirror.otherwise = (200, b"<html>Welcome!</html>")
     code, found = verify(mirror.url, "--read-entries")
@@ -282,13 +282,13 @@ def test_a_404_with_a_body_is_no_404_for_grub(mirror: CopyServer, verify: Verify
     assert (code, found[NOBODY]) == (8, "Wrong")
 
 
-def test_what_a_machine_finds_no_more_is_not_to_be_there(mirror: CopyServer, copy: Path, verify: Verify) -> None:
+def test_withdrawn_files_must_be_absent(mirror: CopyServer, copy: Path, verify: Verify) -> None:
     (copy / "pxelinux.cfg").mkdir(exist_ok=True)
     (copy / f"pxelinux.cfg/01-{MAC}").write_text("DEFAULT install\n")
     assert verify(mirror.url) == (8, {f"/pxelinux.cfg/01-{MAC}": "Extra"})
 
 
-def test_what_is_not_answered_is_unknown_and_no_fault_of_the_copy(mirror: CopyServer, verify: Verify) -> None:
+def test_a_missing_answer_is_unknown_and_no_fault_of_the_copy(mirror: CopyServer, verify: Verify) -> None:
     for path, status in ((FIRST, 503), (ENTRY, 429)):
         mirror.answers[path] = (status, b"")
     assert verify(mirror.url, "--read-entries") == (6, {FIRST: "Unknown", ENTRY: "Unknown"})
@@ -309,7 +309,7 @@ def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
         assert "it sent less than 1048576 bytes" in mirror.read(file.path, (size,)).trouble
 
 
-def test_a_mirror_that_nobody_is_at_is_one_error(copy: Path, output: Path) -> None:
+def test_an_unreachable_mirror_is_one_error(copy: Path, output: Path) -> None:
     with serving(copy) as mirror:
         url = mirror.url
     code, out, err = typed("--tree", output, url)
@@ -332,7 +332,7 @@ def test_a_certificate_has_to_be_trusted_and_an_authority_can_be_named(
         assert verify(mirror.url, "--ca-bundle", certificate) == (0, {})
 
 
-def test_a_table_says_what_and_why_and_how_much(mirror: CopyServer, copy: Path, output: Path) -> None:
+def test_the_table_has_each_finding_with_its_reason_and_a_summary(mirror: CopyServer, copy: Path, output: Path) -> None:
     (copy / ENTRY[1:]).unlink()
     change(copy / FIRST[1:], BEFORE_TEXT, -(10**9))
     code, out, _ = typed("--tree", output, mirror.url, "--read-entries")
@@ -346,7 +346,7 @@ def test_a_table_says_what_and_why_and_how_much(mirror: CopyServer, copy: Path, 
 # As a folder
 
 
-def test_a_folder_is_seen_whole(output: Path, copy: Path, verify: Verify) -> None:
+def test_all_files_of_a_folder_are_compared(output: Path, copy: Path, verify: Verify) -> None:
     assert verify(copy) == verify(f"file://{copy}") == (0, {})
     gone = "/v1/boot/52-54-00-99-99-99/boot.ipxe"  # of a server that is nowhere any more
     (copy / gone[1:]).parent.mkdir(parents=True)
@@ -381,7 +381,9 @@ def source(output: Path, tmp_path: Path) -> Iterator[str]:
     timestamp.unlink()
 
 
-def test_what_the_pages_script_copies_is_as_published(source: str, tmp_path: Path, verify: Verify) -> None:
+def test_a_copy_by_the_script_in_the_documentation_matches_the_tree(
+    source: str, tmp_path: Path, verify: Verify
+) -> None:
     script = page_script(folder := tmp_path / "srv")
     for served in ("a", "b", "a"):
         subprocess.run([script, source], check=True)
@@ -392,7 +394,7 @@ def test_what_the_pages_script_copies_is_as_published(source: str, tmp_path: Pat
         assert verify(folder / "current") == (8, {"/left": "Extra", ENTRY: "Stale"})
 
 
-def test_what_is_published_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
+def test_files_that_are_published_meanwhile_are_compared_again(tmp_path: Path) -> None:
     site = Site(tmp_path / "output")
     site.publish(FLEET)
 
@@ -411,14 +413,14 @@ def test_what_is_published_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["nowhere", "file:///nowhere", "ftp://127.0.0.1/x", "https://a:b@c/x"])
-def test_what_is_no_mirror_is_a_usage_error(output: Path, where: str) -> None:
+def test_a_malformed_mirror_is_a_usage_error(output: Path, where: str) -> None:
     code, _, err = typed("--tree", output, where)
     assert (code, "a:b" in err) == (64, False)
 
 
-def test_a_folder_that_is_no_tree_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_tree_is_rejected(tmp_path: Path) -> None:
     code, _, err = typed("--tree", tmp_path, tmp_path)
-    assert (code, "expected a tree that gitboot published" in err) == (8, True)
+    assert (code, "expected an output tree" in err) == (8, True)
 
 
 # What is judged
@@ -437,7 +439,7 @@ def test_content_that_is_named_by_its_digest_was_never_another() -> None:
     assert found is not None and found.fault is MirrorFault.WRONG
 
 
-def test_paths_of_a_kind_that_no_server_has_are_asked_for_a_sample_of_machines() -> None:
+def test_paths_of_a_kind_that_no_server_has_are_checked_for_a_sample_of_machines() -> None:
     macs = [f"02-00-00-00-{number >> 8:02x}-{number & 255:02x}" for number in range(10 * SAMPLE_SIZE)]
     found = find_leftover_paths([f"grub.cfg-01-{mac}" for mac in macs] + [f"v1/boot/{macs[0]}/boot.ipxe"])
     by_kind = Counter(find_path_kind(f"boot/{path}") for path in found)
@@ -446,7 +448,7 @@ def test_paths_of_a_kind_that_no_server_has_are_asked_for_a_sample_of_machines()
     assert PXELINUX in by_kind
 
 
-def test_what_may_be_left_over_is_of_the_same_machines_alone() -> None:
+def test_leftover_paths_belong_to_the_same_machines() -> None:
     colons = MAC.replace("-", ":")
     assert find_leftover_paths(["boot.ipxe", f"v1/boot/{MAC}/boot.ipxe"]) == (
         f"{colons}/auto.ipxe",

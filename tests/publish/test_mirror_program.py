@@ -111,7 +111,7 @@ WINDOW, ENDED = script(INSIDE), script(AFTER)
 # Copies
 
 
-def test_a_mirror_is_what_was_published_with_its_times(publisher: SignedSite, host: MirrorHost) -> None:
+def test_a_mirror_has_the_published_files_with_their_times(publisher: SignedSite, host: MirrorHost) -> None:
     assert host.run(INSIDE) == 0
     assert host.contents() == published(publisher)
     before = {path: (host.served / path).stat().st_ino for path in host.contents()}
@@ -119,7 +119,7 @@ def test_a_mirror_is_what_was_published_with_its_times(publisher: SignedSite, ho
     assert {path: (host.served / path).stat().st_ino for path in host.contents()} == before, "nothing is written again"
 
 
-def test_a_commit_arrives_and_what_it_removes_goes(publisher: SignedSite, host: MirrorHost) -> None:
+def test_a_mirror_follows_a_commit_and_removes_its_removed_files(publisher: SignedSite, host: MirrorHost) -> None:
     publisher.publish(window(left=b"#!ipxe\n"), INSIDE)
     host.run(INSIDE)
     assert host.boots("/left") == b"#!ipxe\n"
@@ -129,7 +129,9 @@ def test_a_commit_arrives_and_what_it_removes_goes(publisher: SignedSite, host: 
     assert not (host.served / "left").exists()
 
 
-def test_an_edited_file_is_replaced_and_an_additional_boot_script_goes(publisher: SignedSite, host: MirrorHost) -> None:
+def test_an_edited_file_is_replaced_and_an_additional_boot_script_is_removed(
+    publisher: SignedSite, host: MirrorHost
+) -> None:
     host.run(INSIDE)
     for path in (ENTRY, FIRST):
         before = (host.served / path[1:]).stat()
@@ -162,7 +164,7 @@ def test_a_symlink_in_the_place_of_a_folder_and_a_folder_in_the_place_of_a_file_
     assert not folder.is_symlink() and not [*outside.iterdir()]
 
 
-def test_the_folder_is_compared_without_what_the_program_stages_in_it(publisher: SignedSite, host: MirrorHost) -> None:
+def test_the_folder_is_compared_without_the_staging_folder(publisher: SignedSite, host: MirrorHost) -> None:
     host.run(INSIDE)
     assert (host.served / ".staging/boot.ipxe").exists()
     done = captured("verify-mirror", host.served, "--tree", publisher.root)
@@ -204,7 +206,7 @@ def test_finding_m1_a_mirror_ends_a_window_though_the_publisher_died_in_it(
             assert _program(host, ENDS - SECOND).returncode == 0
             assert _get(f"{mirror.url}{ENTRY}") == WINDOW
         done = _program(host, ENDS)  # the publisher's host is down, too
-        assert (done.returncode, "rsync exits with" in done.stderr) == (1, True)
+        assert (done.returncode, "rsync failed with exit code" in done.stderr) == (1, True)
         assert _get(f"{mirror.url}{ENTRY}") == ENDED
 
 
@@ -408,7 +410,7 @@ def test_a_window_ends_though_the_state_is_damaged(
     host.state.write_text(DAMAGED_STATES[damage](json.loads(host.state.read_text())))
     shutil.rmtree(publisher.boot)
     assert host.run(ENDS) == 1
-    assert "is damaged, and is made anew" in capsys.readouterr().err
+    assert "is damaged, and is replaced" in capsys.readouterr().err
     assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
     assert not (host.served.parent / "outside").exists()
 
@@ -501,18 +503,18 @@ def _signed(publisher: SignedSite, signer: ListSigner) -> None:
 
 
 TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
-    "an edited boot script": (_edited, "is not as the list or its path names it"),
+    "an edited boot script": (_edited, "differ from the list or from the digest in their path"),
     "a list of another publisher": (
         lambda publisher: _signed(publisher, ListSigner()),
-        "no root is signed by the public key",
+        "public key that you named signed no root",
     ),
-    "an unsigned list": (lambda publisher: _signed(publisher, ListSigner.unsigned()), "nothing is signed"),
+    "an unsigned list": (lambda publisher: _signed(publisher, ListSigner.unsigned()), "the list is not signed"),
     "no list": (lambda publisher: shutil.rmtree(publisher.boot / "signed"), "there is no signed list"),
 }
 
 
 @pytest.mark.parametrize("case", TAMPERED)
-def test_a_tree_that_is_not_the_publishers_is_not_served_and_windows_end_all_the_same(
+def test_a_tree_that_the_publisher_did_not_sign_is_not_served_and_windows_still_end(
     publisher: SignedSite, host: MirrorHost, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     change, words = TAMPERED[case]

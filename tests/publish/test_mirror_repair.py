@@ -99,7 +99,7 @@ def test_finding_m6_repair_replaces_one_file_or_all(copy: Path, output: Path) ->
     assert repaired(copy, output, ALL) == (0, {}, [])
 
 
-def test_absent_files_come_back_and_boot_scripts_of_nobody_go(copy: Path, output: Path) -> None:
+def test_absent_files_are_restored_and_boot_scripts_without_a_server_are_removed(copy: Path, output: Path) -> None:
     token = next(path for path in copy.rglob("*") if path.parent.name == "provisioned").relative_to(copy)
     for name in (ENTRY[1:], "signed/timestamp.json", str(token)):
         (copy / name).unlink()
@@ -318,7 +318,7 @@ def test_a_tree_that_is_published_to_again_and_again_ends_a_repair_with_a_messag
     def publish(_: int) -> None:
         publisher.publish(next(fleets), INSIDE)
 
-    assert_refused(empty, r"was published to meanwhile; run the command", publisher, begun=publish)
+    assert_refused(empty, r"another process published meanwhile; run the command", publisher, begun=publish)
 
 
 def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(
@@ -329,7 +329,7 @@ def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(
     with pytest.MonkeyPatch.context() as patch, suppress(TargetKilled):
         patch.setattr(Disk, "place", killed_after(3))
         without_window(publisher)
-    assert_refused(copy, r"is being published, or a publication was cut short", publisher)
+    assert_refused(copy, r"a publication is in progress, or was interrupted", publisher)
     without_window(publisher)
     assert repaired(copy, publisher.root, ALL)[0] == 0
     assert as_published(copy, publisher.root)
@@ -341,7 +341,10 @@ def test_a_repair_writes_nothing_by_a_list_of_an_earlier_publication(output: Pat
     copy = shutil.copytree(output / "boot", tmp_path / "boot")
     edit(copy / ENTRY[1:])
     Site(tree).publish(FLEET, commit="decaf")
-    with closing(WatchedStore(copy)) as store, pytest.raises(PublishError, match="the list is of another publication"):
+    with (
+        closing(WatchedStore(copy)) as store,
+        pytest.raises(PublishError, match="the list belongs to another publication"),
+    ):
         repair(store, tree, [ALL], _now, parallel=1, on_start=_ignore, on_progress=_ignore, retry_s=0)
     assert store.written == {}
 
@@ -453,7 +456,7 @@ def test_finding_m6_a_target_is_repaired_only_if_it_holds_what_the_tree_has(
     folder_target(tmp_path / "target", publisher.root)
     without_window(publisher)
     with closing(WatchedStore(tmp_path / "target/boot")) as store:
-        with pytest.raises(PublishError, match=r"another publication than the tree \(let the instance"):
+        with pytest.raises(PublishError, match=r"another publication than the tree \(wait until the instance"):
             mend(store, publisher)
         assert store.written == {}
 

@@ -222,12 +222,12 @@ def test_a_change_rewrites_its_files_and_their_part_of_the_manifest_only(
     assert on_disk(root) == contents({**tree(), **changed})
 
 
-def test_where_changed_paths_are_told_no_other_is_looked_at(
+def test_a_publication_checks_only_the_changed_servers(
     root: Path, directory: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = tree(servers=9)
     publish_files(directory, files, commit="one", at=AT)
-    looked = watched(monkeypatch, "look", "size")
+    looked = watched(monkeypatch, "lstat", "size")
     files[ENTRY] = File(b"another\n")
     published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
     own = split(files)[0][OWNER]
@@ -239,7 +239,9 @@ def test_where_changed_paths_are_told_no_other_is_looked_at(
 # The order, and the age of versions
 
 
-def test_content_comes_before_what_names_it_and_the_manifest_last(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_comes_before_the_scripts_that_refer_to_it_and_the_manifest_last(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(root, tree(1))
     steps = watched(monkeypatch, "place", "remove")
     publish(root, tree(2, servers=2))
@@ -299,7 +301,7 @@ finally:
 """
 
 
-def test_a_reader_who_follows_an_entry_finds_what_it_names_through_200_commits(
+def test_a_boot_script_always_refers_to_existing_content_through_200_commits(
     root: Path, directory: OutputDirectory
 ) -> None:
     publish_files(directory, tree(0, servers=1), commit="0", at=AT)
@@ -319,7 +321,7 @@ def test_a_reader_who_follows_an_entry_finds_what_it_names_through_200_commits(
 # What leaves the tree
 
 
-def test_what_is_no_longer_planned_goes_with_the_folders_it_leaves_empty(root: Path) -> None:
+def test_files_that_are_no_longer_planned_are_removed_with_empty_folders(root: Path) -> None:
     publish(root, tree(servers=2))
     published = publish(root, tree(servers=1))
     assert published.withdrawn == ("boot/v1/boot/52-54-00-00-00-01/boot.ipxe", "ops/plans/server1.json")
@@ -355,7 +357,7 @@ UNNAMED: Files = {ENTRY: File(b"entry")}
     ],
 )
 @pytest.mark.parametrize("restarted", [False, True])
-def test_content_stays_until_nothing_has_named_it_for_seven_days(
+def test_unused_content_stays_for_seven_days(
     root: Path, passes: list[tuple[float, Files]], stands: bool, restarted: bool
 ) -> None:
     assert GRACE == 7 * DAY
@@ -372,7 +374,7 @@ def test_content_stays_until_nothing_has_named_it_for_seven_days(
     assert verify_tree(root) == ()
 
 
-def test_content_that_was_retired_together_goes_together(root: Path) -> None:
+def test_content_that_was_retired_together_is_removed_together(root: Path) -> None:
     files = {f"boot/o/{name}/x": File(name.encode()) for name in "abc"}
     with OutputDirectory.open(root, ledger="ours") as directory:
         publish_files(directory, files, commit="1", at=AT)
@@ -443,7 +445,7 @@ def a_symlink_to_the_same_content(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("before", [pytest.param({}, id="first pass"), pytest.param(tree(1), id="later pass")])
-def test_what_is_in_the_way_is_named_before_anything_is_written(
+def test_a_foreign_file_at_a_planned_path_is_an_error_before_the_first_write(
     root: Path, put: Callable[[Path], None], path: str, before: Files
 ) -> None:
     publish(root, before, commit="one")
@@ -467,7 +469,7 @@ def test_what_is_in_the_way_is_named_before_anything_is_written(
     assert verify_tree(root) == ()
 
 
-def test_everything_in_the_way_is_named_at_once(root: Path) -> None:
+def test_all_foreign_files_are_named_in_one_error(root: Path) -> None:
     place(root, dict.fromkeys(tree(), File(b"mine")))
     with pytest.raises(PublishError) as raised:
         publish(root, tree(servers=6))
@@ -475,7 +477,7 @@ def test_everything_in_the_way_is_named_at_once(root: Path) -> None:
     assert "and 1 more" in str(raised.value)
 
 
-def test_a_withdrawn_path_where_something_else_stands_now_is_left_to_it(root: Path, tmp_path: Path) -> None:
+def test_a_foreign_folder_at_a_withdrawn_path_is_not_removed(root: Path, tmp_path: Path) -> None:
     publish(root, tree())
     (root / ENTRY).unlink()
     (root / ENTRY).symlink_to("/etc/hostname")
@@ -486,7 +488,7 @@ def test_a_withdrawn_path_where_something_else_stands_now_is_left_to_it(root: Pa
     assert len(list((tmp_path / "plans").iterdir())) == 3
 
 
-def test_what_stands_already_as_planned_becomes_gitboots(root: Path) -> None:
+def test_an_existing_file_with_the_planned_content_becomes_gitboots(root: Path) -> None:
     place(root, tree())
     assert publish(root, tree()) == PublicationResult(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
     publish(root, tree(2))
@@ -550,7 +552,7 @@ def test_a_tree_can_be_taken_over(root: Path) -> None:
         publish(root, tree(3), ledger="theirs")
 
 
-def test_one_process_publishes_at_a_time_and_the_other_is_told_which(root: Path) -> None:
+def test_one_process_publishes_at_a_time_and_another_gets_an_error_with_its_name(root: Path) -> None:
     with OutputDirectory.open(root, ledger="ours"), pytest.raises(LockedByAnother) as raised:
         OutputDirectory.open(root, ledger="ours")
     assert f"process {os.getpid()} on {os.uname().nodename}" in str(raised.value)
@@ -608,7 +610,7 @@ def test_the_first_pass_of_a_process_repairs_what_is_missing_or_cut_off(
 
 @pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
 @pytest.mark.parametrize("damage", [lose, truncate, alter])
-def test_told_paths_are_fixed_whatever_is_wrong_with_them(
+def test_files_of_named_servers_are_repaired_after_any_damage(
     root: Path, damage: Callable[[Path], None], path: str, directory: OutputDirectory
 ) -> None:
     publish_files(directory, tree(), commit="one", at=AT)
@@ -619,7 +621,7 @@ def test_told_paths_are_fixed_whatever_is_wrong_with_them(
     assert verify_tree(root) == ()
 
 
-def test_the_index_is_made_good_for_a_server_of_which_nothing_changed(root: Path, directory: OutputDirectory) -> None:
+def test_the_index_is_repaired_for_an_unchanged_server(root: Path, directory: OutputDirectory) -> None:
     publish_files(directory, tree(), commit="one", at=AT)
     lost = next(path for path in (root / "ops/index").iterdir() if f'"{OWNER}"' in path.read_text())
     lose(lost)
@@ -628,7 +630,7 @@ def test_the_index_is_made_good_for_a_server_of_which_nothing_changed(root: Path
     assert verify_tree(root) == ()
 
 
-def test_lost_files_are_found_without_reading_any_that_stands(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_files_are_found_without_reading_the_other_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(root, tree())
     lose(root / IMMUTABLE)
     truncate(root / ENTRY)
@@ -639,7 +641,7 @@ def test_lost_files_are_found_without_reading_any_that_stands(root: Path, monkey
 
 @pytest.mark.parametrize("damage", [lose, truncate, alter])
 @pytest.mark.parametrize("path", [STATE, "ops/index/{}"])
-def test_states_and_the_index_are_made_good(root: Path, damage: Callable[[Path], None], path: str) -> None:
+def test_states_and_the_index_are_repaired(root: Path, damage: Callable[[Path], None], path: str) -> None:
     publish(root, tree())
     path = path.format(next((root / "ops/index").iterdir()).name)
     damage(root / path)
@@ -653,14 +655,14 @@ PARTS = ("ops/manifest.json", node_path(NODE), leaf_path(NODE, LEAF), "ops/manif
 
 @pytest.mark.parametrize("damage", [lose, truncate, alter])
 @pytest.mark.parametrize("path", PARTS)
-def test_a_damaged_manifest_is_named_and_nothing_is_touched(
+def test_a_damaged_manifest_is_an_error_and_no_file_changes(
     root: Path, damage: Callable[[Path], None], path: str
 ) -> None:
     publish(root, tree())
     damage(root / path)
     before = on_disk(root)
     named = re.escape(str(root / "ops/manifest")) + r"[/.]"
-    with pytest.raises(PublishError, match=named + ".*publish anew"):
+    with pytest.raises(PublishError, match=named + ".*publish again"):
         publish(root, tree(2))
     assert on_disk(root) == before
     if path != PARTS[0]:
@@ -709,7 +711,7 @@ def test_a_tree_of_0_1_0_is_taken_over_with_all_its_files(
     assert {path.stem for path in listed} == set(json.loads((root / "ops/manifest.json").read_text())["nodes"])
 
 
-def test_a_manifest_of_a_later_version_is_not_understood(root: Path) -> None:
+def test_a_manifest_of_a_later_version_is_rejected(root: Path) -> None:
     publish(root, tree())
     head = json.loads((root / "ops/manifest.json").read_text())
     (root / "ops/manifest.json").write_text(json.dumps({**head, "version": 3}))
@@ -721,7 +723,7 @@ def test_a_manifest_of_a_later_version_is_not_understood(root: Path) -> None:
     ("damage", "found"),
     [(lose, "no file"), (truncate, sha256(half(tree()[ENTRY].content)).hexdigest()), (a_symlink, "no file")],
 )
-def test_verify_says_what_was_expected_and_what_was_found(
+def test_verify_returns_the_expected_and_the_found_digest(
     root: Path, damage: Callable[[Path], None], found: str
 ) -> None:
     publish(root, tree())
@@ -731,7 +733,7 @@ def test_verify_says_what_was_expected_and_what_was_found(
     assert verify_tree(root) == (Difference(path=ENTRY, expected=tree()[ENTRY].sha256, found=found),)
 
 
-def test_nothing_can_be_verified_where_nothing_was_published(root: Path) -> None:
+def test_a_folder_without_a_publication_cannot_be_verified(root: Path) -> None:
     assert read_manifest(root) is None
     with pytest.raises(PublishError, match=re.escape(str(root))):
         verify_tree(root)
@@ -745,7 +747,7 @@ def test_nothing_can_be_verified_where_nothing_was_published(root: Path) -> None
 
 
 @pytest.mark.parametrize("before", [None, {}, tree(1), tree(1, servers=5)])
-def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before: Files | None) -> None:
+def test_a_dry_run_returns_the_result_of_a_publication_and_writes_nothing(root: Path, before: Files | None) -> None:
     if before is not None:
         publish(root, before, at=AT - GRACE)
         publish(root, tree(2), at=AT - GRACE)
@@ -768,18 +770,18 @@ import os, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.errors import PublishError
-from gitboot.publish.publisher import Directory
+from gitboot.publish.publisher import OutputDirectory
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 try:
-    Directory.open(Path(sys.argv[1]), ledger="ours")
+    OutputDirectory.open(Path(sys.argv[1]), ledger="ours")
 except PublishError as error:
     print(error)
 """
 
 
-def test_where_writing_is_not_permitted_the_path_and_a_hint_are_named() -> None:
+def test_a_path_that_is_not_writable_is_an_error_with_a_hint() -> None:
     with TemporaryDirectory() as folder:
         root = Path(folder) / "out"
         Path(folder).chmod(0o755)
@@ -847,7 +849,7 @@ TREES = st.dictionaries(st.sampled_from(PATHS), st.sampled_from([File(b"1"), Fil
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(TREES, st.integers(0, 9), st.sampled_from(["told", "compared", "restarted"])), max_size=6))
-def test_whatever_was_published_before_the_last_pass_decides(passes: list[tuple[Files, int, str]]) -> None:
+def test_the_tree_depends_on_the_last_publication_alone(passes: list[tuple[Files, int, str]]) -> None:
     with TemporaryDirectory() as folder:
         at, before = AT, dict[str, File]()
         directory = OutputDirectory.open(root := Path(folder), ledger="ours")
@@ -890,7 +892,7 @@ def replaced(root: Path, older: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["in place", "another folder", "gone"])
-def test_a_tree_that_was_put_in_its_place_is_published_to_completely(tmp_path: Path, how: str) -> None:
+def test_a_replaced_tree_is_published_to_completely(tmp_path: Path, how: str) -> None:
     root, older = tmp_path / "output", tmp_path / "older"
     with OutputDirectory.open(root, ledger="test") as directory:
         put(directory, 1)
@@ -900,7 +902,7 @@ def test_a_tree_that_was_put_in_its_place_is_published_to_completely(tmp_path: P
         replaced(root, older, how)
         assert not directory.is_unchanged
         servers, shared = split(tree(2))
-        with pytest.raises(PublishError, match="another tree"):
+        with pytest.raises(PublishError, match="replaced the tree"):
             directory.publish(servers, shared, complete=False, commit="2", at=AT + DAY)
         put(directory, 2, at=AT + DAY)
         assert directory.is_unchanged
@@ -912,7 +914,7 @@ def test_a_tree_that_was_put_in_its_place_is_published_to_completely(tmp_path: P
 
 @pytest.mark.parametrize("how", ["in place", "another folder", "gone"])
 @pytest.mark.parametrize("has_published", [True, False])
-def test_a_tree_of_another_instance_that_is_put_away_is_in_the_way_no_more(
+def test_after_the_tree_of_another_instance_is_moved_away_publishing_works(
     tmp_path: Path, how: str, has_published: bool
 ) -> None:
     root, theirs, mine = tmp_path / "output", tmp_path / "theirs", tmp_path / "mine"
@@ -956,7 +958,7 @@ def test_a_tree_that_another_process_publishes_to_in_its_place_is_left_alone(tmp
         with OutputDirectory.open(root, ledger="test") as other:
             put(other, 2)
             for _ in range(2):
-                with pytest.raises(PublishError, match="publishes there"):
+                with pytest.raises(PublishError, match="publishes to this directory"):
                     put(directory, 1)
         put(directory, 1)
         assert (root / ENTRY).read_bytes() == tree(1)[ENTRY].content
@@ -980,7 +982,7 @@ def inodes(root: Path) -> list[int]:
     return [(root / path).stat().st_ino for path in ALIKE]
 
 
-def test_what_a_server_has_several_times_is_one_file(root: Path, directory: OutputDirectory) -> None:
+def test_equal_files_of_one_server_are_hard_links(root: Path, directory: OutputDirectory) -> None:
     given: Any = {"shared": {"boot/shared": File(b"1")}, "complete": True, "commit": "1", "at": AT}
     others = {"t": server_files("t", {"boot/ipxe/t": File(b"1")})}
     directory.publish({**of_one_server(b"1", *ALIKE), **others}, **given)
@@ -1020,9 +1022,7 @@ def test_what_stands_with_another_date_is_not_one_file_with_what_is_foretold(
 
 
 @pytest.mark.parametrize("code", [errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP])
-def test_where_nothing_can_have_two_names_it_is_two_files(
-    root: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_without_hard_links_equal_files_are_two_files(root: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     refused: list[object] = []
 
     def link(*names: object, **_: object) -> None:
@@ -1038,7 +1038,7 @@ def test_where_nothing_can_have_two_names_it_is_two_files(
     assert verify_tree(root) == ()
 
 
-def test_what_was_left_half_written_under_two_names_changes_neither(root: Path) -> None:
+def test_a_partial_file_with_two_names_changes_neither_of_them(root: Path) -> None:
     """A publisher that was killed between two renames leaves a temporary name of a file that stands."""
     with OutputDirectory.open(root, ledger="ours") as directory:
         directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
@@ -1058,12 +1058,12 @@ def test_what_was_left_half_written_under_two_names_changes_neither(root: Path) 
 @pytest.mark.parametrize(
     ("limit", "lacks"),
     [
-        ("nr_inodes=60", r"disk: expected room for \d+ files, and its file system has it for \d+ \(.*inodes"),
-        ("size=64k", r"disk: expected room for 0\.\d MiB, and its file system has 0\.\d MiB \(free some space\)"),
+        ("nr_inodes=60", r"disk: publishing needs \d+ inodes, and the file system has \d+ free \(.*more inodes"),
+        ("size=64k", r"disk: publishing needs 0\.\d MiB, and the file system has 0\.\d MiB free \(free some space\)"),
     ],
     ids=["inodes", "bytes"],
 )
-def test_a_tree_that_begins_with_nothing_is_not_begun_without_room(small_disk: Path, limit: str, lacks: str) -> None:
+def test_a_first_publication_does_not_start_without_enough_space(small_disk: Path, limit: str, lacks: str) -> None:
     files = {f"boot/ipxe/{number}": File(b"%03d" % number + b"x" * 2000) for number in range(100)}
     subprocess.run(["mount", "-o", f"remount,{limit}", str(small_disk)], check=True)
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
@@ -1075,7 +1075,7 @@ def test_a_tree_that_begins_with_nothing_is_not_begun_without_room(small_disk: P
     assert verify_tree(small_disk) == ()
 
 
-def test_names_of_one_file_need_no_room(small_disk: Path) -> None:
+def test_hard_links_need_no_space(small_disk: Path) -> None:
     names = [f"boot/ipxe/{number}" for number in range(100)]
     subprocess.run(["mount", "-o", "remount,size=128k", str(small_disk)], check=True)
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
@@ -1083,7 +1083,7 @@ def test_names_of_one_file_need_no_room(small_disk: Path) -> None:
     assert len({(small_disk / name).stat().st_ino for name in names}) == 1
 
 
-def test_a_tree_that_stands_is_not_asked_for_room(small_disk: Path) -> None:
+def test_an_existing_tree_is_not_checked_for_space(small_disk: Path) -> None:
     """Windows end on a disk that is nearly full."""
     large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
@@ -1106,7 +1106,7 @@ def a_thousand(content_of: Callable[[int], File]) -> dict[str, Files]:
     }
 
 
-def test_content_that_groups_of_servers_share_needs_room_once_for_each(small_disk: Path) -> None:
+def test_content_of_a_group_of_servers_needs_space_once(small_disk: Path) -> None:
     """A thousand with small files, and three hundred contents of 40 kB: 12 MB, where one for each were 40."""
     subprocess.run(["mount", "-o", "remount,size=30m,nr_inodes=6000", str(small_disk)], check=True)
     contents = [File(b"%03d" % number * 13_333) for number in range(300)]
@@ -1115,7 +1115,7 @@ def test_content_that_groups_of_servers_share_needs_room_once_for_each(small_dis
         assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3300
 
 
-def test_a_first_publication_that_came_to_no_end_needs_room_for_the_rest_alone(small_disk: Path) -> None:
+def test_an_interrupted_first_publication_needs_space_for_the_rest_only(small_disk: Path) -> None:
     large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
         publish_files(directory, large, commit="1", at=AT)
@@ -1127,7 +1127,7 @@ def test_a_first_publication_that_came_to_no_end_needs_room_for_the_rest_alone(s
 
 
 @pytest.mark.parametrize(("inodes", "has_room"), [(3000, False), (5000, True)])
-def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, inodes: int, has_room: bool) -> None:
+def test_the_space_for_many_servers_is_estimated_from_a_sample(small_disk: Path, inodes: int, has_room: bool) -> None:
     """A thousand, with two files and a state each and one that all have, so some 3,100."""
     subprocess.run(["mount", "-o", f"remount,size=64m,nr_inodes={inodes - 500}", str(small_disk)], check=True)
     common = File(b"x" * 100)
@@ -1136,6 +1136,6 @@ def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, in
         if has_room:
             assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3001
         else:
-            with pytest.raises(PublishError, match=r"expected room for about 3,0\d\d files, and .* for 2,\d\d\d "):
+            with pytest.raises(PublishError, match=r"publishing needs about 3,0\d\d inodes, and .* has 2,\d\d\d "):
                 directory.publish(servers, {}, complete=True, commit="1", at=AT)
             assert not (small_disk / "boot").exists()

@@ -83,7 +83,7 @@ def test_one_server_of_many_costs_a_few_files_and_kilobytes(
     tmp_path: Path, target: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(target, {f"s{n:04}": one(f"s{n:04}", mac(n)) for n in range(400)}, complete=True)
-    touched, placed = watched(monkeypatch, "look", "read"), watched(monkeypatch, "place")
+    touched, placed = watched(monkeypatch, "lstat", "read"), watched(monkeypatch, "place")
     publish(target, {"s0042": one("s0042", mac(42), text="2")})
     assert len({*touched, *placed}) < 15
     stand = [tmp_path / path for path in placed if (tmp_path / path).exists()]
@@ -91,7 +91,7 @@ def test_one_server_of_many_costs_a_few_files_and_kilobytes(
     assert verify_tree(tmp_path) == ()
 
 
-def test_a_server_comes_changes_and_goes_and_no_other_is_named(tmp_path: Path, target: OutputDirectory) -> None:
+def test_a_server_is_added_changed_and_removed_without_naming_others(tmp_path: Path, target: OutputDirectory) -> None:
     publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
     publish(target, {"c": one("c", mac(3))})
     assert (index(tmp_path, f"mac/{mac(3)}"), entry(tmp_path, 3)) == (["c"], "c")
@@ -126,7 +126,7 @@ def test_content_that_another_server_names_stays_in_the_tree(tmp_path: Path, tar
     assert verify_tree(tmp_path) == ()
 
 
-def test_what_a_failed_publication_owed_is_brought_about_by_the_next(tmp_path: Path, target: OutputDirectory) -> None:
+def test_the_next_publication_completes_a_failed_one(tmp_path: Path, target: OutputDirectory) -> None:
     publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
     (tmp_path / f"boot/v1/boot/{mac(9)}").write_text("in the way")
     with pytest.raises(PublishError, match=mac(9)):
@@ -152,7 +152,7 @@ def test_a_publication_that_broke_off_halfway_leaves_nothing_in_the_index(
     assert verify_tree(tmp_path) == ()
 
 
-def test_an_instances_word_is_no_part_of_what_is_published(tmp_path: Path) -> None:
+def test_the_status_of_an_instance_is_not_part_of_the_manifest(tmp_path: Path) -> None:
     with OutputDirectory.open(tmp_path, ledger="ours") as target:
         target.write_status(b"{}", AT)
         publish(target, {"a": one("a", mac(1))}, complete=True)
@@ -165,7 +165,7 @@ def test_an_instances_word_is_no_part_of_what_is_published(tmp_path: Path) -> No
     assert (tmp_path / "ops/status.json").read_bytes() == b'{"at":1}', "it is another's tree"
 
 
-def test_nothing_says_who_wrote_a_tree_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_lock_file_can_be_removed_on_close(tmp_path: Path) -> None:
     target = OutputDirectory.open(tmp_path, ledger="ours")
     publish(target, {"a": one("a", mac(1))}, complete=True)
     target.close(and_forget_lock=True)

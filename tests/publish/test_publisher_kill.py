@@ -625,7 +625,7 @@ def naming(content: str) -> dict[str, File]:
     return {path: File(content.encode())}
 
 
-def test_killed_while_content_is_passed_on_it_expires_once_nobody_names_it(root: Path) -> None:
+def test_killed_while_content_moves_to_another_server_it_expires_when_unused(root: Path) -> None:
     given, (path,) = naming("data"), naming("data")
     none, first, then = (
         {name: server_files(name, files) for name, files in zip("ab", both, strict=True)}
@@ -663,7 +663,7 @@ class Forgetful(Recorder):
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_e37_what_a_failed_sync_was_of_is_written_anew(
+def test_e37_files_of_a_failed_sync_are_written_again(
     root: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     for number in count(1):
@@ -689,7 +689,7 @@ def test_e37_what_a_failed_sync_was_of_is_written_anew(
 
 
 @pytest.mark.parametrize("few", [True, False])
-def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
+def test_a_sync_covers_all_changes_since_the_last_one(root: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
     monkeypatch.setattr(disk_module, "MAX_FSYNCS", 1000 if few else 0)
     synced: set[str] = set()
     filesystems: set[int] = set()
@@ -831,7 +831,7 @@ def place_kernel(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EBUSY])
-def test_where_a_part_is_mounted_by_itself_files_are_placed_one_by_one(root: Path, code: int) -> None:
+def test_with_a_mount_point_in_the_tree_files_are_placed_one_by_one(root: Path, code: int) -> None:
     def refuse(number: int, name: str, args: tuple[Any, ...]) -> None:
         if name == "rename" and args[0] == "boot":
             raise OSError(code, os.strerror(code))
@@ -842,7 +842,7 @@ def test_where_a_part_is_mounted_by_itself_files_are_placed_one_by_one(root: Pat
     assert not (root / FRESH).exists()
 
 
-def test_where_something_stands_files_are_placed_one_by_one(root: Path) -> None:
+def test_in_a_nonempty_tree_files_are_placed_one_by_one(root: Path) -> None:
     place_kernel(root / "boot" / "ipxe")
     with OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1)
@@ -850,7 +850,7 @@ def test_where_something_stands_files_are_placed_one_by_one(root: Path) -> None:
     assert (root / "boot" / "ipxe" / "kernel").read_bytes() == b"kernel"
 
 
-def test_what_came_to_stand_meanwhile_is_kept(root: Path) -> None:
+def test_files_that_appear_meanwhile_are_kept(root: Path) -> None:
     def crash(number: int, name: str, args: tuple[Any, ...]) -> None:
         if name == "rename" and args[0] == "boot" and (root / READY).exists():
             raise OSError(errno.EIO, os.strerror(errno.EIO))

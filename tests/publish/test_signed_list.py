@@ -426,7 +426,7 @@ def test_a_shared_listing_that_the_list_does_not_name_is_listed_though_the_manif
 # Keys
 
 
-def test_a_new_root_key_is_trusted_by_who_trusts_the_one_before(
+def test_readers_that_trust_the_earlier_root_key_trust_a_new_one(
     tmp_path: Path, read: Read, keys: Path, directory: OutputDirectory
 ) -> None:
     replace_list_keys(keys, None, keys / "new.key", NOW)
@@ -449,10 +449,10 @@ def test_after_a_lost_root_key_readers_need_the_new_public_key_alone(
     reader = client(folder, (new / "1.root.json").read_bytes(), tmp_path / "cache")
     assert target(reader, "servers/web01.json") is not None
     assert read_list(FolderMirror(folder).get, parse_keys((new / "root.pub").read_text())).is_verified
-    with pytest.raises(ListProblem, match="no root is signed by the public key"):
+    with pytest.raises(ListProblem, match="public key that you named signed no root"):
         read_list(FolderMirror(folder).get, parse_keys((keys / "root.pub").read_text()))
     directory.update_list(None, NOW)
-    with pytest.raises(ListProblem, match="nothing is signed"):
+    with pytest.raises(ListProblem, match="the list is not signed"):
         read_list(FolderMirror(folder).get, parse_keys((new / "root.pub").read_text()))
 
 

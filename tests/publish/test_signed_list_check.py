@@ -208,7 +208,7 @@ def test_headers_that_a_loader_or_a_proxy_may_misuse_are_found(
 # The list
 
 
-def test_what_is_wrong_with_the_list_is_told_apart(copy: Path, verify: Verify) -> None:
+def test_each_fault_of_the_list_has_its_own_name(copy: Path, verify: Verify) -> None:
     assert verify(copy, key=ListSigner().keys[0].hex())[:2] == (8, {"/signed/1.root.json": "BadSignature"})
     listing, other = copy / "signed/servers/web01.json", copy / "signed/servers/new01.json"
     for content in (listing.read_bytes()[:-9], other.read_bytes(), (copy / "signed/shared.json").read_bytes()):
@@ -240,7 +240,7 @@ def test_a_copy_that_was_taken_before_the_list_was_written_is_incomplete_and_not
         code, found, shown = verify(place, "--read-entries", key=publisher.public)
     assert (code, {*found.values()}) == (8, {"Incomplete"}), found
     assert {"/signed/servers/web01.json", "/signed/shared.json"} <= found.keys()
-    assert "a publication or a copy has not ended" in shown["items"][0]["message"]
+    assert "a publication or a copy is in progress" in shown["items"][0]["message"]
     edited = copy / ENTRY[1:]
     edited.write_bytes(edited.read_bytes().replace(b"#!ipxe", b"#!IPXE"))
     assert verify(copy, key=publisher.public)[1][ENTRY] == "Wrong", "the listing that is there counts"
@@ -373,7 +373,7 @@ def _answer(sha256: str | None, status: int = 200) -> MirrorAnswer:
         pytest.param((DISK, None), _answer(None, 404), None, True, id="a path that comes now"),
     ],
 )  # fmt: skip
-def test_a_file_that_turns_is_judged_by_the_version_of_now(
+def test_a_file_is_compared_with_the_version_at_the_time_of_the_comparison(
     right: tuple[FileVersion | None, ...], answer: MirrorAnswer, fault: MirrorFault | None, is_turning: bool
 ) -> None:
     judged = check_answer(MirrorFile(path="left", right=right, versions=(WINDOW, DISK, LATER)), answer)

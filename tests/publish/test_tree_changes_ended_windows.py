@@ -106,7 +106,7 @@ def test_a_state_that_is_damaged_ends_no_window_and_stops_no_other_server(tmp_pa
     assert ended(here, OVER) == ("web01",)
 
 
-def test_who_publishes_meanwhile_is_not_disturbed(here: Site) -> None:
+def test_windows_do_not_end_during_a_publication(here: Site) -> None:
     before = tree(here)
     with OutputDirectory.open(here.root, ledger="test"):
         assert ended(here, OVER) == ()
@@ -128,7 +128,7 @@ def test_the_files_keep_the_permissions_of_the_tree(here: Site) -> None:
     assert modes == {0o640}
 
 
-def test_the_next_publication_publishes_the_server_anew(here: Site) -> None:
+def test_the_next_publication_writes_the_server_again(here: Site) -> None:
     ended(here, OVER)
     here.publish(planned(*ALWAYS, REPAIR, now=OVER), commit="2", at=OVER)
     whole = planned(*ALWAYS, REPAIR, now=OVER).boot_files

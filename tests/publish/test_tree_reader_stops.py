@@ -29,7 +29,7 @@ def here() -> Iterator[Site]:
         yield made
 
 
-def test_the_word_that_stops_most_counts_and_each_is_read_anew(tmp_path: Path) -> None:
+def test_the_stop_file_that_stops_most_counts_and_changes_are_read(tmp_path: Path) -> None:
     (tmp_path / "ops").mkdir()
     spool = tmp_path / "spool"
     spool.mkdir()
@@ -48,14 +48,14 @@ def test_the_word_that_stops_most_counts_and_each_is_read_anew(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", '{"who": "ada"}', "[" * 5000, "\0"])
-def test_a_word_that_is_none_stops_what_writes_disks(tmp_path: Path, text: str) -> None:
+def test_a_malformed_stop_file_stops_boots_that_write_disks(tmp_path: Path, text: str) -> None:
     (tmp_path / STOP_FILE).write_text(text)
     found = StopReader(tmp_path).current
     assert found is not None
     assert (found.stoppage.everything, f"{tmp_path / STOP_FILE} cannot be read" in str(found.stoppage)) == (False, True)
 
 
-def test_everybody_who_reads_the_tree_may_read_it(tmp_path: Path) -> None:
+def test_every_user_who_can_read_the_tree_can_read_the_stop_file(tmp_path: Path) -> None:
     write_stop(tmp_path, WRITING, AT)
     assert (tmp_path / STOP_FILE).stat().st_mode & 0o777 == 0o644
 
@@ -68,7 +68,7 @@ def looked(url: str) -> None:
     assert http_peers.get(f"{url}/api/v1/status").status_code == 200
 
 
-def test_what_writes_a_disk_is_given_no_more_and_what_was_refused_so_is_not_spent(here: Site) -> None:
+def test_a_stop_withholds_install_boots_without_consuming_them(here: Site) -> None:
     with here.serve() as url:
         write_stop(here.root / "ops", WRITING, AT)
         for path in LOOKUPS:
@@ -79,7 +79,7 @@ def test_what_writes_a_disk_is_given_no_more_and_what_was_refused_so_is_not_spen
         assert GIVEN in get(url + ENTRY).text
 
 
-def test_so_is_what_is_installed_at_every_boot_by_an_endpoint_without_a_spool(here: Site) -> None:
+def test_a_stop_withholds_installs_at_every_boot_at_an_endpoint_without_a_fetch_log(here: Site) -> None:
     here.publish(planned(*ALWAYS), commit="2")
     with here.serve(records=False) as url:
         assert GIVEN in get(url + ENTRY).text
@@ -87,7 +87,7 @@ def test_so_is_what_is_installed_at_every_boot_by_an_endpoint_without_a_spool(he
         assert DISK in get(url + ENTRY).text
 
 
-def test_what_writes_no_disk_is_given_on_unless_everything_is_stopped(here: Site) -> None:
+def test_boots_that_write_no_disk_are_served_unless_everything_is_stopped(here: Site) -> None:
     here.publish(planned(fleet(OUTPUTS), *ALWAYS[1:], REPAIR, now=START), commit="2", at=START)
     here.now = START
     with here.serve() as url:
@@ -102,7 +102,7 @@ def test_what_writes_no_disk_is_given_on_unless_everything_is_stopped(here: Site
 
 
 @pytest.mark.parametrize("path", ["/unknown.ipxe", "/unknown.grub.cfg", "/pxelinux.cfg/default"])
-def test_so_are_unknown_machines(here: Site, path: str) -> None:
+def test_a_stop_of_everything_covers_unknown_machines(here: Site, path: str) -> None:
     boots = fleet(f"{OUTPUTS}, unknownServers: {{profile: repair}}")
     here.publish(planned(boots, *ONCE[1:]), commit="2")
     with here.serve() as url:
@@ -113,7 +113,7 @@ def test_so_are_unknown_machines(here: Site, path: str) -> None:
         assert "unknown machine: all boots from the network are stopped by ben: all of it" in get(url + path).text
 
 
-def test_a_reason_is_no_command(here: Site) -> None:
+def test_the_reason_of_a_stop_is_not_run_as_a_command(here: Site) -> None:
     write_stop(here.root / "ops", ALL._replace(reason="so\nboot http://evil"), AT)
     with here.serve() as url:
         for path in LOOKUPS:

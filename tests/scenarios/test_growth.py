@@ -116,14 +116,14 @@ class Answering:
         self.asked |= {job.uuid: job for job in jobs}
         return frozenset(job.uuid for job in jobs)
 
-    def forget(self, uuids: frozenset[SystemUuid]) -> None:
+    def drop_pending(self, uuids: frozenset[SystemUuid]) -> None:
         for uuid in uuids:
             self.asked.pop(uuid, None)
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         return bmc.credentials
 
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
+    def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         given, self.answers = self.answers, {}
         return given
 

@@ -569,7 +569,7 @@ def test_e16_going_on_is_held_and_lists_what_would_boot(wanting: World) -> None:
     wanting.turn()
     assert wanting.held is not None
     assert "maxReinstalls" in wanting.held.guards
-    assert "12 servers would boot by it at once: web00, web01" in wanting.told("Held")[-1].message
+    assert "12 servers would boot from the network at once: web00, web01" in wanting.told("Held")[-1].message
     assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
 
 
@@ -619,7 +619,10 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     assert (condition.remedy or "").startswith(f"rsync -a 'HOST:DIRECTORY/*.jsonl' {wanting.parts.spool}/ && rm {file}")
     wanting.request("stop", reason="smoke", everything=False)
     wanting.request("start")
-    assert f"still withheld: another host served the one-time boots {told}" in wanting.told("Requested")[-1].message
+    assert (
+        f"still withholds boots that write disks: another host served the one-time boots {told}"
+        in wanting.told("Requested")[-1].message
+    )
     wanting.turn(hours=8)  # the window ends as usual
     assert shown(wanting.plan("web11")) == DISK
     file.unlink()

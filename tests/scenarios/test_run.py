@@ -310,8 +310,8 @@ def test_an_end_in_good_order_is_overtaken_by_no_alarm() -> None:
     script = """
 import atexit, signal
 atexit.register(lambda: print(signal.getitimer(signal.ITIMER_REAL)[0]))  # which is called last
-from gitboot.cli.terminal import end_by_signal
-end_by_signal(lambda: print(signal.getitimer(signal.ITIMER_REAL)[0] > 0), within_s=60)
+from gitboot.cli.terminal import call_on_signal
+call_on_signal(lambda: print(signal.getitimer(signal.ITIMER_REAL)[0] > 0), timeout_s=60)
 signal.raise_signal(signal.SIGTERM)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -322,8 +322,8 @@ signal.raise_signal(signal.SIGTERM)
 def test_what_never_ends_is_ended_some_seconds_after_a_signal(number: signal.Signals) -> None:
     script = f"""
 import signal, threading
-from gitboot.cli.terminal import end_by_signal
-end_by_signal(lambda: None, within_s=0.1)
+from gitboot.cli.terminal import call_on_signal
+call_on_signal(lambda: None, timeout_s=0.1)
 signal.raise_signal({number:d})
 threading.Event().wait()
 """

@@ -152,7 +152,7 @@ def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_wha
         for each in country.instances["fra1"].parts.reconciler.status.conditions
         if each.reason == "UnverifiedServers"
     ]
-    assert "or with gitboot records take-over, where another site had it" in known.message
+    assert "or with gitboot records take-over for servers that another site had before" in known.message
     assert known.remedy is not None and known.remedy.endswith("# or: pending; or: take-over FILE, from another site")
     country.push(*placed(web01="ams2", web02="fra1"))
     assert country.planned("ams2")["web01"] == UNKNOWN, (
@@ -282,9 +282,9 @@ def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(coun
     country.turn()
     file.write_text(said("hand-over", "web01", "--state", old).stdout)
     given = left(said, take, country)
-    assert "web01 is provisioned: provision 1" in given
+    assert "recorded web01 as provisioned: provision 1" in given
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
-    assert "is not unknown here" in str(said(*take).exception), "a second time it is refused"
+    assert "has a record now" in str(said(*take).exception), "a second time it is refused"
     country.instances["fra1"].turn()
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
@@ -303,7 +303,7 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Cou
     assert "web01 is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
     file.write_text(said("hand-over", uuid_of("web01"), "--state", old).stdout)
     given = left(said, ("take-over", file, "--state", new, "--reason", "moved"), country)
-    assert "shop01 is provisioned: provision 1" in given
+    assert "recorded shop01 as provisioned: provision 1" in given
     assert country.planned("fra1")["shop01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
@@ -416,7 +416,7 @@ def test_another_site_over_a_state_is_refused_before_anything_is_done(
         pass
     with pytest.raises(UsageError) as refused, in_process(folder, country.repository.bare, site=other):
         pass
-    assert "has acted for --site lon1, and is to act for" in str(refused.value)
+    assert "has acted for --site lon1, but this start is for" in str(refused.value)
     assert "give another --state and --out" in str(refused.value)
     with in_process(folder, country.repository.bare, site="lon1"):
         pass
@@ -460,7 +460,7 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
     tried = typed("run", country.repository.bare, *places, "--dry-run")
     assert (tried.code, "GB2023" in tried.err) == (Exit.PARTIAL, False)
     assert "the Fleet names no ledger for fra1, and this instance has" in tried.err
-    assert "nothing is set any more" in tried.err
+    assert "sets no boot overrides any more" in tried.err
     with goes.restarted(tmp_path / "fra1", site="fra1") as again:
         again.turn()
         assert again.condition("LedgerNamed") == (False, "BecameStandby")
@@ -484,7 +484,9 @@ def test_a_site_that_was_closed_and_is_put_back_says_what_it_waits_for(country: 
     country.turn()
     (found,) = (each for each in goes.parts.reconciler.status.conditions if each.type == "LedgerNamed")
     assert found.message.startswith("the Fleet names no ledger for fra1, and this instance has")
-    assert found.message.endswith("By the newest Fleet it acts again, once that is accepted")
+    assert found.message.endswith(
+        "The newest Fleet names this ledger: this instance acts again as soon as that commit is accepted"
+    )
 
 
 def test_a_site_gets_another_name_as_a_new_site_to_which_its_servers_move(country: Country, tmp_path: Path) -> None:
@@ -505,7 +507,7 @@ def test_a_site_gets_another_name_as_a_new_site_to_which_its_servers_move(countr
         assert (country.planned("fra1"), country.planned("par1")) == ({}, {"web02": UNKNOWN})
         file.write_text(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)
         given = left(said, ("take-over", file, "--state", new, "--reason", "renamed"), country)
-        assert "web02 is provisioned: provision 1" in given
+        assert "recorded web02 as provisioned: provision 1" in given
         assert country.planned("par1") == {"web02": (Phase.DISK, Cause.PROVISIONED)}
 
 

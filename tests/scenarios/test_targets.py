@@ -222,7 +222,7 @@ def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_targe
     store.put("strange", HEAD, render_head(structs.replace(head, shards=dict.fromkeys(head.shards, digest))))
     with running(repository.bare, tmp_path, *target) as instance:
         found = until_condition(instance, "TargetsCurrent", status=False, reason="PublishError")
-        assert "is not what gitboot wrote" in found["message"]
+        assert "is damaged" in found["message"]
 
 
 # A fault of gitboot that is not known: reading a target raises MemoryError as long as there is a file.
@@ -335,7 +335,7 @@ def test_a_boot_that_is_made_once_is_not_in_a_bucket_unless_an_endpoint_records_
             "--target", f"s3://waits/alone?endpoint={store.url}&credentials={keys}", records="fresh"
         ) as one:
             found = until_condition(one, "OneTimeBootsServed", status=False, reason="NoEndpoint")
-            assert "has no one-time boots, for 1 server" in found["message"]
+            assert "lacks the one-time boots of 1 server" in found["message"]
             until_condition(one, "TargetsCurrent", status=True, reason="Current")
             lies = (rack.output / f"boot{blade.entry}").read_text()
             there = store.get("waits", f"alone/boot{blade.entry}").content.decode()
@@ -378,4 +378,4 @@ def test_the_branch_that_is_followed_is_refused_by_name(tmp_path: Path, referenc
         rack.add("web01")
         rack.push()
         done = rack.once("--rev", reference, "--target", f"git+file://{rack.repository.bare}#main")
-    assert "is the branch that this instance follows; name another" in done.err
+    assert "is the branch that this instance follows; choose another branch" in done.err

@@ -148,7 +148,7 @@ def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) 
     assert once(left).code in ENDED
     assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
     shown = typed("doctor", "--state", left / "state", "--out", left / "output")
-    assert "everybody who has a login on this host can read" in shown.out
+    assert "every user of this host can read" in shown.out
     assert once(left, "--output-group", os.getegid()).code in ENDED
     assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True)
     assert once(left).code in ENDED

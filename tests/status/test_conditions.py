@@ -151,7 +151,7 @@ def test_an_error_without_a_line_of_its_own_has_that_of_any() -> None:
 
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
-LACKS = "no directory of credentials is given, and bmc-ams2 is needed (--credentials)"
+LACKS = "the credentials bmc-ams2 are needed: name their directory with --credentials"
 
 
 def stalled(server: str, message: str = LACKS, *, at: datetime = NOON, **facts: str) -> Event:

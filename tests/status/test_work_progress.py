@@ -182,9 +182,9 @@ def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
         ):
             directory.publish(servers, {}, complete=True, commit="1", at=AT)
             after = http_peers.get(f"{url}/readyz")
-    assert said[0] == (503, "nothing is published yet\n")
+    assert said[0] == (503, "the instance has not published yet\n")
     (early, middle) = (text for status, text in said[1:4:2] if status == 503)
-    assert early.startswith("nothing is published yet\npublishing: 1 of ")
+    assert early.startswith("the instance has not published yet\npublishing: 1 of ")
     assert "about" in middle
     assert "(3 of 3)" in middle
     assert (after.status_code, after.text) == (200, "ready\n")
@@ -208,7 +208,7 @@ class Evaluating:
     def wait(self) -> int:
         return 1
 
-    def answers(self, left_s: object) -> Iterator[bytes]:
+    def read_answers(self, left_s: object) -> Iterator[bytes]:
         yield from map(
             encode,
             (

@@ -1,4 +1,4 @@
-"""Redfish client of one BMC: overrides, drives and firmware, through sushy."""
+"""Redfish client of one BMC, based on sushy: overrides, resets, virtual media and firmware settings."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _LONGEST_RETRY_AFTER_S = 3600
 _LONGEST_DETAIL = 300
 
 
-# What sushy logs of an error, it raises as well: without a handler, Python would print it to stderr.
+# sushy logs each error that it raises. Without a handler, Python would print it to stderr.
 logging.getLogger("sushy").addHandler(logging.NullHandler())
 
 
-# What each error of sushy means. An HTTPError is judged by its status besides.
+# The error for each error of sushy. For an HTTPError, the status counts too.
 ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] = {
     exceptions.SushyError: BmcUnreachable,
     exceptions.ConnectionError: BmcUnreachable,
@@ -77,16 +77,16 @@ ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected
     exceptions.OEMExtensionNotFoundError: BmcRejected,
 }
 _BUSY = frozenset({409, 423, 429, 503})
-# 428: what some BMCs answer to an If-Match that they cannot read (community.general pull request 6434).
+# 428: some BMCs return it for an If-Match that they cannot parse (community.general pull request 6434).
 _PRECONDITION_FAILURES = frozenset({HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED})
 _NOT_SUPPORTED = frozenset({501, 505})
 
 
 class BmcConnection:
-    """A connection to one BMC, kept open until `close`; for one thread at a time.
+    """A connection to one BMC that stays open until `close`; for one thread at a time.
 
     Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
-    Nothing is tried again that may have changed something.
+    gitboot does not repeat a request that may have changed the BMC.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class BmcConnection:
         credentials: Credentials,
         *,
         system: str | None = None,  # the path of the ComputerSystem; None: the only one
-        tls: ssl.SSLContext | None = None,  # shared between BMCs; None: what this machine trusts
-        reach: ConnectionPolicy | None = None,  # None: wherever the address leads
+        tls: ssl.SSLContext | None = None,  # may be shared between BMCs; None: the authorities of this machine
+        reach: ConnectionPolicy | None = None,  # None: no limits
         connect_timeout_s: float = 3,
-        read_timeout_s: float = 10,  # until the answer is whole
+        read_timeout_s: float = 10,  # until the whole response has arrived
     ) -> None:
         self._address = address.rstrip("/")
         self._credentials = credentials.name
@@ -110,7 +110,7 @@ class BmcConnection:
             self._address,
             verify=tls.verify_mode is not ssl.CERT_NONE,
             response_callback=self._store_headers,
-            server_side_retries=1,  # one try; a GET that got a 5xx has a second one. 0 would mean 3
+            server_side_retries=1,  # a GET with a 5xx response is repeated once. sushy reads 0 as 3
             default_request_timeout=read_timeout_s,
             connect_timeout=connect_timeout_s,
         )
@@ -118,7 +118,7 @@ class BmcConnection:
         self.media = RedfishMedia(self)
         self.firmware = RedfishFirmware(self)
         session = self._connector._session
-        session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
+        session.trust_env = False  # ignore REQUESTS_CA_BUNDLE, ~/.netrc and proxies, which are not for BMCs
         session.max_redirects = MAX_REDIRECTS
         session.headers["Connection"] = "keep-alive"
         self.policy = reach or ConnectionPolicy()
@@ -133,21 +133,21 @@ class BmcConnection:
         self.close()
 
     def close(self, *, log_out: bool = True) -> None:
-        """Log out, where there is a session, and close the connection."""
+        """Log out if there is a session, and close the connection."""
         if log_out:
             self.login.log_out()
         self._connector.close()
 
     def observe(self) -> BmcObservation:
-        """Read the system, in one request once its path and the whereabouts of its override are known."""
+        """Read the system. Later calls need one request, or two if the override is in the Settings resource."""
         if self._system is None:
             paths = self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
             if len(paths) != 1:
                 found = ", ".join(sorted(paths)) or "none"
-                raise BmcRejected(f"{self._address} has not one system, but {found}: name it in bmc.system")
+                raise BmcRejected(f"{self._address} has these systems: {found}. Set bmc.system to one of them")
             self._system = paths[0]
         system = self.read(self._system)
-        # iDRAC 10, AMI and BlueField have overrides in the Settings resource.
+        # iDRAC 10, AMI and BlueField have the override in the Settings resource.
         path = system.link("@Redfish.Settings", "SettingsObject")
         if path is None or path == self._settings_without_override:
             return build_observation(system, None)
@@ -158,19 +158,19 @@ class BmcConnection:
         return build_observation(system, None)
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
-        """Read the Manager's clock, too, in one more request; a BMC that shows none is as it was seen."""
+        """Add the Manager's clock, in one more request. Without a clock, return ``observed``."""
         if observed.manager_path is None or observed.marks.bmc_time is not None:
             return observed
         try:
             manager = self.read(observed.manager_path)
-        except BmcRejected:  # a role that may not see the Manager, a path that leads nowhere
+        except BmcRejected:  # the role may not read the Manager, or the path does not exist
             return observed
         return structs.replace(observed, marks=add_clock(observed.marks, manager, clock()))
 
     def set_override(self, override: Override, observed: BmcObservation) -> None:
-        """Write what differs from ``seen``, unless the BMC has changed since: then `BmcChanged`.
+        """Write the properties that differ from ``observed``. A BMC may accept an override and not keep it.
 
-        ``wanted`` has to fit the BMC. The BMC may accept it, and still not keep it.
+        `adapt_override` must have returned ``override``. Raises `BmcChanged` if the BMC has changed since ``observed``.
         """
         boot = build_boot_patch(override, observed)
         if not boot:
@@ -183,23 +183,23 @@ class BmcConnection:
         self.patch(observed.settings_path, {"Boot": boot}, observed.etags, is_changed)
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
-        """Read the reset types in the ActionInfo, in one more request, if the system itself has none."""
+        """Add the reset types from the ActionInfo, in one more request, if the system itself does not show them."""
         if observed.reset_types or observed.action_info_path is None:
             return observed
         try:
             return structs.replace(observed, reset_types=parse_reset_types(self.read(observed.action_info_path)))
-        except BmcRejected:  # a path that leads nowhere
+        except BmcRejected:  # the path does not exist
             return observed
 
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
-        """Ask for ComputerSystem.Reset, once. That the BMC accepted it does not say that the machine obeys."""
+        """Request ComputerSystem.Reset, once. The BMC may accept it without a reset of the machine."""
         path = observed.reset_action
         if path is None:
-            raise BmcRejected(f"{self._address}{observed.system} shows no action ComputerSystem.Reset")
+            raise BmcRejected(f"{self._address}{observed.system} has no action ComputerSystem.Reset")
         self.post(path, {"ResetType": type})
 
     def is_redfish(self) -> bool:
-        """Return whether a Redfish service answers. Asks without credentials, as every service allows."""
+        """Return whether a Redfish service answers. The request has no credentials: each service allows that."""
         url, connector = f"{self._address}{_ROOT}", self._connector
         request = connector._session.prepare_request(Request("GET", url, auth=lambda asked: asked))
         timeouts = connector._connect_timeout, connector._default_request_timeout
@@ -224,16 +224,18 @@ class BmcConnection:
     ) -> None:
         """Send a PATCH with each form of the ETag in turn, until the BMC accepts one.
 
-        A refused precondition changed nothing, so the next form cannot repeat a change. gitboot reads the BMC again
-        after the first refusal, and right before each request that the BMC would accept after any change.
-        Raises `BmcChanged` if the resource has changed, or if the BMC refuses every form.
+        A request with a refused precondition does not change the BMC, so the next form cannot repeat a change. gitboot
+        reads the BMC again after the first refusal, and right before each request that the BMC would accept after any
+        change. Raises `BmcChanged` if the resource has changed, or if the BMC refuses every form.
         """
         refused_forms: list[str] = []
         answer = ""
         with self._translate_errors("PATCH", path) as own:
             for if_match in if_match_values(etags):
                 if (len(refused_forms) == 1 or if_match in (ANY, None)) and has_changed():
-                    raise self._build_changed_error(own, answer, "the BMC has changed since it was read", refused_forms)
+                    raise self._build_changed_error(
+                        own, answer, "the BMC has changed since gitboot read it", refused_forms
+                    )
                 headers = {"If-Match": if_match} if if_match is not None else None
                 send = partial(self._connector.patch, own, data=body, headers=headers)
                 try:
@@ -261,7 +263,7 @@ class BmcConnection:
 
     @contextmanager
     def _translate_errors(self, method: str, link: str) -> Iterator[str]:
-        """Yield the path to which a link leads at this BMC, and raise what requests come to as errors of gitboot."""
+        """Yield the path of a link at this BMC, and raise errors of requests in the block as gitboot's errors."""
         path = self._get_own_path(link)
         if path is None:
             raise BmcRejected(f"{method} {self._address}{link}: not a path on this BMC")
@@ -273,11 +275,11 @@ class BmcConnection:
                 raise self._translate_http_error(error, request) from error
             raise _translate_error(error, request) from error
         except (AttributeError, TypeError, RecursionError) as error:
-            # sushy takes for granted that the body of an error is shaped as Redfish says.
-            raise BmcUnreachable(f"{request}: an error that is not Redfish's") from error
+            # sushy does not check the shape of an error's body.
+            raise BmcUnreachable(f"{request}: the BMC returned an error that is not in Redfish format") from error
 
     def _get_own_path(self, link: str) -> str | None:
-        """Return the path of a link to this BMC, which may be a whole URL; None for a link to another place."""
+        """Return the path of a link, which may be a URL. None: the link does not lead to this BMC."""
         if link.startswith("/") and not link.startswith("//"):
             return link
         try:
@@ -293,7 +295,7 @@ class BmcConnection:
             name = f' "{self._credentials}"' if self._credentials else ""
             problem = f"the BMC refuses the user name or password of credentials{name}"
             if (why := self.login.session_failure) is not None:
-                problem += f" by basic authentication, and opens no session: {why}"
+                problem += f" by basic authentication, and does not open a session: {why}"
             return BmcRejected(f"{request}: {status}: {problem}")
         body = json.dumps(error.body) if error.body else ""
         message = f"{request}: {status} {_format_reason(error)}"
@@ -308,10 +310,10 @@ def _translate_error(error: exceptions.SushyError, request: str) -> TryAgain | O
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return BmcRejected(f"{request}: certificate refused: {cause.verify_message}")
+            return BmcRejected(f"{request}: certificate not trusted: {cause.verify_message}")
         if isinstance(cause, RequestAborted):
             return cause.error_type(f"{request}: {cause}")
-        if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
+        if isinstance(cause, OSError) and cause.strerror:  # the operating system's message, without the layers above
             return ERROR_TYPES[type(error)](f"{request}: {_shorten(cause.strerror)}")
         cause = cause.__cause__ or cause.__context__
     return ERROR_TYPES[type(error)](f"{request}: {_shorten(str(error))}")
@@ -334,12 +336,12 @@ def _format_reason(error: exceptions.HTTPError) -> str:
 
 
 def _shorten(text: str) -> str:
-    """Return text from outside on one line, cut to a line or two."""
+    """Return a text from the BMC on one line, cut to a maximum length."""
     return " ".join(text.split())[:_LONGEST_DETAIL]
 
 
 def _parse_retry_after(retry_after: str | None) -> int | None:
-    """Return Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
+    """Return Retry-After in seconds. None for a date, which RFC 9110 allows and BMCs do not send."""
     if retry_after is None or not retry_after.isdecimal():
         return None
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)
@@ -349,14 +351,14 @@ _AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
 
 
 class RedfishFirmware:
-    """What `BmcConnection` reads and writes of a system's firmware settings; it raises as that does."""
+    """The firmware settings of a system. Methods raise the errors of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection) -> None:
         self._bmc = bmc
-        self._uri: tuple[tuple[str | None, ...], str | None] | None = None  # as it was read, and at which marks
+        self._uri: tuple[tuple[str | None, ...], str | None] | None = None  # the marks at the last reading, and the URI
 
     def with_secure_boot(self, observed: BmcObservation) -> BmcObservation:
-        """Read it in one more request; a BMC that shows none, or not to this role, is as it was seen."""
+        """Add the Secure Boot state, in one more request, if the BMC shows it to this role."""
         if observed.secure_boot_path is None:
             return observed
         try:
@@ -366,9 +368,9 @@ class RedfishFirmware:
         return structs.replace(observed, secure_boot=parse_secure_boot(resource))
 
     def with_uri(self, observed: BmcObservation) -> BmcObservation:
-        """Read what firmware boots by HTTP, in one more request; not again before the machine's marks move.
+        """Add the URI that firmware boots by HTTP, in one more request, if the BMC shows it to this role.
 
-        A setting takes effect at a reset. A BMC that shows none, or not to this role, is as it was seen.
+        The setting changes only at a reset, so gitboot reads it again only when the machine's marks change.
         """
         setting, marks = get_quirks(observed).firmware_uri, observed.marks
         since = observed.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
@@ -382,9 +384,9 @@ class RedfishFirmware:
         return structs.replace(observed, firmware_uri=self._uri[1])
 
     def store_uri(self, uri: str, observed: BmcObservation) -> bool:
-        """Have firmware keep a URI from the next reset on, in place of what was seen; False: it is to already.
+        """Store a URI in the firmware settings, for the next reset. The BMC may accept it and not apply it.
 
-        That the BMC has taken it says nothing of what the reset makes of it.
+        Returns False if no change is needed, or if the setting has another value than ``observed``.
         """
         setting = get_quirks(observed).firmware_uri
         if setting is None or observed.bios_path is None:
@@ -392,9 +394,9 @@ class RedfishFirmware:
         bios = self._bmc.read(observed.bios_path)
         path = bios.link("@Redfish.Settings", "SettingsObject")
         if path is None or bios.attributes.get(setting.attribute) not in ("", uri, observed.firmware_uri):
-            return False  # what does not count now is somebody's all the same
+            return False  # somebody else set this URI, even if it is not active
         pending = self._bmc.read(path)
-        # Only what this firmware has: one that it does not know would be refused with the rest.
+        # Only attributes of this firmware: an unknown one would make it reject the whole request.
         related = {name: value for name, value in setting.related_attributes.items() if name in bios.attributes}
         attributes = related | {setting.attribute: uri}
         if all(pending.attributes.get(name) == value for name, value in attributes.items()):
@@ -410,13 +412,13 @@ class RedfishFirmware:
 
 
 class RedfishMedia:
-    """What `BmcConnection` reads and sends of virtual media; it raises as that does."""
+    """The virtual media of a system. Methods raise the errors of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection) -> None:
         self._bmc = bmc
 
     def with_slots(self, observed: BmcObservation) -> BmcObservation:
-        """Read the slots of the system; if it has none, those of its Manager, as before Redfish 2020.4."""
+        """Add the slots of the system, or else of its Manager, where they were before Redfish 2020.4."""
         paths = self._bmc.read(observed.virtual_media_path).members if observed.virtual_media_path is not None else ()
         if not paths and observed.manager_path is not None:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
@@ -424,7 +426,7 @@ class RedfishMedia:
         return structs.replace(observed, slots=tuple(parse_slot(self._bmc.read(path)) for path in paths))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
-        """Insert an image, which the BMC fetches by itself."""
+        """Insert an image. The BMC downloads it."""
         self._send_change(slot, slot.insert_target, build_insert_request(slot, url))
 
     def eject(self, slot: MediaSlot) -> None:

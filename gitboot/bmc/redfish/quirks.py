@@ -1,7 +1,7 @@
-"""How BMCs differ, as data: what Redfish leaves open, and what firmware makes of it.
+"""Differences between BMCs, as data: choices that Redfish leaves open, and deviations of firmware.
 
-What a BMC advertises comes first: allowable targets, HttpBootUri, @Redfish.Settings. A row stands here only
-for what it does not say of itself, or says wrongly: docs/bmcs.md has both.
+gitboot first uses what a BMC advertises: allowable targets, HttpBootUri, @Redfish.Settings. A row is only for facts
+that a BMC does not advertise, or advertises wrongly. docs/bmcs.md lists both.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ HTTP_BOOT_URI = "HttpBootUri"
 
 
 class ModePolicy(Enum):
-    """When ``BootSourceOverrideMode`` is sent."""
+    """When gitboot sends ``BootSourceOverrideMode``."""
 
-    DIFFERENT = "when it differs"
-    ALWAYS = "with every change, where the BMC shows one"
-    NEVER = "never: it is read-only"
+    DIFFERENT = "gitboot sends the mode if it differs"
+    ALWAYS = "gitboot sends the mode with every change, if the BMC shows one"
+    NEVER = "gitboot does not send the mode, because it is read-only"
 
 
 class FirmwareUri(Struct, frozen=True, kw_only=True):
-    """A BIOS attribute with what firmware boots by HTTP, whatever DHCP says; it changes at a reset, and stays."""
+    """The BIOS attribute with the URI that firmware boots by HTTP instead of DHCP. It changes at a reset."""
 
     attribute: str
-    related_attributes: Mapping[str, str]  # what is written with it
-    enabling_attribute: str | None = None  # that of them without whose value it counts for nothing
+    related_attributes: Mapping[str, str]  # attributes to write with it
+    enabling_attribute: str | None = None  # the related attribute that must have its value, or firmware ignores the URI
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
-        """Return what firmware would boot, "" for nothing; None: it has no such setting."""
+        """Return the URI that firmware would boot, or "" for no URI. None: firmware has no such setting."""
         uri = attributes.get(self.attribute)
         if not isinstance(uri, str):
             return None
@@ -50,37 +50,39 @@ class FirmwareUri(Struct, frozen=True, kw_only=True):
 
 
 class Quirks(Struct, frozen=True, kw_only=True):
-    """One row: whom it is about, what is different, who says so."""
+    """One row: the BMCs that it is for, their differences, and the sources."""
 
     name: str
     source: str
-    manufacturers: tuple[str, ...] = ()  # how ComputerSystem.Manufacturer may begin, in lower case
-    systems: tuple[str, ...] = ()  # or the path of the ComputerSystem
+    manufacturers: tuple[str, ...] = ()  # prefixes of ComputerSystem.Manufacturer, in lower case
+    systems: tuple[str, ...] = ()  # or paths of the ComputerSystem
     mode: ModePolicy = ModePolicy.DIFFERENT
-    always: frozenset[str] = frozenset()  # sent with every change, whether they differ or not
-    off_target: OverrideTarget | None = None  # the target that is sent with Disabled; None: left as it is
-    takes_http_boot_uri: bool = True  # if it shows one
+    always: frozenset[str] = frozenset()  # properties to send with every change, even if they do not differ
+    off_target: OverrideTarget | None = None  # the target to send with Disabled; None: leave it
+    takes_http_boot_uri: bool = True  # if the BMC shows HttpBootUri
     continuous_http: bool = True
     boots_cd_as: OverrideTarget = OverrideTarget.CD
-    firmware_uri: FirmwareUri | None = None  # what UefiHttp boots before it asks DHCP
-    reset_time: tuple[str, ...] = ("LastResetTime",)  # where the system says when it last reset; (): nowhere
+    firmware_uri: FirmwareUri | None = None  # UefiHttp boots this URI instead of using DHCP
+    reset_time: tuple[str, ...] = (
+        "LastResetTime",
+    )  # the property of the system with the time of its last reset; (): it has none
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """What is different, in words: one phrase for each field that is."""
+        """A phrase for each field that differs from `STANDARD`."""
         phrases = {
-            "mode": f"mode is sent {self.mode.value}",
-            "always": f"{' and '.join(sorted(self.always))} sent with every change",
-            "off_target": f"switched off with target {self.off_target}",
-            "takes_http_boot_uri": "shows HttpBootUri and does not take it: DHCP names the loader",
-            "continuous_http": "Continuous UefiHttp would change the boot order for good: Continuous Pxe instead",
-            "boots_cd_as": f"virtual media boot as {self.boots_cd_as}, where that is listed",
-            "firmware_uri": f"UefiHttp boots what stands in the BIOS attribute {self.firmware_uri.attribute}"
+            "mode": self.mode.value,
+            "always": f"gitboot sends {' and '.join(sorted(self.always))} with every change",
+            "off_target": f"gitboot disables an override with target {self.off_target}",
+            "takes_http_boot_uri": "shows HttpBootUri and does not accept it: DHCP names the loader",
+            "continuous_http": "Continuous UefiHttp changes the boot order permanently: gitboot uses Continuous Pxe",
+            "boots_cd_as": f"virtual media boot as {self.boots_cd_as}, if the BMC lists it",
+            "firmware_uri": f"UefiHttp boots the URI in the BIOS attribute {self.firmware_uri.attribute}"
             if self.firmware_uri
             else "",
-            "reset_time": f"a reset is seen at {'/'.join(self.reset_time)}"
+            "reset_time": f"{'/'.join(self.reset_time)} shows a reset"
             if self.reset_time
-            else "LastResetTime proves nothing",
+            else "LastResetTime does not show a reset",
         }
         return tuple(phrase for name, phrase in phrases.items() if getattr(self, name) != getattr(STANDARD, name))
 
@@ -90,20 +92,20 @@ STANDARD = Quirks(name="Redfish", source="DMTF DSP0268, ComputerSystem")
 QUIRKS = (
     Quirks(
         name="Dell iDRAC",
-        # A mode that does not differ queues a BIOS job all the same, and a second reboot: never sent here.
+        # Sending an unchanged mode queues a BIOS job and a second reboot, so gitboot never does.
         source="ironcore-dev/metal-operator issue 81; dell/iDRAC-Redfish-Scripting issues 306 and 319;"
         " dsx-ai-factory/libredfish pull request 75",
         manufacturers=("dell",),
         firmware_uri=FirmwareUri(
             attribute="HttpDev1Uri",
             related_attributes={
-                "HttpDev1EnDis": "Enabled",  # what is below it can be written with it, not before
+                "HttpDev1EnDis": "Enabled",  # the other attributes can be written together with it, not before
                 "HttpDev1DhcpEnDis": "Enabled",
-                "HttpDev1TlsMode": "None",  # or it refuses http
+                "HttpDev1TlsMode": "None",  # otherwise it rejects http
             },
             enabling_attribute="HttpDev1EnDis",
         ),
-        continuous_http=False,  # it puts the HTTP device first in the boot order, for good
+        continuous_http=False,  # it moves the HTTP device to the top of the boot order permanently
     ),
     Quirks(
         name="HPE iLO",
@@ -113,18 +115,18 @@ QUIRKS = (
         manufacturers=("hpe", "hewlett packard enterprise"),
         mode=ModePolicy.NEVER,
         firmware_uri=FirmwareUri(attribute="UrlBootFile", related_attributes={"PreBootNetwork": "Auto"}),
-        off_target=OverrideTarget.PXE,  # it refuses None
+        off_target=OverrideTarget.PXE,  # it rejects None
         takes_http_boot_uri=False,  # iLO 6 shows it and answers PropertyNotWritableOrUnknown
         reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
     ),
     Quirks(
         name="Supermicro",
-        # X10 and older show no mode and refuse the whole PATCH for one: so only where it shows one.
+        # X10 and older show no mode, and reject a PATCH with a mode. gitboot sends it only if the BMC shows it.
         source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System",
         manufacturers=("supermicro", "super micro"),
         mode=ModePolicy.ALWAYS,
         always=frozenset({ENABLED}),
-        boots_cd_as=OverrideTarget.USB_CD,  # X11 and later list Cd too, which boots nothing
+        boots_cd_as=OverrideTarget.USB_CD,  # X11 and later also list Cd, which does not boot
     ),
     Quirks(
         name="AMI MegaRAC",  # and ASRock Rack, Gigabyte, Lenovo TSM, NVIDIA DGX H100, which are built on it
@@ -144,11 +146,11 @@ QUIRKS = (
             "/redfish/v1/Systems/System_0",
             "/redfish/v1/Systems/Bluefield",
         ),
-        reset_time=(),  # LastResetTime is when the chassis was last switched on or off: no reboot moves it
+        reset_time=(),  # LastResetTime is the last time that the chassis power changed, so a reboot does not change it
     ),
 )
 
-# Message ids of refusals that pass by themselves, as they end.
+# The ends of message ids of temporary refusals.
 TEMPORARY_REFUSALS = (
     "UnableToModifyDuringSystemPOST",  # HPE iLO message registry
     "InvalidOperationForSystemState",  # HPE iLO message registry
@@ -159,7 +161,7 @@ TEMPORARY_REFUSALS = (
 
 
 def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
-    """Return the first row that fits a ComputerSystem, whether its path ends in a slash or not."""
+    """Return the first row that matches a ComputerSystem. A slash at the end of its path does not matter."""
     path = path.rstrip("/")
     manufacturer = str(system.get("Manufacturer") or "").lower()
     for row in QUIRKS:
@@ -169,14 +171,14 @@ def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
 
 
 def get_quirks(observed: BmcObservation) -> Quirks:
-    """Return the row that applies to what was seen."""
+    """Return the row of an observed BMC."""
     return next((row for row in QUIRKS if row.name == observed.quirks_name), STANDARD)
 
 
 def build_boot_patch(override: Override, observed: BmcObservation) -> dict[str, str | None]:
-    """Return the ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
+    """Return the ``Boot`` properties to send for an override. Empty: the BMC shows it already.
 
-    What differs, and beside it what this BMC wants to be sent anyway.
+    They are the properties that differ, and the ones that this BMC needs with every change.
     """
     quirks = get_quirks(observed)
     if override.enabled is not OverrideEnabled.DISABLED:

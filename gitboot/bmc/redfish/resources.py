@@ -1,4 +1,4 @@
-"""A ComputerSystem's JSON, and that of its Settings resource -> what was observed."""
+"""Redfish resources: parsers from their JSON to gitboot's values."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _PAST_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
 
 
 class Resource(Struct, frozen=True, kw_only=True):
-    """A Redfish resource as it was read."""
+    """A Redfish resource that gitboot read."""
 
-    url: str  # where it was found, after a redirect
+    url: str  # after redirects
     body: Mapping[str, Any]
     etags: tuple[str, ...] = ()  # of the header and of the body, as `read_etags` returns them
 
@@ -51,21 +51,21 @@ class Resource(Struct, frozen=True, kw_only=True):
 
     @property
     def boot(self) -> Mapping[str, Any]:
-        """Its ``Boot`` object, empty if it has none."""
+        """The ``Boot`` object, or an empty mapping."""
         return _as_mapping(self.body.get("Boot"))
 
     @property
     def attributes(self) -> Mapping[str, Any]:
-        """The ``Attributes`` of a Bios, empty if it has none."""
+        """The ``Attributes`` of a Bios resource, or an empty mapping."""
         return _as_mapping(self.body.get("Attributes"))
 
     @property
     def can_apply_at_reset(self) -> bool:
-        """Whether changes of its Settings can be deferred to the next reset."""
+        """True if changes of its Settings resource can wait for the next reset."""
         return "OnReset" in _as_text_set(_get_nested(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
 
     def link(self, *keys: str) -> str | None:
-        """Return the path of the resource that stands under ``keys``."""
+        """Return the path of the resource that the property at ``keys`` links to."""
         path = _get_nested(self.body, (*keys, "@odata.id"))
         return path if isinstance(path, str) else None
 
@@ -77,9 +77,9 @@ class Resource(Struct, frozen=True, kw_only=True):
 
 
 def build_observation(system: Resource, settings: Resource | None) -> BmcObservation:
-    """Return what a system shows; ``settings`` is its Settings resource, if that takes its overrides.
+    """Return what a system shows. ``settings`` is its Settings resource if the override is there.
 
-    Raises `BmcRejected` where there is no override to be seen.
+    Raises `BmcRejected` if the resource shows no override.
     """
     quirks, order = find_quirks(system.path, system.body), system.boot.get("BootOrder")
     takes_overrides = settings or system
@@ -123,9 +123,9 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
 
 
 def parse_secure_boot(secure_boot: Resource) -> bool | None:
-    """Return whether firmware will start only what is signed, by a SecureBoot resource; None: it does not say.
+    """Return whether Secure Boot is on from the next boot. None: the resource does not show it.
 
-    SecureBootEnable is what is set, and holds from the next boot on; SecureBootCurrentBoot is how it is (DSP0268).
+    SecureBootEnable applies from the next boot on, and SecureBootCurrentBoot to the current boot (DSP0268).
     """
     is_set, current = (secure_boot.body.get(name) for name in ("SecureBootEnable", "SecureBootCurrentBoot"))
     if isinstance(is_set, bool):
@@ -134,7 +134,7 @@ def parse_secure_boot(secure_boot: Resource) -> bool | None:
 
 
 def parse_reset_types(info: Resource) -> frozenset[str]:
-    """Return what an ActionInfo allows as ResetType, DSP0266 7.8.4."""
+    """Return the allowed ResetType values of an ActionInfo, DSP0266 7.8.4."""
     parameters = info.body.get("Parameters")
     found = map(_as_mapping, parameters if isinstance(parameters, list) else [])
     allowed = (_as_text_set(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType")
@@ -142,7 +142,7 @@ def parse_reset_types(info: Resource) -> frozenset[str]:
 
 
 def parse_slot(resource: Resource) -> MediaSlot:
-    """Return what a VirtualMedia resource shows."""
+    """Return the slot of a VirtualMedia resource."""
     body = resource.body
     insert, eject = (
         _as_mapping(_get_nested(body, ("Actions", f"#VirtualMedia.{name}Media"))) for name in ("Insert", "Eject")
@@ -161,7 +161,7 @@ def parse_slot(resource: Resource) -> MediaSlot:
 
 
 def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
-    """Add to marks what a Manager shows of its clock, read ``at`` by ours; nothing where its time is none."""
+    """Add the clock of a Manager to marks, if it shows one. ``at`` is the time by our clock."""
     shown = _as_text(manager.body.get("DateTime")) or ""
     is_zoned = shown.endswith("Z") or "+" in shown or "-" in shown[10:]
     bmc_time = shown if is_zoned else shown + (_as_text(manager.body.get("DateTimeLocalOffset")) or "")
@@ -173,18 +173,18 @@ def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
 
 
 def parse_identity(system: Mapping[str, Any]) -> ReportedIdentity:
-    """Return who a ComputerSystem says that it is."""
+    """Return the identity in a ComputerSystem."""
     serial, sku = (" ".join((_as_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
-    digits = re.sub(r"[^0-9a-f]", "", (_as_text(system.get("UUID")) or "").lower())  # however it is written
+    digits = re.sub(r"[^0-9a-f]", "", (_as_text(system.get("UUID")) or "").lower())  # in any spelling
     try:
         uuid = parse_uuid(re.sub(r"^(.{8})(.{4})(.{4})(.{4})(.{12})$", r"\1-\2-\3-\4-\5", digits))
-    except Malformed:  # nobody has set one
+    except Malformed:  # the vendor did not set one
         uuid = None
     return ReportedIdentity(uuid=uuid, serial=serial, sku=sku)
 
 
 def find_manager_path(system: Mapping[str, Any]) -> str | None:
-    """Return the path of the Manager of a ComputerSystem; the first one, if it has several; None: it shows none."""
+    """Return the path of the first Manager of a ComputerSystem. None: it shows no Manager."""
     managers = _get_nested(system, ("Links", "ManagedBy"))
     first = managers[0] if isinstance(managers, list) and managers else None
     return _as_text(_as_mapping(first).get("@odata.id"))
@@ -193,12 +193,14 @@ def find_manager_path(system: Mapping[str, Any]) -> str | None:
 def _parse_override(resource: Resource) -> Override:
     boot = resource.boot
     if TARGET not in boot:
-        raise BmcRejected(f"{resource.url} shows no Boot.{TARGET}")
+        raise BmcRejected(f"{resource.url} has no Boot.{TARGET}")
     enabled = _as_text(boot.get(ENABLED)) or OverrideEnabled.DISABLED
     target = _as_text(boot[TARGET]) or OverrideTarget.NONE
     allowable = _as_text_set(boot.get(f"{ENABLED}@Redfish.AllowableValues"))
     if target == OverrideTarget.NONE and allowable and OverrideEnabled.DISABLED not in allowable:
-        enabled = OverrideEnabled.DISABLED  # where that word is missing, no target is what says it
+        enabled = (
+            OverrideEnabled.DISABLED
+        )  # without the value Disabled, the target None means that there is no override
     if enabled not in set(OverrideEnabled):
         raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(OverrideEnabled)}")
     return Override(
@@ -210,7 +212,7 @@ def _parse_override(resource: Resource) -> Override:
 
 
 def _parse_time_text(value: object) -> str | None:
-    """Return an instant as it was written, or None if it is a placeholder: OpenBMC's for "never" is 1970."""
+    """Return a time as the BMC wrote it. None: it is a placeholder, such as 1970, which OpenBMC uses for "never"."""
     text = _as_text(value)
     return text if text and text >= "2000" else None
 

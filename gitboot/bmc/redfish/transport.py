@@ -1,4 +1,4 @@
-"""HTTP to a BMC within limits: kept connection, login, ETags and response sizes."""
+"""HTTP connection to a BMC: allowed addresses, certificates, limits, login and ETags."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from gitboot.http_client import (
     resolve_host,
 )
 
-TASK_TIMEOUT_S: Final = 300.0  # for all requests of a job: 30 requests of 10 s each
+TASK_TIMEOUT_S: Final = 300.0  # for all requests of a task: 30 requests of 10 s each
 _CHUNK_BYTES = 64 * 1024
 
 
 class RequestAborted(RequestException):
-    """A request that gitboot itself gave up. ``meaning`` is the error of gitboot for it."""
+    """A request that gitboot itself aborted. ``error_type`` is gitboot's error for it."""
 
     def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
         self.error_type = meaning
@@ -49,28 +49,30 @@ class RequestAborted(RequestException):
 
 
 class ConnectionPolicy(Struct):
-    """Which addresses a connection may be made to, and which certificate it has to meet there."""
+    """The addresses that a connection may use, the certificates that it accepts, and its time limit."""
 
     is_address_allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
-    required_fingerprints: tuple[str, ...] = ()  # fingerprints that it has to have, each of them, whoever has signed it
-    has_trusted_certificate: bool = False  # the instance itself names one, and that is enough
-    fence: Callable[[], None] = lambda: None  # raises, right before it is asked for, where nothing may be changed
-    ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
-    pinned_fingerprint: str | None = None  # the fingerprint that is pinned; None: none is
-    shown_fingerprint: str | None = None  # that of the first connection, where no authority verifies it
-    latency_s: float | None = None  # until the last answer began; None: the last request had none
-    total_s: float = TASK_TIMEOUT_S  # for all requests of a job, which `watched` begins
-    deadline_s: float | None = None  # when that time is over, by the monotonic clock
-    is_ending: bool = False  # whether what is asked for now only ends something
+    required_fingerprints: tuple[
+        str, ...
+    ] = ()  # fingerprints that the certificate must have; the issuer does not matter
+    has_trusted_certificate: bool = False  # `access.toml` names a fingerprint, so no authority is needed
+    fence: Callable[[], None] = lambda: None  # called right before a change; raises if this instance may not make it
+    ending_fence: Callable[[], None] | None = None  # the same for requests that only end something; None: `fence`
+    pinned_fingerprint: str | None = None  # None: no fingerprint is pinned
+    shown_fingerprint: str | None = None  # from the first connection, if no authority verifies the certificate
+    latency_s: float | None = None  # until the last response began; None: the last request had no response
+    total_s: float = TASK_TIMEOUT_S  # for all requests in a `measure_requests` block
+    deadline_s: float | None = None  # the end of this time, by the monotonic clock
+    is_ending: bool = False  # the current requests only end something
 
     def check_fence(self, *, changes_nothing: bool = False) -> None:
-        """Raise `LedgerError` if another instance may act at this BMC."""
+        """Raise `LedgerError` if another instance may change this BMC."""
         lenient = self.ending_fence if self.is_ending or changes_nothing else None
         (lenient or self.fence)()
 
     @contextmanager
     def mark_as_ending(self) -> Iterator[None]:
-        """A block in which requests only end something: they need no answer from the ledger's database."""
+        """Mark the requests in the block as ones that only end something. They do not need the ledger's database."""
         self.is_ending = True
         try:
             yield
@@ -78,20 +80,20 @@ class ConnectionPolicy(Struct):
             self.is_ending = False
 
     def resolve_allowed(self, host: str, port: int, limits: RequestLimits) -> list[str]:
-        """The addresses of a host, as they are now; raises `RequestGivenUp` where none is allowed, and OSError."""
+        """Resolve a host to its allowed addresses. Raises `RequestAborted` if no address is allowed, and OSError."""
         found = resolve_host(host, port, limits)
         allowed = [each for each in found if self.is_address_allowed(ip_address(each))]
         if not allowed:
-            where = f" is at {', '.join(found)}, which" if [host] != found else ""
-            message = f"{host}{where} is no address at which these credentials may be used (access.toml)"
+            resolved = f" resolves to {', '.join(found)}, which" if [host] != found else ""
+            message = f"{host}{resolved} is not an allowed address for these credentials (access.toml)"
             raise RequestAborted(BmcNotTrusted, message)
         return allowed
 
     @contextmanager
     def measure_requests(self) -> Iterator[Callable[[], ResponseSample]]:
-        """A block of requests, with a deadline for all of them; what they tell of the way there, once it has ended.
+        """Limit the time of all requests in the block together. The yielded function returns their `ResponseSample`.
 
-        A BMC may answer each request just in time, and name any number of resources to read.
+        Without this limit, a BMC could answer each request just in time, and list any number of resources to read.
         """
         before, self.latency_s = self.latency_s, None
         self.deadline_s = time.monotonic() + self.total_s
@@ -103,18 +105,20 @@ class ConnectionPolicy(Struct):
             self.deadline_s = None
 
     def remaining_s(self) -> float:
-        """Return how many seconds the next request may take. Raises `RequestGivenUp` if the time of the job is over."""
+        """Return how many seconds the next request may take. Raises `RequestAborted` after the time of the task."""
         left_s = math.inf if self.deadline_s is None else self.deadline_s - time.monotonic()
         if left_s <= 0:
-            raise RequestAborted(BmcUnreachable, f"its answers to a job took more than {self.total_s:g} s in all")
+            raise RequestAborted(
+                BmcUnreachable, f"its responses in one task took more than {self.total_s:g} s in total"
+            )
         return left_s
 
     def check_certificate(self, certificate: bytes, *, is_verified: bool) -> None:
-        """Raise `RequestGivenUp` where it is none that is named, or, where nobody has verified it, another."""
+        """Raise `RequestAborted` if a certificate lacks a required fingerprint, or changed without an authority."""
         shown, expected = hashlib.sha256(certificate).hexdigest(), self.pinned_fingerprint or self.shown_fingerprint
         for name in self.required_fingerprints:
             if name != shown:
-                raise RequestAborted(BmcRejected, f"the certificate has to be {name}, and is {shown}")
+                raise RequestAborted(BmcRejected, f"the certificate must have the fingerprint {name}, and has {shown}")
         if is_verified or self.has_trusted_certificate:
             return
         if expected not in (None, shown):
@@ -123,24 +127,24 @@ class ConnectionPolicy(Struct):
 
 
 _READ_METHODS: Final = ("GET", "HEAD")
-_SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: what answers a write is to be read there
+_SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: read the response to a write there
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
-# DSP0266 13.3.4.2: without a slash at its end, and open to all. It has who is logged in, and nothing of the machine.
+# DSP0266 13.3.4.2: no slash at the end, and open to all clients. It shows only the sessions.
 SESSIONS: Final = "/redfish/v1/SessionService/Sessions"
 MAX_REDIRECTS: Final = 3  # within the BMC: a missing slash, a version
 
 
 class BmcAdapter(HTTPAdapter):
-    """Requests' adapter for one BMC: every answer whole, within its time and size, and from that BMC."""
+    """Adapter of requests for one BMC: reads whole responses within limits, and stays at that BMC after redirects."""
 
     def __init__(self, tls: ssl.SSLContext, reach: ConnectionPolicy) -> None:
         self._tls, self._policy = tls, reach
-        self._redirected: tuple[str, RequestLimits] | None = None  # where the last answer led, and its limits
+        self._redirected: tuple[str, RequestLimits] | None = None  # the URL of the last redirect, and its limits
         super().__init__(pool_connections=1, pool_maxsize=1)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
-        # urllib3 calls these, and asks nothing else of them that a class has.
+        # urllib3 only calls these, so functions are enough.
         pools: dict[str, Any] = {
             "http": partial(_build_pool, HTTPConnectionPool, _Connection, self._policy),
             "https": partial(_build_pool, HTTPSConnectionPool, _TlsConnection, self._policy),
@@ -154,10 +158,10 @@ class BmcAdapter(HTTPAdapter):
         return host, {"ssl_context": self._tls} if host["scheme"] == "https" else {}
 
     def cert_verify(self, *_: Any) -> None:
-        """Leave the connection alone: what is trusted stands in the TLS context."""
+        """Leave the connection alone, because the TLS context has the trusted authorities."""
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
-        """Send a request, and read the whole answer by its deadline: the connect and read timeouts added up.
+        """Send a request, and read the whole response before its deadline: the sum of connect and read timeout.
 
         A write that the BMC redirects to another of its own paths is repeated there, with its method and body.
         """
@@ -167,7 +171,7 @@ class BmcAdapter(HTTPAdapter):
             if not response.is_redirect:
                 return response
             target = _get_redirect_target(request, response)
-            if request.method in _READ_METHODS:  # requests follows this one
+            if request.method in _READ_METHODS:  # requests follows this redirect
                 self._redirected = target, limits
                 return response
             request = request.copy()
@@ -182,7 +186,7 @@ class BmcAdapter(HTTPAdapter):
             try:
                 response = super().send(request, *args, **kwargs)
             except RequestException:
-                self._policy.remaining_s()  # says so if the time of the job is why
+                self._policy.remaining_s()  # raises its own error if the time of the task is over
                 raise
             try:
                 _refuse_redirect(request, response)
@@ -191,8 +195,8 @@ class BmcAdapter(HTTPAdapter):
                 for chunk in response.iter_content(_CHUNK_BYTES):
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
-                        raise RequestAborted(BmcUnreachable, f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-                # Where requests itself keeps a body that it has read.
+                        raise RequestAborted(BmcUnreachable, f"the response has more than {MAX_ANSWER_BYTES} bytes")
+                # requests stores a body that it has read here.
                 response._content = b"" if _is_strange_error(response.status_code, bytes(body)) else bytes(body)
                 response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds
             except BaseException:
@@ -201,7 +205,7 @@ class BmcAdapter(HTTPAdapter):
         return response
 
     def _get_limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
-        """Return the limits of a request; those of the request before if a redirect led to this one."""
+        """Return the limits of a request. A redirected request keeps the limits of the original one."""
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
@@ -209,7 +213,7 @@ class BmcAdapter(HTTPAdapter):
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
-    """Raise `RequestGivenUp` for a redirect to another origin, and for one that would turn a write into a GET."""
+    """Raise `RequestAborted` for a redirect to another origin, and for a redirect that turns a write into a GET."""
     if not response.is_redirect:
         return
     try:
@@ -218,13 +222,13 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
         is_own = False
     if not is_own or (request.method not in _READ_METHODS and response.status_code == _SEE_OTHER):
         location = response.headers["Location"][:200]
-        message = f"{response.status_code}: redirected to {location}, where gitboot does not follow"
+        message = f"{response.status_code}: redirected to {location}, and gitboot does not follow this redirect"
         raise RequestAborted(BmcRejected, message)
 
 
 def _get_redirect_target(request: PreparedRequest, response: Response) -> str:
     """Return the URL of a redirect, as requests reads it. Raises ValueError."""
-    location = response.headers["Location"].encode("latin-1").decode()  # requests lets the error out
+    location = response.headers["Location"].encode("latin-1").decode()  # requests raises the error
     return urljoin(request.url or "", location)
 
 
@@ -235,7 +239,7 @@ def parse_origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _is_strange_error(status: int, body: bytes) -> bool:
-    """Return whether gitboot judges an error by its status, and sushy could not read its body.
+    """Return whether only the status of an error response counts, and sushy cannot parse its body.
 
     sushy expects the shape of DSP0266 8.6, and raises AttributeError or TypeError for other JSON.
     """
@@ -247,12 +251,12 @@ def _is_strange_error(status: int, body: bytes) -> bool:
         return not all(isinstance(each, dict) for each in ([info] if isinstance(info, dict) else info))
     except (AttributeError, TypeError, RecursionError):
         return True
-    except ValueError:  # no JSON, which sushy expects
+    except ValueError:  # not JSON, which sushy handles
         return False
 
 
 class _Connection(LimitedConnection):
-    """A connection to an address that was looked at: the name is not resolved again after that."""
+    """A connection to an address that `ConnectionPolicy` checked. The name is not resolved again."""
 
     def __init__(self, *args: Any, reach: ConnectionPolicy, **kwargs: Any) -> None:
         self._policy = reach
@@ -269,7 +273,7 @@ class _Connection(LimitedConnection):
 
 
 class _TlsConnection(_Connection, LimitedTlsConnection):
-    """With TLS: nothing is sent before it is known that the certificate is the right one."""
+    """A TLS connection that checks the certificate before it sends a request."""
 
     def connect(self) -> None:
         super().connect()
@@ -290,13 +294,13 @@ ANY: Final = "*"  # any state of the resource, RFC 9110, 13.1.1
 
 
 def _strip_quotes(etag: str) -> str:
-    """Return what an ETag has between its quotes, however many there are."""
+    """Return an ETag without its quotes."""
     return etag.removeprefix("W/").strip("\"'\\ ")
 
 
-# How to write an ETag in If-Match, in the order in which gitboot sends the forms. Each form is written for the ETag of
-# the header, then for that of the body. The header comes first: DSP0266 requires it, and @odata.etag is optional. Some
-# BMCs accept only @odata.etag: their header has the quotes twice.
+# The forms of an ETag in If-Match, in the order in which gitboot sends them. gitboot sends each form first with the
+# ETag of the header, which DSP0266 requires, and then with the optional @odata.etag of the body. Some BMCs accept only
+# @odata.etag, because their header has double quotes twice.
 _ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
     # As the BMC sent it: RFC 9110, 13.1.1; ansible-collections/community.general pull request 3268.
     str,
@@ -309,18 +313,18 @@ _ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
 
 
 def read_etags(header: object, body: object) -> tuple[str, ...]:
-    """Return the ETag of a header and ``@odata.etag`` of its body, each once, as far as If-Match can have them.
+    """Return the ETag of a header and the ``@odata.etag`` of its body, each once.
 
-    A value with other characters than printable ASCII is no ETag: no header could have it.
+    Only values of printable ASCII count, because a header cannot contain other characters.
     """
     texts = (str(each).strip() for each in (header, body) if isinstance(each, str | int) and not isinstance(each, bool))
     return tuple(dict.fromkeys(each for each in texts if _strip_quotes(each) and each.isascii() and each.isprintable()))
 
 
 def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
-    """Return the values of If-Match to try in turn; None stands for a request without If-Match.
+    """Yield the values of If-Match to try in turn. None means a request without If-Match.
 
-    A BMC that sent no ETag gets a request without If-Match first: there is no ETag to compare.
+    Without an ETag, the request without If-Match comes first.
     """
     # Some BMCs refuse every ETag (ansible-collections/community.general issue 11261), or every If-Match
     # (stmcginnis/gofish pull request 277). sushy's Connector._etag_handler ends without If-Match, too.
@@ -330,9 +334,9 @@ def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
 
 
 _TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
-_SESSION_RETRY_S: Final = 3600  # after a session could not be opened, or its token was not accepted
+_SESSION_RETRY_S: Final = 3600  # after the BMC did not open a session, or refused its token
 _LOGOUT_S: Final = 2
-# Every client may read these, so an answer proves nothing about the password (DSP0266, 13.3.1).
+# Each client may read these, so a response does not prove that the password is right (DSP0266, 13.3.1).
 _PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
 ErrorTranslator: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
 _SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
@@ -340,32 +344,30 @@ _SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
 
 class _Session(Struct):
     path: str
-    was_used: bool = False  # whether the BMC has accepted its token
+    was_used: bool = False  # the BMC accepted its token
 
 
 class Login:
     """Authentication of one connection; for one thread at a time."""
 
     def __init__(self, connector: Connector, credentials: Credentials, translate_errors: ErrorTranslator) -> None:
-        """``door`` takes a method and a path, and raises what a request in its block came to as an error of gitboot."""
+        """``translate_errors`` takes a method and a path, and raises errors in its block as gitboot's errors."""
         self._connector, self._credentials, self._translate_errors = connector, credentials, translate_errors
         self._session: _Session | None = None
-        self._is_authenticated = (
-            False  # whether the BMC has accepted the last login, as far as an answer can prove that
-        )
+        self._is_authenticated = False  # a response proved that the BMC accepted the last login
         self._refusal: exceptions.AccessError | None = None  # the 401 of the last request by basic authentication
-        self._has_tried_session = False  # after such a 401, in vain
-        self.session_failure: str | None = None  # why, beside a 401; None: for the same reason
-        self.challenge = ""  # WWW-Authenticate of the last answer
-        self._not_before_s = 0.0  # no session is opened before; by the monotonic clock
-        self.keeps_session = False  # whether the connection is used often enough for a session
+        self._has_tried_session = False  # after such a 401, without success
+        self.session_failure: str | None = None  # why there is no session after a 401; None: for the same reason
+        self.challenge = ""  # WWW-Authenticate of the last response
+        self._not_before_s = 0.0  # the earliest time for the next session, by the monotonic clock
+        self.keeps_session = False  # the connection is used often enough for a session
         self._use_password()
 
     def request(self, path: str, send: Callable[[], Response]) -> Response:
-        """Send a request; after a 401, log in by the other way, and send it again.
+        """Send a request. After a 401, log in the other way and send it again.
 
-        Raises what ``send`` raises, and `BmcBusy` or `BmcUnreachable` if basic authentication is off, and the BMC
-        opens no session now.
+        Raises the errors of ``send``. Also raises `BmcBusy` or `BmcUnreachable` if basic authentication is off and the
+        BMC does not open a session now.
         """
         if (
             self.keeps_session
@@ -393,11 +395,11 @@ class Login:
         return response
 
     def _switch_login(self, refusal: exceptions.AccessError) -> bool:
-        """After a 401, return whether there is another way to log in, which the next request uses.
+        """After a 401, choose another login for the next request, and return whether there is one.
 
-        The ways are: the password, if the BMC ended a session; a session, if basic authentication may be off. gitboot
-        tries the latter once: a BMC without a challenge counts a wrong password twice. If the challenge names basic
-        authentication, the next request tries a session (`_open_instead`).
+        If the BMC ended a session, the next request sends the password. If basic authentication may be off, gitboot
+        opens a session. It does so only once, because a BMC without a challenge counts a wrong password twice. If the
+        challenge names basic authentication, the next request opens a session first (`_replace_password_by_session`).
         """
         if self._session is not None:
             was_used = self._session.was_used
@@ -406,7 +408,7 @@ class Login:
                 if was_used:
                     return self._open_required_session()
                 self._has_tried_session = True
-                self.session_failure = "the BMC refuses the token of the session that it opened"
+                self.session_failure = "the BMC refuses the token of its new session"
                 return False
             if not was_used:
                 self._delay_next_session()
@@ -415,7 +417,7 @@ class Login:
         return not self._has_tried_session and "basic" not in self.challenge.lower() and self._open_required_session()
 
     def _open_required_session(self) -> bool:
-        """Open a session, without which there is no way in. Raise the reason if that may be over soon."""
+        """Open a session that the login needs. Raise the failure if it may be temporary."""
         failure = self._open_session()
         if isinstance(failure, BmcBusy | BmcUnreachable):
             raise failure
@@ -424,10 +426,10 @@ class Login:
         return failure is None
 
     def _replace_password_by_session(self, refusal: exceptions.AccessError) -> None:
-        """Open a session instead of sending the password that the BMC refused before; else raise ``refusal``.
+        """Open a session instead of sending the password that the BMC refused before. Raise ``refusal`` if that fails.
 
-        Some BMCs name basic authentication in their challenge also if it is off. This login takes the place of the
-        request by password, so that a wrong password still counts once.
+        Some BMCs name basic authentication in their challenge even if it is off. This login replaces the request with
+        the password, so that a wrong password still counts once.
         """
         self._refusal = None  # if there is no session now, the next request sends the password again
         if not self._open_required_session():
@@ -435,27 +437,27 @@ class Login:
         self._refusal = refusal
 
     def log_out(self) -> None:
-        """End the session at the BMC. A session that cannot be ended times out there."""
+        """End the session at the BMC. If that fails, the session times out."""
         if self._session is not None:
             with suppress(GitbootError), self._translate_errors("DELETE", self._session.path):
                 self._connector.delete(self._session.path, timeout=_LOGOUT_S)
             self._use_password()
 
     def _open_session(self) -> _SessionFailure | None:
-        """Open a session; return why there is none, after which gitboot goes on sending the password."""
+        """Open a session, or return why there is none. Then gitboot continues with the password."""
         body = {"UserName": self._credentials.username, "Password": self._credentials.password}
         self._connector._session.auth = None
         try:
             with self._translate_errors("POST", SESSIONS):
                 answer = self._connector.post(SESSIONS, data=body)
             token, path = answer.headers.get(_TOKEN), _parse_session_path(answer)
-            if token and path:  # otherwise it could not be used, or not be ended
+            if token and path:  # both are needed, to use the session and to end it
                 self._connector._session.headers[_TOKEN] = token
                 self._session = _Session(path)
                 return None
             failure: _SessionFailure = BmcRejected(
                 f"POST {answer.url}: {answer.status_code} without "
-                f"{'a place of the session' if token else f'the header {_TOKEN}'}"
+                f"{'the path of the session' if token else f'the header {_TOKEN}'}"
             )
         except (BmcBusy, BmcUnreachable, BmcRejected) as error:
             failure = error
@@ -471,7 +473,7 @@ class Login:
     def _use_password(self) -> None:
         self._session = None
         self._connector._session.headers.pop(_TOKEN, None)
-        # As bytes: requests would take text for Latin-1, and fail if it has other characters.
+        # As bytes: requests would encode text as Latin-1, and fail for other characters.
         self._connector.set_http_basic_auth(self._credentials.username.encode(), self._credentials.password.encode())
 
 
@@ -481,11 +483,11 @@ def _is_401(failure: BmcRejected) -> bool:
 
 
 def _parse_session_path(answer: Response) -> str | None:
-    """Return the path of a session that was opened, at this BMC; None if the answer does not show it.
+    """Return the path of a new session. None: the response does not contain it.
 
     DSP0266 13.3.4.2 requires Location, as a path or a URL. Some BMCs send it without the beginning of its path
-    (DMTF/python-redfish-library issue 73) or not at all (pull request 177 of the same, openbmc/openbmc issue 3353),
-    and show @odata.id in the body.
+    (DMTF/python-redfish-library issue 73) or not at all (pull request 177 there, openbmc/openbmc issue 3353), and
+    send @odata.id in the body.
     """
     location = answer.headers.get("Location", "")
     try:
@@ -501,7 +503,7 @@ def _parse_session_path(answer: Response) -> str | None:
 
 
 def _parse_path(link: str) -> str:
-    """Return the path of a URL or of a path; "" if it is neither."""
+    """Return the path of a URL or of a path. "" for any other text."""
     try:
         return urlsplit(link).path
     except ValueError:

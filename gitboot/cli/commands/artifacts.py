@@ -1,4 +1,4 @@
-"""`gitboot artifacts`: place boot loaders; list, download and verify artifacts."""
+"""`gitboot artifacts`: place boot loaders; download, verify and resolve artifacts."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def download(
 def find_unsigned_files(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
-    """Of the files with these digests, those that no listed key has signed in any image, and why."""
+    """Return the files, by digest, that no trusted key signed in any image, each with the reason."""
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
@@ -199,19 +199,21 @@ def find_unsigned_files(
 
 
 def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
-    """The fleet at PATH, and its artifacts; raises `InvalidRepository`, and `UsageError` for an unknown site."""
+    """Return the decisions of a fleet, and its artifacts. Raises `InvalidRepository`, and `UsageError` for an unknown
+    site.
+    """
     decided = evaluate_fleet(path, rev, current_time()).decided
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:
-            hint = "the Fleet names those that there are"
+            hint = "the Fleet names the sites"
             raise UsageError(f"there is no site {site!r}; {did_you_mean(site, decisions.sites, hint)}")
     named = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
 
 
 def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -> PrefixFetcher:
-    """Whoever fetches from web servers, from a directory that is served below the base URL, and from registries."""
+    """Return fetchers for web servers, for registries, and for a directory that is served below the base URL."""
     web, base = WebFetcher(), f"{base_url}/assets/"
     by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, "oci://": RegistryFetcher(registries)}
     if assets is not None:
@@ -510,7 +512,7 @@ def check_needed_artifacts(
     read: bool,
     parallel: int,
 ) -> dict[BootFile, Sighting]:
-    """Return what is to be seen of each artifact. ``results`` get what gitboot reads, also if it ends early."""
+    """Return the state of each artifact. gitboot adds what it reads to ``results``, even if the command ends early."""
     seen: dict[BootFile, Sighting] = {}
     with show_progress("artifacts", len(artifacts)) as advance:
 
@@ -523,7 +525,7 @@ def check_needed_artifacts(
 
 
 def _explain_unbootable(each: NeededArtifact, sighting: Sighting) -> str | None:
-    """Why no machine can boot by an artifact, as far as that is known; None: nothing is."""
+    """Return why no machine can boot the artifact, or None if there is no known reason."""
     if sighting.is_absent:
         return sighting.message
     return find_firmware_obstacle(sighting.head) if each.by_firmware and sighting.is_there else None
@@ -545,4 +547,4 @@ def _format_text(artifacts: Collection[NeededArtifact], sightings: Mapping[BootF
         counts = Counter(str(sighting.presence).lower() for sighting in here)
         numbers = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
         lines.append(f"{site or 'the fleet'}: {format_count(len(here), 'artifact')}: {numbers}")
-    return "\n".join(lines if artifacts else ["the fleet names no artifacts"])
+    return "\n".join(lines if artifacts else ["the fleet has no artifacts"])

@@ -1,4 +1,4 @@
-"""`gitboot bmc`: boot overrides and power, looked at or seen to by hand, and BMCs found in a network."""
+"""`gitboot bmc`: show and set boot overrides and power, answer questions about BMCs, and find BMCs in a network."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.text import format_count, format_names, printable, quote_words
 
-_STATE_ORDER: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
+_STATE_ORDER: Final = ("needs a person", "not read", "differs from the plan", "as planned")
 _MAX_NAMES: Final = 5
 
 
@@ -197,7 +197,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     """
     if find_running_process(state) is None:
         raise UsageError(
-            f"no gitboot runs with the state directory {state}: begin with `gitboot run`, or run it --once"
+            f"no gitboot runs with the state directory {state}: start `gitboot run`, or use `gitboot run --once`"
         )
     with open_offline(state, current_time()) as instance:
         with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
@@ -321,7 +321,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
             asked = [each for each in meant if each is not None]
         is_named = instance.commit.ledger is not None
     if not asked:
-        raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {quote_words(server)}")
+        raise UsageError(f"gitboot has not read the BMC of {server} yet: run gitboot bmc apply {quote_words(server)}")
     for kind, details in asked:
         click.echo(request_change(state, kind, details | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
@@ -330,13 +330,13 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
 
 def _warn_without_hostname(is_named: bool) -> None:
     if not is_named:
-        click.echo("nothing new is set there before the Fleet names a ledger: gitboot status", err=True)
+        click.echo("gitboot sets no BMC until the Fleet names a ledger: run gitboot status", err=True)
 
 
 def _build_resolution(
     look: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
-    """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
+    """Return the request for one machine, or None if gitboot has not read its BMC yet."""
     machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
     decision = look.commit.decisions.servers[server] if machine is not None else None
     stop = decide_halt(look.knowledge, look.commit, look.knowledge.facts.orders)
@@ -363,8 +363,8 @@ def _inspect(
     credentials: Path | None,
     assets: Path | None = None,
 ) -> list[Inspection]:
-    def sign_url(url: str, base_url: str) -> bool | None:
-        """Whether what is served has a signature; None: it is not here, or no EFI program."""
+    def has_signature(url: str, base_url: str) -> bool | None:
+        """Return if the program at a URL has a signature. None: it is not in ``assets``, or is not an EFI program."""
         from gitboot.artifacts.boot_loaders import HEAD, is_signed
 
         served = f"{base_url}/assets/"
@@ -383,9 +383,9 @@ def _inspect(
         found = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
         asked = [subject for subject in found if names is None or subject.server in names]
         if without := sorted(frozenset(servers) - {subject.server for subject in asked}):
-            raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
+            raise UsageError(f"{', '.join(without)}: has no BMC; add spec.bmc to the Server document")
         with show_progress("BMCs", len(asked)) as advance:
-            return inspect_bmcs(asked, kept, at, on_read=advance, has_signature=sign_url)
+            return inspect_bmcs(asked, kept, at, on_read=advance, has_signature=has_signature)
 
 
 def _format_json(inspections: list[Inspection]) -> str:
@@ -457,7 +457,7 @@ def _format_diff(inspections: list[Inspection], state: Path) -> str:
         lines += [style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
         if one.hint is not None:
             lines.append(f"  {fill_state(one.hint, str(state))}")
-    return "\n".join(lines or ["every BMC is as it is wanted"])
+    return "\n".join(lines or ["all BMCs match their plans"])
 
 
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Print what gitboot would send. Send nothing.")
@@ -624,7 +624,7 @@ def _change_power(
     yes: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
+    """Read the BMCs, show the changes, ask for confirmation, record the request, read each BMC again, and send."""
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     action = PowerAction(what)
@@ -819,7 +819,7 @@ def _read_places(places: Sequence[str]) -> Iterator[str]:
 def scan_places(
     places: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int
 ) -> list[Probe]:
-    """What answers, in the order of addresses."""
+    """Return the responses of Redfish services, in the order of ``places``."""
     from gitboot.bmc.redfish.client import BmcConnection
 
     if credentials is None:

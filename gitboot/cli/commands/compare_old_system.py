@@ -165,7 +165,7 @@ def command(
 
 
 def _evaluate_as_active(repository: FleetRepository, now: datetime) -> Decisions:
-    """What would be decided if nobody else worked on the servers: what is Parked here is the old system's."""
+    """Return the decisions as if the Parked servers were Active, because the old system still manages them."""
     from gitboot.resolve.fleet_decisions import decide
 
     fleet, servers = copy(repository.fleet), {}
@@ -197,7 +197,9 @@ def _compare_server(
     try:
         answer = _fetch_old_boot(client, old, shape, asker, timeout_s)
         if answer is None:
-            return BootComparison(server=asker.name, verdict=Verdict.MISSING, message="the old system answers 404")
+            return BootComparison(
+                server=asker.name, verdict=Verdict.MISSING, message="the old system responds with 404"
+            )
         if boot is None:
             if answer.kernel is None:
                 return BootComparison(server=asker.name, verdict=Verdict.EQUAL, message="both boot its disk")
@@ -242,7 +244,7 @@ def _fetch_old_boot(
 
 
 def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
-    """The sha256 of a file; that of nothing where it is not there."""
+    """Return the SHA-256 of a file, or that of empty content if the file does not exist."""
     found, size = sha256(), 0
     headers = {"Accept": "*/*"}
     with client.stream("GET", url, headers=headers, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:

@@ -251,9 +251,9 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
 
 
 def _read_review(file: Path, subpath: str, commit: str) -> str:
-    """Return a review that `gitboot diff` wrote for this folder and commit; raise `UsageError` for any other file.
+    """Return a review that `gitboot diff` wrote for this folder and commit. Raises `UsageError` for any other file.
 
-    gitboot follows no symlink, be it the file or its folder, and reads only a regular file.
+    The file must be a regular file. Neither the file nor its folder may be a symlink.
     """
     try:
         folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -302,11 +302,11 @@ class _CommentThread:
     author: tuple[str, ...]
 
     def newest_commit(self) -> str:
-        """Return the commit that the pull request has now, as the forge says."""
+        """Return the newest commit of the pull request."""
         return str(_escape_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
-        """Replace the text of this account's newest comment with the marker, or make one; say which."""
+        """Edit this account's newest comment with the marker, or add a comment. Return which of the two."""
         # A job's own token of GitHub is that of an app, for which GET /user is forbidden; GraphQL names its bot.
         status, detail, own = self._send_request("GET", self.user)
         if self.graphql is None and (status != HTTPStatus.OK or own is None):
@@ -339,7 +339,7 @@ class _CommentThread:
         raise ForgeRefused(f"{self.comments}: more than {_MAX_PAGES * _COMMENTS_PER_PAGE} comments")
 
     def _request_json(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return what the forge answers; raises `ForgeRefused` if it refuses or answers no JSON."""
+        """Return the forge's JSON response. Raises `ForgeRefused` for an error or for any other response."""
         status, detail, answer = self._send_request(method, url, body)
         if not 200 <= status < 300 or answer is None:
             raise ForgeRefused(f"{method} {url}: {status} {detail}")

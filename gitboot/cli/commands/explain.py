@@ -1,4 +1,4 @@
-"""`gitboot explain`: why a server boots what it boots, the fields of a kind, or the meaning of a problem's code."""
+"""`gitboot explain`: the reasons for a server's boot, the fields of a kind, or the meaning of a problem code."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def command(
     if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
         code = next((each for each in Code if each.value == subject.upper()), None)
         if code is None:
-            raise UsageError(f"there is no problem code {subject.upper()}; they begin with GB1001")
+            raise UsageError(f"there is no problem code {subject.upper()}; the first code is GB1001")
         text = f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n"
         listed = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
         write_outputs(outputs, json=listed, text=partial(str, text))
@@ -118,7 +118,7 @@ def _format_json(explanation: Explanation, blame: Blame | None) -> str:
 
 
 def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
-    """Which commit wrote a field; None where it is written nowhere, or the fleet is in no Git repository."""
+    """Return the commit that wrote a field. None if no file has it, or without a Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
 
@@ -179,7 +179,7 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
             by = "not committed yet" if revision == WORKTREE else by
         place = wrap_text(f"{each.path}:{each.line}:{each.column}  {by}", "    ") if each.path else ""
         written.append(style(place, fg=_COMMENT_COLOUR) if place else "")
-    text = format_table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)
+    text = format_table(("FIELD", "VALUE", "RULE", "REASON AND SOURCE LOCATION"), rows, below=written)
     rules = {each.rule for each in explanation.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in explanation.lost if lost.rule in rules]
     return f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'WHY'), lost)}" if lost else text

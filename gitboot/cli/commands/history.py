@@ -1,4 +1,4 @@
-"""`gitboot history`: the commits that changed what is decided for a server."""
+"""`gitboot history`: the commits that changed the decision for a server."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
             if sum(isinstance(each, ChangingCommit) for each in entries) == number:
                 break
     if not entries:
-        raise UsageError(f"no commit that led to {rev or 'HEAD'} decided anything for a server {server!r}")
+        raise UsageError(f"no commit on the path to {rev or 'HEAD'} has a server {server!r}")
     listed = partial(format_document, server=server, items=list(map(_build_item, entries)))
     write_outputs(outputs, json=listed, text=partial(_format_text, entries))
     if history.shallow:
-        click.echo("a shallow clone: what came before is not known; git fetch --unshallow brings it", err=True)
+        click.echo("this is a shallow clone without older commits; run git fetch --unshallow to fetch them", err=True)
 
 
 def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _format_skipped(entries: Sequence[InvalidCommit]) -> str:
     commits = f"{newest.commit.revision[:9]} is"
     if len(entries) > 1:
         commits = f"{len(entries)} commits, {entries[-1].commit.revision[:9]} to {newest.commit.revision[:9]}, are"
-    return style(f"({commits} invalid and decided nothing: {newest.problem})", fg="bright_black")
+    return style(f"({commits} invalid and changed no decision: {newest.problem})", fg="bright_black")
 
 
 def _format_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:

@@ -49,35 +49,31 @@ The systems, and the data to pass as SOURCE:"""
 
 
 class OldSystem(Struct, frozen=True):
-    """A system, and what of it is read."""
+    """A system, with the function that reads its data and a description of that data."""
 
     read: Callable[[Texts], ImportedInventory]
     description: str
 
 
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
-    "matchbox": OldSystem(matchbox.read, "its data directory: groups/, profiles/, ignition/"),
+    "matchbox": OldSystem(matchbox.read, "the data directory: groups/, profiles/, ignition/"),
     "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
-    "openchami": OldSystem(
-        openchami.read, "what BSS answers at /boot/v1/bootparameters, and SMD's Components and EthernetInterfaces"
-    ),
+    "openchami": OldSystem(openchami.read, "bootparameters of BSS; Components and EthernetInterfaces of SMD"),
     "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
-    "boot-operator": OldSystem(
-        kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig and HTTPBootConfig objects as YAML"
-    ),
-    "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
-    "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
-    "xcat": OldSystem(xcat.read_xcat, "`lsdef -t node -z`"),
+    "boot-operator": OldSystem(kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig, HTTPBootConfig as YAML"),
+    "ironic": OldSystem(ironic.read, "openstack baremetal node list --long -f json, and port list"),
+    "netbox": OldSystem(netbox.read, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
+    "xcat": OldSystem(xcat.read_xcat, "the output of lsdef -t node -z"),
     "warewulf": OldSystem(warewulf.read_warewulf, "nodes.conf of Warewulf 4"),
-    "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines: MAC, name, address only"),
-    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf: MAC, name, address only"),
-    "kea": OldSystem(dhcp_servers.read_kea, "reservations: MAC, name, address only"),
+    "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines (only MAC, name and address)"),
+    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf (only MAC, name and address)"),
+    "kea": OldSystem(dhcp_servers.read_kea, "reservations (only MAC, name and address)"),
 }
 
 
 @click.command(
-    help="\n\n".join([_HELP, *(f"{name}: {system.description}." for name, system in SYSTEMS.items())]),
+    help="\n".join([_HELP, "", "\b", *(f"{name:13}  {system.description}" for name, system in SYSTEMS.items())]),
     cls=Command,
     example="gitboot import matchbox /var/lib/matchbox --out fleet",
     exit_codes={
@@ -129,7 +125,9 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
     )
     fleet = render_fleet(estate, supplement)
     if not fleet.items:
-        raise UsageError(f"{source} describes no machine as {system} does; `gitboot import --help` says what is read")
+        raise UsageError(
+            f"{source} has no machines in the format of {system}; `gitboot import --help` lists the formats"
+        )
     with convert_os_errors(out):
         target = _ImportTarget(out)
         target.begin(
@@ -138,8 +136,8 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
         target.write(fleet.files)
         below = {f"{SCHEMAS}/{name}": text for name, text in build_schemas().items()}
         target.end({**below, REPORT: render_report(system, fleet, target.left)})
-    left = f", {format_count(len(target.left), 'file')} left as changed by people" if target.left else ""
-    click.echo(f"{out}: {summarize(fleet)}{left}; {out / REPORT} says the rest", err=True)
+    left = f", {format_count(len(target.left), 'file')} not written, because you changed them" if target.left else ""
+    click.echo(f"{out}: {summarize(fleet)}{left}; see {out / REPORT}", err=True)
 
 
 def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
@@ -159,7 +157,7 @@ def _read_text(path: Path) -> str:
 
 
 class _ImportTarget:
-    """A directory that is imported into again and again: what people have changed there stays."""
+    """A directory for repeated imports, which keep the changes that people made."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -196,7 +194,7 @@ class _ImportTarget:
         self._write_file(_DIGESTS_FILE, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
 
     def _is_edited(self, name: str) -> bool:
-        """Whether a file is there that no import wrote as it is."""
+        """Return if the file differs from what the last import wrote."""
         found = self._read(name)
         return found is not None and _hash_text(found) != self._before.get(name)
 
@@ -210,9 +208,9 @@ class _ImportTarget:
 
 
 def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
-    """Return the digests that the last import wrote, by path; raise `UsageError` if a path leads out of ``out``.
+    """Return the digests that the last import wrote, by path. Raises `UsageError` if a path leads out of ``out``.
 
-    The last import's files are deleted, and a commit can change what is written here.
+    gitboot deletes files by these paths, and a commit can change them.
     """
     try:
         found = json.loads(data)

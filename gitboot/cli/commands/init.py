@@ -104,7 +104,7 @@ def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
 
 
 def place_ci_file(name: str, subpath: str) -> str:
-    """Where a file of CI lies: beside those of other fleets of the repository, if there may be any."""
+    """Return the path of a CI file. With a subpath, the name is unique in the repository."""
     slug = _find_subpath(subpath)["slug"]
     if name == _GITLAB and subpath:
         return f".gitlab/gitboot{slug}.yml"
@@ -112,7 +112,7 @@ def place_ci_file(name: str, subpath: str) -> str:
 
 
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """A file as it is written, for CI that installs ``gitboot``."""
+    """Return the content of a file in the new fleet. Its CI jobs install the requirement ``gitboot``."""
     place = _find_subpath(subpath)
     text = (SEED / name).read_text()
     if name in CI and subpath:  # an instance of its own
@@ -129,10 +129,10 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
 
 
 def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
-    """Return the file from which CI jobs that hold a token install ``gitboot`` and all that it needs, by hashes.
+    """Return the requirements file, with hashes, of the CI jobs that hold a token.
 
-    A requirement that ends in ``#sha256=DIGEST`` has its hash. For any other one, MISSING stands in place of the hash,
-    and the jobs refuse to run until a person has run the command above that line.
+    A requirement that ends in ``#sha256=DIGEST`` has its hash. Any other requirement gets the hash MISSING, and the
+    jobs fail until someone runs the command in the comment above it.
     """
     path = f"{subpath}/{PACKAGES}" if subpath else PACKAGES
     requirement, _, digest = gitboot.partition("#sha256=")
@@ -164,10 +164,10 @@ _NO_HASH_OF_GIT: Final = """\
 # with `pip wheel --no-deps`, put it on a web server, and write here: gitboot @ URL --hash=sha256:DIGEST
 """
 _NEXT: Final = """\
-{directory} is a fleet of one server now. Next:
+Wrote a fleet with one server to {directory}. Next steps:
 
   cd {quoted}
-  gitboot validate                 # every problem, with its place and its hint
+  gitboot validate                 # print each problem with a hint
   gitboot plan --records fresh     # what web01 boots
   $EDITOR fleet.yaml servers/*     # your URL, your machines
 
@@ -176,20 +176,20 @@ Then commit, and see README.md. GITBOOT in .github/ and .gitlab-ci.yml is what p
 _HASH_MISSING: Final = f"""
 The CI jobs that write comments refuse to run yet: run the command in {PACKAGES}, which adds gitboot's hash.\
 """
-_LEFT: Final = "{name} is there already, and left as it is{hint}"
+_LEFT: Final = "{name} exists already, and was not changed{hint}"
 _HINTS: Final = {
-    _GITLAB: ": let it have `include: [{{local: .gitlab/gitboot{slug}.yml}}]`",
-    ".pre-commit-config.yaml": ": let it have a hook that runs `gitboot validate {subpath}`",
+    _GITLAB: ": add `include: [{{local: .gitlab/gitboot{slug}.yml}}]` to it",
+    ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to it",
 }
 _UNKNOWN: Final = f"""
-Warning: nothing says from where pip can install this gitboot on another machine: CI is to install {THIS_VERSION}.
-Where your index does not have it, say what it is to install: GITBOOT in these files, or `gitboot init --gitboot`.\
+Warning: gitboot does not know from where CI can install it. The CI files install {THIS_VERSION}. If your package index
+does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
 _FROM_INDEX: Final = ("pip", "uv")  # who installs from one where nothing else is noted
 
 
 def requirement() -> str | None:
-    """As the installer noted it (PEP 610); None where that is found nowhere but here."""
+    """Return the requirement from which gitboot was installed (PEP 610), or None if only this host has the source."""
     try:
         found = distribution("gitboot")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Control of an instance: `gitboot approve`, `reconcile`, `suspend`, `resume`, `stop-installs` and `allow-installs`."""
+"""`gitboot approve`, `reconcile`, `suspend`, `resume`, `stop-installs` and `allow-installs`: control of an instance."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     state = resolve_active_state(state)
     process = find_running_process(state)
     if process is None:
-        raise UsageError(f"no gitboot runs with the state directory {state}: begin with `gitboot run`")
+        raise UsageError(f"no gitboot runs with the state directory {state}: start `gitboot run` first")
     with suppress(LedgerError):  # a database that is down keeps no commit away
         check_acts(state)
     triggered, until = datetime.now(UTC), time.monotonic() + timeout_s
@@ -123,7 +123,9 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
 
 
 def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exit, str] | None:
-    """Return the outcome of a fetch that began after ``triggered``, and of the reconcile after it; None: not yet."""
+    """Return the outcome of the first fetch after ``triggered_at`` and of its reconcile, or None if they are not
+    finished.
+    """
     fetched, conditions = status.get("fetched") or {}, _list_conditions(status)
     if fetched.get("began") is None or datetime.fromisoformat(fetched["began"]) < triggered_at:
         return None
@@ -149,7 +151,6 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
 
 
 def _read_newest_status(state: Path) -> Mapping[str, Any]:
-    """Return the newest status of the instance; empty if it has not written one yet."""
     from gitboot.cli.commands.status import read_newest_status
 
     with suppress(UsageError):

@@ -1,4 +1,4 @@
-"""`gitboot ledger`: where the ledger is, and how it gets from there to somewhere else."""
+"""`gitboot ledger`: show, copy and reclaim the ledger."""
 
 from __future__ import annotations
 

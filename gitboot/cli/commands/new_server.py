@@ -1,4 +1,4 @@
-"""`gitboot new`: documents of machines that nobody has described yet."""
+"""`gitboot new`: write documents of new servers."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ def server(
     try:
         if seen is not None:
             if state is None:
-                raise UsageError("--seen needs --state: the directory of the instance that has seen it")
+                raise UsageError("--seen needs --state: the state directory of the instance that lists the machine")
             new, about = _read_unknown_machine(seen, state)
         if address is not None:
             if asked_as is None:
-                raise UsageError("--bmc needs --as NAME: the credentials to ask with, as documents name them")
+                raise UsageError("--bmc needs --as NAME: the name of the credentials, as documents use it")
             behind, about = _read_bmc(address, asked_as, credentials, verify=not no_verify)
             if seen is not None and new.macs.keys().isdisjoint(behind.macs):
                 raise UsageError(f"the machine behind {address} has other MAC addresses than the one that was seen")
@@ -109,7 +109,7 @@ def server(
     except Malformed as error:
         raise UsageError(f"{error.message}; {error.hint}") from None
     if not new.macs:
-        raise UsageError("no MAC address is known of it: give --seen, --bmc or --mac")
+        raise UsageError("there is no MAC address: add --seen, --bmc or --mac")
     own_uuids = {*byte_orders(new.uuid)} if new.uuid is not None else set()
     for other, each in fleet.servers.items():
         macs_of_both = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()

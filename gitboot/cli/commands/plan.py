@@ -97,9 +97,9 @@ def command(
     PATH is the fleet. Without --records, gitboot does not know what is installed, and shows no installations.
     """
     if timeline is not None and (names or selector is not None):
-        raise UsageError("--timeline shows one server: leave out --server and --selector")
+        raise UsageError("--timeline shows one server: remove --server and --selector")
     if timeline is None and until is not None:
-        raise UsageError("--until is the end of a timeline: add --timeline SERVER, or leave out --until")
+        raise UsageError("--until is the end of a timeline: add --timeline SERVER, or remove --until")
     fleet = plan_fleet(path, rev, at or current_second(), records)
     if timeline is None:
         _write_plans(fleet, names, selector, outputs)
@@ -200,7 +200,7 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
 
 
 def _format_yaml(json_text: Callable[[], str]) -> str:
-    """Return JSON as YAML; unchanged, as JSON is YAML, if YAML could not be printed as it is."""
+    """Return JSON as YAML. Return the JSON itself, which is also YAML, if the YAML has unprintable characters."""
     import yaml
 
     text = json_text()
@@ -239,12 +239,12 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
     state = read_state(tree, name)
     if state is None and not (tree / MANIFEST).is_file():
         raise UsageError(
-            f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
+            f"{tree} is not an output tree; pass the directory that `gitboot run` or `gitboot render` wrote with --out"
         )
     if state is None:
         servers = tree / "ops" / "servers"
         known = sorted(each.stem for each in servers.glob("*.json"))
-        hint = did_you_mean(name, known, f"{servers} has those that there are")
+        hint = did_you_mean(name, known, f"{servers} lists the servers")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _list_boot_scripts(state, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
@@ -252,7 +252,7 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
 
 
 def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
-    """Each entry with all paths that it stands at, the first ones first, and how often and to whom it is given."""
+    """Return each boot script with all of its paths, first scripts first, and how an endpoint serves it."""
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
         turn = find_version(turns, at)[0]
@@ -325,7 +325,7 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
 
 
 def _check_output_directory(out: Path, fleet: Path) -> None:
-    """Raise `UsageError` where files of somebody else lie: a fleet's, say, in which nobody finds the tree again."""
+    """Raise `UsageError` if the directory is a fleet or has files that gitboot did not write."""
     if not out.is_dir():
         return
     is_fleet = (out / ".git").exists() or out.samefile(fleet)

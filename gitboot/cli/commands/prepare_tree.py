@@ -1,4 +1,4 @@
-"""`gitboot prepare`: the process in which a standby prepares its tree."""
+"""`gitboot prepare`: the process in which a standby prepares its output tree."""
 
 from __future__ import annotations
 

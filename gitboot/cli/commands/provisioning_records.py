@@ -132,7 +132,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
             )
         facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
         if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
-            hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
+            hint = "; pass fresh, adopt, as-recorded, or a file of exported records"
             facts["how"] = Beginning.RECORDS
             facts["items"] = [
                 {"uuid": uuid, **record_facts(record)}
@@ -152,7 +152,7 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
         f"{format_count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}"
     )
     if unknown:
-        click.echo(f"{format_count(unknown, 'server')} would stay unknown: nothing is installed there")
+        click.echo(f"{format_count(unknown, 'server')} would stay unknown: gitboot does not install them")
     machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
     if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
         click.echo(
@@ -371,7 +371,7 @@ def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | Non
     if unsaid and not doubt:
         named = quote_words(*unsaid[:_MAX_NAMES])
         below = [
-            "say what is on their disks, provisioned or pending:",
+            "State what is on their disks, provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
     counts = Counter(map(_describe_state, items))
@@ -412,7 +412,9 @@ HAND_OVER_KIND: Final = "HandOver"
 
 
 def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[str, Any]:
-    """What is known of a server that an instance has let go; raises `UsageError` where it has not, or not yet."""
+    """Return the record of a server that the instance has released. Raises `UsageError` if it has not released the
+    server.
+    """
     about = look.knowledge.facts
     server, uuid = _find_machine(server, look)
     if uuid in look.commit.machines:
@@ -454,7 +456,7 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
 
 
 def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
-    """The machine of a name that it has or had here, or of a UUID: one that stands here before those that have left."""
+    """Return the machine with this name or UUID. A machine of the accepted commit comes first."""
     machines = look.knowledge.machines
     if (decision := look.commit.decisions.servers.get(server)) is not None:
         return server, decision.uuid
@@ -475,7 +477,7 @@ def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
 
 
 def read_hand_over(file: Path) -> dict[str, Any]:
-    """What `released` made; raises `UsageError` for anything else."""
+    """Return the output of `build_hand_over` in a file. Raises `UsageError` for any other file."""
     try:
         found = json.loads(file.read_bytes())
         if found["kind"] != HAND_OVER_KIND:
@@ -493,13 +495,13 @@ def read_hand_over(file: Path) -> dict[str, Any]:
 
 
 def _find_current_name(hand_over: dict[str, Any], look: OfflineInstance) -> str:
-    """The name of a machine that was handed over: the commit that moved it may have renamed it."""
+    """Return the machine's name in the accepted commit, because the move may have renamed it."""
     machine = look.commit.machines.get(hand_over["uuid"])
     return str(hand_over["server"]) if machine is None else machine.name
 
 
 def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Record:
-    """What a server is taken with; raises `UsageError` where anything may have happened since it was let go."""
+    """Return the record for a server that came from another site. Raises `UsageError` if it may have booted since."""
     server = _find_current_name(hand_over, look)
     if hand_over["ledger"] == look.knowledge.facts.identity:
         raise UsageError(f"{server} was handed over by this very instance")

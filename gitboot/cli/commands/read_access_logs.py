@@ -1,4 +1,4 @@
-"""`gitboot read-access-logs`: read from the access logs of mirrors what machines fetched."""
+"""`gitboot read-access-logs`: read fetches of machines from the access logs of mirrors."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _STDIN: Final = Path("-")
 def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[OutputOption, ...]) -> None:
     """Read what machines fetched from a mirror.
 
-    ACCESSLOG is an access log of the mirror; - is standard input. gitboot reads the formats of nginx and Caddy as the
-    published ops/serve/ configures them, server access logs of S3, and standard logs of CloudFront. CloudFront logs do
-    not show fetches of boot scripts.
+    Each of ACCESSLOG... is an access log of the mirror, or - for standard input. gitboot reads logs of nginx and Caddy
+    in the format that the published ops/serve/ configures, server access logs of S3, and standard logs of CloudFront.
 
-    A complete GET response with a boot script, or for an installer's report, becomes an observation. A GET for a boot
-    script that does not exist is for `gitboot unknown-machines`. gitboot counts all other lines and ignores them. It
-    reads each line once, also after a rotation and in later calls.
+    A complete GET response with a boot script, or for an installer's report, becomes an observation. In logs of S3 and
+    CloudFront, only paths with a token count. A GET for a boot script that does not exist is for `gitboot
+    unknown-machines`. gitboot counts all other lines and ignores them. It reads each line once, also after a rotation
+    and in later calls.
 
     If a line does not show whether a machine or another client fetched a boot, gitboot counts the line as unclear. Such
     a line does not prove an installation. It does consume a one-time install boot, so that gitboot never installs a
@@ -65,7 +65,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")
     if not follow and (missing := [str(log) for log in logs if log != _STDIN and not log.is_file()]):
-        raise UsageError(f"there is no file {', '.join(missing)}")
+        raise UsageError(f"no such file: {', '.join(missing)}")
     spool.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
     with ExitStack() as stack:

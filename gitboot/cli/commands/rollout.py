@@ -1,4 +1,4 @@
-"""`gitboot rollout`: the next step of a rollout, once its machines have proven the present one."""
+"""`gitboot rollout`: commit the next step of a rollout after the current step succeeded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PERCENT_FIELD: Final = ("spec", "rollout", "percent")
 
 
 class StepsType(click.ParamType[tuple[int, ...]]):
-    """Percentages, each above the one before."""
+    """A list of increasing percentages."""
 
     name = "steps"
 
@@ -56,7 +56,7 @@ class StepsType(click.ParamType[tuple[int, ...]]):
 
 
 class ShareType(click.ParamType[int]):
-    """A percentage, with its sign or without."""
+    """A percentage, with or without a percent sign."""
 
     name = "share"
 
@@ -181,7 +181,7 @@ def advance_stream(
 
         here = _find_rollout(stream, decided.repository, accept_fetched=accept_fetched)
         if here is None:
-            found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
+            found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
         else:
             proof = read_proof(informant, find_applied_commit)
             found = advance(
@@ -214,7 +214,7 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
     Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
     """
     if stream not in repository.streams:
-        hint = did_you_mean(stream, repository.streams, "gitboot images lists those that there are")
+        hint = did_you_mean(stream, repository.streams, "`gitboot images` lists the streams")
         raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
     found, fleet = repository.streams[stream].spec.rollout, repository.fleet
     if found is not None and fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:

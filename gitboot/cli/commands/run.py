@@ -423,7 +423,7 @@ def command(**given: Any) -> None:
 
 
 def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str, Path | None]:
-    """Return the paths that OUTPUT may not contain, by option."""
+    """Return the paths that OUTPUT must not contain, by option."""
     git, bmc = settings.git, settings.bmc
     return {
         "--state": settings.state,
@@ -499,7 +499,7 @@ def _build_settings(
 
 
 def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
-    """Reconcile until a signal ends it; while another host's instance acts by the same ledger, stand by."""
+    """Reconcile until a signal arrives. Wait as a standby while an instance on another host is active."""
     from gitboot.controller.instance.standby import Standby
 
     settings = structs.replace(settings, spool=settings.spool_folder)
@@ -518,12 +518,12 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
                     raise
                 standby.fail(error)
         else:
-            print_event(Event(at=_clock(), type="Stopped", message="it stood by, and acted for nobody"))
+            print_event(Event(at=_clock(), type="Stopped", message="the standby stopped; it was never active"))
     return Exit.FINE
 
 
 def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
-    """Act until a signal ends it; whether another instance has taken over instead."""
+    """Reconcile as the active instance until a signal arrives. Return True if another instance took over instead."""
     with pause_garbage_collection():  # what modules make stays
         from gitboot.controller.loop import WakeSignal, watch_folders
 
@@ -543,16 +543,16 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
         if bell.is_stopped:
             lease = instance.store.database.lease
             why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
-            message = f"{why}: nothing is set, offered or written any more"
+            message = f"{why}: this instance sets, offers and writes nothing any more"
             print_event(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
-            print_event(Event(at=_clock(), type="Stopped", message="what was published stays"))
+            print_event(Event(at=_clock(), type="Stopped", message="gitboot stopped; the published files stay"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more
     return bell.is_stopped
 
 
 def _reconcile_once(settings: Settings) -> Exit:
-    """Reconcile once, to the end of the jobs at BMCs."""
+    """Reconcile once, and wait for the BMC tasks."""
     from gitboot.controller.loop import WakeSignal
 
     with _open_loop(settings, WakeSignal(), patience_s=_MAX_NOTIFY_S, wait=True) as (instance, loop):
@@ -565,9 +565,9 @@ def _reconcile_once(settings: Settings) -> Exit:
 def _open_loop(
     settings: Settings, bell: WakeSignal, *, patience_s: float, wait: bool = False
 ) -> Iterator[tuple[Instance, Loop]]:
-    """Yield an instance and its loop, which tells the forge and the receivers of notices.
+    """Yield an instance and its loop, which reports to the forge and to the receivers of notifications.
 
-    ``patience_s`` is how long these may take at the end. With ``wait``, an evaluation is waited for.
+    At the end, these reports may take ``patience_s`` seconds. With ``wait``, the loop waits for evaluations.
     """
     with pause_garbage_collection():  # what modules make stays
         from gitboot.controller.forge import build_forge_reader, list_verdicts, send_verdicts
@@ -610,7 +610,7 @@ def _open_loop(
 
 
 def _dry_run_once(settings: Settings) -> Exit:
-    """Say what reconciling once would do."""
+    """Print what one reconcile would do."""
     from gitboot.controller.instance.assembly import open_dry_run
     from gitboot.controller.loop import Loop
 
@@ -639,7 +639,7 @@ def _dry_run_once(settings: Settings) -> Exit:
 
 
 def _find_exit_code(status: Status) -> Exit:
-    """What reconciling once ends with: the worst that it met."""
+    """Return the exit code for the worst condition after one reconcile."""
     if not status.condition("SourceReady"):
         return Exit.SOURCE
     if any(each.type == "AcceptingCommits" and not each.status for each in status.conditions):
@@ -665,7 +665,10 @@ def _clock() -> datetime:
 def serve_endpoints(
     settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
 ) -> Iterator[Callable[[], Endpoints] | None]:
-    """How the endpoints at --listen fare, as long as the block runs; ``wake`` is called when one has ended or begun."""
+    """Run the endpoints at --listen until the block ends. Yields a function that returns their state.
+
+    ``wake`` is called when an endpoint starts or ends.
+    """
     if settings.listen is None:
         yield None
         return

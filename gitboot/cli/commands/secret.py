@@ -1,4 +1,4 @@
-"""`gitboot secret`: keys, secrets that are encrypted to them, and whether they open what a fleet has."""
+"""`gitboot secret`: create keys, encrypt secrets, check the keys, and show fetches of secrets."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path 
         keys.check()
         recipients += keys.list_recipients()
     if not recipients:
-        raise UsageError("give --to or --to-keys: a secret is encrypted to somebody")
+        raise UsageError("add --to or --to-keys: a secret needs a recipient")
     content = encrypt(secret.read(), recipients)
     try:
         parse_encrypted(content)
     except NotEncrypted as error:
-        raise UsageError(f"encrypted so, no endpoint would give it: {error}") from None
+        raise UsageError(f"an endpoint could not decrypt this secret: {error}") from None
     write_output_file(file, [content], sync=True)
 
 
@@ -185,7 +185,7 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
         json=partial(format_document, items=[{"path": name, "closed": closed.get(name)} for name in files]),
         text=partial("".join, [f"{name}: {why}\n" for name, why in closed.items()]),
     )
-    click.echo(f"{format_count(len(files), 'secret')}, {len(closed)} closed to these keys", err=True)
+    click.echo(f"{format_count(len(files), 'secret')}, {len(closed)} not decrypted by these keys", err=True)
     if closed:
         sys.exit(Exit.INVALID)
 

@@ -1,4 +1,4 @@
-"""`gitboot serve`: the endpoint alone, over a published tree."""
+"""`gitboot serve`: an endpoint without an instance, for an output tree."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def command(
         end_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
     if not output.is_dir():
-        raise UsageError(f"{output} is not a directory; give what was published with --out")
+        raise UsageError(f"{output} is not a directory; pass the output tree with --out")
     if spool is not None:
         create_spool(spool)
         if parent is None:  # else the instance has looked at it
@@ -199,17 +199,17 @@ def command(
     if not (output / MANIFEST).exists():
         _print_event(
             "NothingPublished",
-            f"{output} holds nothing that was published: nobody is answered until it does",
+            f"{output} has no published files: the endpoint serves nothing until it does",
             is_warning=True,
         )
     if spool is None:
         _print_event(
             "NotRecording",
-            "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count",
+            "without --spool, gitboot records no fetches: it withholds one-time boots, and ignores reports",
             is_warning=True,
         )
     if (why := check_shared_ledger(shared)) is not None:  # what changes later is told with NotReady
-        _print_event(why[0], f"{why[1]}: no boot that is made once is given", is_warning=True)
+        _print_event(why[0], f"{why[1]}: the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
         clients = build_clients(access, operators)
@@ -227,7 +227,7 @@ def command(
         with Workers(command, listening, workers, operators=operators):
             while not stop.wait(3600):
                 pass
-    _print_event("Stopped", "the tree stays as it is")
+    _print_event("Stopped", "the endpoint stopped")
 
 
 def _print_event(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
@@ -245,7 +245,7 @@ def format_worker_command(
     access: AccessSettings,
     push_secret: Path | None = None,
 ) -> list[str]:
-    """The command line of a process that serves at a socket which this one hands down."""
+    """Return the command line of a worker process, which inherits the sockets of this process."""
     arguments = ["--out", str(output.absolute()), "--parent", str(os.getpid())]
     paths = [("--spool", spool), ("--assets", assets), ("--status", status), ("--secret-keys", secret_keys)]
     paths.append(("--push-secret", push_secret))
@@ -339,6 +339,6 @@ def _print_changed_files(files: CredentialFiles, certificate: Certificate | None
 
 _DRAIN_CHECKS: Final = 5  # so often, at most, a flood of unknown machines wakes an instance
 _TOO_MANY_IDLE: Final = (
-    "clients keep more connections open without asking than idle-connections in the file of --config allows: the "
-    "oldest are closed, and counted in gitboot_idle_connections_closed_total"
+    "clients keep more idle connections open than the setting idle-connections allows: gitboot closes the oldest, and "
+    "counts them in gitboot_idle_connections_closed_total"
 )

@@ -81,7 +81,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
 
 
 def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
-    """The status that the instance has left in its tree, where that is newer: STATE may take no more writes."""
+    """Return the status in the output tree if it is newer. STATE may be on a full disk."""
     from gitboot.publish.manifest import STATUS
 
     acts = all(each["status"] for each in status["conditions"] if each["type"] == "Active")
@@ -211,7 +211,7 @@ def events_command(state: Path, server: str | None, outputs: tuple[OutputOption,
         names = {machine.name for machine in server_tables.read_machines(ledger).values()} if server is not None else ()
         if server is not None and server not in names and not any(True for _ in _read_events(ledger, server)):
             hint = did_you_mean(server, names, "none is near")
-            raise UsageError(f"nothing was ever known of a server {server!r}; {hint}")
+            raise UsageError(f"there are no events of a server {server!r}; {hint}")
         for output in outputs:
             output.write_lines(_format_event(event, output.format) for event in _read_events(ledger, server))
 
@@ -263,7 +263,7 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
 
 def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     if not unknown_machines.machines and not unknown_machines.unkept:
-        return "every machine that asked for a boot is described by a document"
+        return "a document describes every machine that requested a boot"
     header = ["MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER"]
     rows: list[list[str]] = []
     for each in unknown_machines.machines:
@@ -277,6 +277,6 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     text = format_table(header, rows, shrinkable=(2,), below=found_in) if rows else ""
     if unknown_machines.unkept:
         requests = format_count(unknown_machines.unkept, "request")
-        notice = f"There was no room for the machines of {requests} more; gitboot unknown-machines --forget makes it."
+        notice = f"The list was full at {requests}. gitboot unknown-machines --forget clears it."
         text += "\n" + wrap_text(notice)
     return text.strip("\n")

@@ -1,4 +1,4 @@
-"""`gitboot validate`: every problem of a fleet repository."""
+"""`gitboot validate`: print all problems of a fleet."""
 
 from __future__ import annotations
 

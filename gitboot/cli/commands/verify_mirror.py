@@ -1,4 +1,4 @@
-"""`gitboot verify-mirror`: compare a mirror with the signed list that it carries, or with the published tree."""
+"""`gitboot verify-mirror`: compare a mirror with its signed list or with the output tree, and repair it."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _format_text(
 ) -> str:
     rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in comparison]
     counts = Counter(str(each.fault).lower() for each in comparison)
-    told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "all as published"
+    told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
     listed = [format_table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []
     omitted = (
         [f"{format_count(len(unread), 'file')} not read, which only machines fetch (--read-entries)"] if unread else []

@@ -15,6 +15,7 @@ from gitboot.bmc.credentials import NO_SAMPLE, ResponseSample, credential_use
 from gitboot.bmc.identity import SharedIdentityValues, find_pin_at
 from gitboot.bmc.override_session import BmcTask, describe_request, observe_bmc
 from gitboot.bmc.override_state import (
+    STEP_NAMES,
     AskOperator,
     BmcObservation,
     ClearOverride,
@@ -273,7 +274,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
             return next(word for kind, word in _FAILURE_TEXTS.items() if isinstance(self.failure, kind))
         if isinstance(self.step, NoChange) and self.pending_reset is not None:
             return "Power"
-        return type(self.step).__name__
+        return STEP_NAMES[type(self.step)]
 
 
 def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:

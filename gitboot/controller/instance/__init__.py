@@ -1,1 +1,1 @@
-"""Assemble an instance from its settings and its state directory, and wait as a standby."""
+"""Build an instance from its settings and its state directory, or wait as a standby."""

@@ -1,4 +1,4 @@
-"""The one place where an instance is put together: to run, to reconcile once, to try that out, or to look at it."""
+"""Assembly of an instance: to run, for a dry run, or to read its state."""
 
 from __future__ import annotations
 
@@ -88,38 +88,38 @@ from gitboot.status.instance_status import Held, Status
 from gitboot.status.work_progress import Stage, StageTimes, Work, WorkListener, WorkProgress
 from gitboot.system_clock import Uptime, read_uptime
 
-Fence = Callable[[], None]  # raises where another instance may act, right before anything is changed at a BMC
-WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]  # stores what a job at a BMC is about to do
+Fence = Callable[[], None]  # raises if another instance may act; called right before each change at a BMC
+WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]  # stores what a BMC task is about to do
 
 
 class Dependencies(Struct, frozen=True, kw_only=True):
-    """What an instance works with and does not own: each real, or a test's."""
+    """The objects that an instance uses and does not own. Tests pass doubles."""
 
     store: Store  # the open ledger
     source: Source
     evaluation: EvaluatorClient
     target: ListedTarget
     clock: Clock
-    make_bmcs: MakeBmcs | None = None  # None: jobs are carried out at real BMCs
-    dry_run: bool = False  # whether jobs only read BMCs
+    make_bmcs: MakeBmcs | None = None  # None: tasks run at real BMCs
+    dry_run: bool = False  # whether BMC tasks only read
     fence: Fence = ignore
-    ending_fence: Fence | None = None  # the same for what only ends something; None: `fence`
+    ending_fence: Fence | None = None  # the fence for changes that only clear overrides; None: `fence`
     followers: Followers = field(default_factory=Followers)  # the targets that follow ``target``
-    published: Revision | None = None  # the commit that the target was made of before
-    owner: str | None = None  # the ledger whose tree lies there
-    records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what that tree knows of servers
+    published: Revision | None = None  # the commit that was published to the target before
+    owner: str | None = None  # the ledger that published to the target before
+    records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # the records in the target
     observes: bool = True  # whether fetches reach the instance
-    is_output_open: bool = False  # whether everybody on this host may read what is published
-    keys: TokenKeys = NO_KEYS  # by which tokens are published
+    is_output_open: bool = False  # whether every user of this host may read OUTPUT
+    keys: TokenKeys = NO_KEYS  # the keys of published tokens
     trust: Authority = NO_AUTHORITY
-    artifacts: ArtifactWatch | None = None  # who looks at them; None: they are not checked
+    artifacts: ArtifactWatch | None = None  # None: gitboot does not check artifacts
     checkpoint: Checkpoint | None = None  # None: the instance writes no checkpoint, and starts without one
-    resumes: bool = False  # whether it continues from the checkpoint
-    shared: RecordedFetches | None = None  # what endpoints recorded in a ledger that hosts share
-    read: Knowledge | None = None  # what the ledger knows, but for its facts, if that was read already
-    # Who is told what happens
+    resumes: bool = False  # whether the instance continues from the checkpoint
+    shared: RecordedFetches | None = None  # the fetch log in a ledger that hosts share
+    read: Knowledge | None = None  # the records of the ledger without its facts, if they were read already
+    # Receivers of events
     tell: Tell = ignore
-    wake: Callable[[], None] = ignore  # when a job at a BMC has ended, from its thread
+    wake: Callable[[], None] = ignore  # called from the thread of a BMC task that has ended
     report: Callable[[Status, datetime], None] = ignore
     stalled: Callable[[Condition], None] = ignore
     uptime: Callable[[], Uptime] = read_uptime
@@ -131,7 +131,7 @@ MakeBmcs = Callable[[Settings, Dependencies, WriteRecord], BmcPool]
 
 
 class Instance(Struct, frozen=True, kw_only=True):
-    """An instance, put together."""
+    """An assembled instance."""
 
     reconciler: Reconciler
     inbox: Inbox
@@ -139,7 +139,7 @@ class Instance(Struct, frozen=True, kw_only=True):
 
 
 def build_bmc_pool(settings: Settings, dependencies: Dependencies, write: WriteRecord) -> BmcPool:
-    """Return what carries out jobs at real BMCs."""
+    """Return a pool that runs tasks at real BMCs."""
     return BmcPool(
         credentials=settings.bmc.credentials,
         write=write,
@@ -155,7 +155,7 @@ def build_bmc_pool(settings: Settings, dependencies: Dependencies, write: WriteR
 
 @contextmanager
 def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
-    """Put an instance together; its jobs at BMCs have ended when the block ends."""
+    """Build an instance from its dependencies. The end of the block waits for the BMC tasks."""
     store, held = dependencies.store, dependencies.store.database.lease
     shared = dependencies.shared
     inbox = Inbox(
@@ -219,7 +219,7 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
     if dependencies.owner == knowledge.facts.identity and find_newer_records(
         records, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()
     ):
-        instance_tables.mark_unverified(store, "RestoredLedger")  # it knows less than the tree that it published
+        instance_tables.mark_unverified(store, "RestoredLedger")  # the ledger is older than the tree that it published
         knowledge = structs.replace(knowledge, facts=instance_tables.read_facts(store))
     if not knowledge.is_trusted:
         knowledge = structs.replace(knowledge, published_records=records)
@@ -243,7 +243,7 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
 
 
 class _StatusReporter:
-    """What a running instance tells of itself: events, progress, and the status that it leaves."""
+    """Writes the events, the progress and the status of a running instance."""
 
     def __init__(
         self, settings: Settings, tell: Tell, clock: Clock, on_status: Callable[[Status, int], None] | None
@@ -253,7 +253,7 @@ class _StatusReporter:
         self._unknown = UnknownMachineFile(settings.state, settings.spool, settings.output, clock)
         self._spooled = _spool_mark_path(settings)
         project = find_project(settings)
-        self._links = project.links() if project is not None else None  # to the project at the forge
+        self._links = project.links() if project is not None else None  # templates of links to the project at the forge
         self.laps = StageTimes()
         self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
 
@@ -267,9 +267,9 @@ class _StatusReporter:
             self._tell(Event(at=self._clock(), type="Progress", message=underway.message, facts=facts))
 
     def leave_status(self, store: Store, source: Source, tree: OutputDirectory, status: Status, at: datetime) -> None:
-        """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
+        """Write the status for `gitboot status` and for endpoints, which compare their clock with it.
 
-        It has how far the ledger has come: an older copy of it is noticed by that.
+        The status has the change number of the ledger, by which a later start notices an older copy of the ledger.
         """
         identity, changes = store.progress
         said = {
@@ -281,12 +281,12 @@ class _StatusReporter:
         }
         tree.write_status(encode_canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
         if self._spooled is not None and read_mark(self._spooled) != (identity, changes):
-            with suppress(OSError):  # it says less then, and is trusted less
+            with suppress(OSError):  # without a current mark, gitboot only trusts the ledger less
                 write_mark(self._spooled, identity, changes)
         if (seen := self._unknown.update(status.applied, at)) is not None:
             content, events = seen
             tree.write_status(content, at, UNKNOWN)
-            with suppress(LedgerError):  # they are told all the same
+            with suppress(LedgerError):  # report the events anyway
                 write_events(store, events)
             for event in events:
                 self._tell(event)
@@ -308,13 +308,13 @@ def run_instance(
     uptime: Callable[[], Uptime] = read_uptime,
     on_lease_lost: Callable[[], None] = ignore,
 ) -> Iterator[tuple[Instance, Source]]:
-    """The instance that settings describe, over its own ledger, clone and tree, which no other instance has meanwhile.
+    """Yield the instance of the settings and its source. No other instance can use its state directory meanwhile.
 
-    Where another may have the ledger all the same, whose lease it takes then, ``lost`` is called from a thread.
-
-    ``wake`` is called from other threads, when a job at a BMC or the evaluation of a commit has ended. With ``wait``
-    a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
-    then. ``evaluation_of`` a clone is a process of its own, and so is what fetches, if not a test's.
+    - ``wake``: called from other threads when a BMC task or the evaluation of a commit has ended
+    - ``wait``: whether to wait for the evaluation of a commit
+    - ``on_status``: called with each status and the change number of the ledger
+    - ``evaluation_of``: returns an evaluation client, for tests; None: use an evaluator process and a fetch process
+    - ``on_lease_lost``: called from a thread if another instance may have taken the lease of a shared ledger
     """
     check_repository(settings)
     with ExitStack() as stack:
@@ -395,7 +395,7 @@ def run_instance(
 def open_dry_run(
     settings: Settings, *, tell: Tell, clock: Clock
 ) -> Iterator[tuple[Instance, Source, PublicationPreview]]:
-    """An instance over a copy of the state, with a target and BMCs that are only looked at."""
+    """Yield an instance that works with a copy of the state, and only reads OUTPUT and BMCs."""
     check_repository(settings)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
@@ -403,10 +403,10 @@ def open_dry_run(
             in_use = state.find_running_process(settings.state) is not None
             copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
         store, read = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
-        has_keys = (settings.state / state.TOKEN_KEYS).exists()  # they are read then, and none is made
+        has_keys = (settings.state / state.TOKEN_KEYS).exists()  # if so, read the keys, and create none
         keys = load_token_keys(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
-            instance_tables.mark_accepted_lapsed(tx)  # it is not in the copy's clone
+            instance_tables.mark_accepted_lapsed(tx)  # the new clone lacks the accepted commit
         about = instance_tables.read_facts(store)
         cache = stack.enter_context(state.open_cache(settings.state, ignore, writes=False))
         looked = PublicationPreview(settings.output, ledger=about.identity, heir_of=about.heir_of)
@@ -429,7 +429,7 @@ def open_dry_run(
         )
         spool, empty = settings.spool_folder, None
         if spool is not None and (spool / IDENTITY).exists():
-            # An empty spool with the identity of the real one: what lies there is for the instance itself.
+            # An empty fetch log with the identity of the real one, whose entries belong to the real instance.
             empty = copy / "spool"
             empty.mkdir()
             shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
@@ -440,9 +440,10 @@ def open_dry_run(
 def _hold_lease(
     store: Store, tell: Tell, at: datetime, on_lease_lost: Callable[[], None]
 ) -> Iterator[tuple[RecordedFetches | None, Fence, Fence]]:
-    """The spool of a ledger that other hosts share, None if no host shares it, and what keeps hosts apart.
+    """Renew the lease of a shared ledger until the block ends.
 
-    The second fence is for what only ends something (`LeaseKeeper.check_ending`).
+    Yields the shared fetch log, or None for a SQLite ledger, and two fences. The second fence is for changes that only
+    clear overrides (`LeaseKeeper.check_ending`).
     """
     held, address = store.database.lease, read_address(store.path)
     if held is None or address is None:
@@ -452,7 +453,7 @@ def _hold_lease(
 
     if held.previous_place is not None:
         number = held.lease.epoch
-        message = f"this instance acts by {held.name} now, under lease {number}; before, {held.previous_place} did"
+        message = f"this instance took over {held.name} from {held.previous_place}, and is active with lease {number}"
         event = Event(at=at, type="TookOver", message=message, facts={"lease": number, "before": held.previous_place})
         tell(event)
         write_events(store, [event])
@@ -464,12 +465,12 @@ def _hold_lease(
 
 
 def find_ledger(settings: Settings) -> Path:
-    """Where the ledger is, or is named; raises `UsageError` where one is in STATE and another was meant."""
+    """Return the path of the ledger, or of the file with its address. Raises `UsageError`."""
     path, wanted = settings.state / state.LEDGER, settings.ledger
     if wanted is not None and read_address(path) != wanted:
         if path.exists() and not has_address_file(path):
             raise UsageError(
-                f"{path} is a ledger already; take it to {wanted.name} first: gitboot ledger copy --state"
+                f"{path} is already a ledger; copy it to {wanted.name} first: gitboot ledger copy --state"
                 f" {settings.state} --to URL"
             )
         write_address(path, wanted)
@@ -478,9 +479,9 @@ def find_ledger(settings: Settings) -> Path:
 
 @contextmanager
 def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
-    """The ledger at ``path``, and what it knows; where it is damaged, a new one, which is in doubt.
+    """Open the ledger at ``path``, and read its records. Replace a damaged ledger by a new, unverified one.
 
-    One that other hosts share is read once the lease is taken, and none of them sets it aside.
+    A shared ledger is read later, when this instance has its lease, and is never replaced.
     """
     if read_address(path) is not None:
         store, read = Store.open(path), None
@@ -489,7 +490,14 @@ def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tup
             store, read = _read_whole_ledger(path)
         except DamagedLedger as error:
             aside = set_aside(path)
-            tell(Event(at=clock(), type="LedgerDamaged", message=f"{error}; it is kept as {aside.name}", warning=True))
+            tell(
+                Event(
+                    at=clock(),
+                    type="LedgerDamaged",
+                    message=f"{error}; gitboot renamed it to {aside.name}",
+                    warning=True,
+                )
+            )
             store, read = _read_whole_ledger(path)
             instance_tables.mark_unverified(store, "DamagedLedger")
     with store:
@@ -501,7 +509,7 @@ def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tup
 
 
 def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
-    """A ledger whose every book was read; raises `DamagedLedger`."""
+    """Open a ledger and read all of its tables. Raises `DamagedLedger`."""
     store = Store.open(path)
     try:
         instance_tables.read_requests(store)
@@ -515,9 +523,9 @@ def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
 def watch_artifacts(
     settings: Settings, store: Store, cache: DiskCache, wake: Callable[[], None]
 ) -> Iterator[ThreadedArtifactWatch | None]:
-    """Look at artifacts until the block ends. None: the settings turn that off.
+    """Check artifacts until the block ends. Yields None if the settings turn checks off.
 
-    The ledger has what the instance saw before its start, and the cache what gitboot read.
+    The ledger has the results from before the start, and the cache has the digests that gitboot computed.
     """
     if settings.artifacts.check is CheckAssets.OFF:
         yield None
@@ -531,7 +539,7 @@ def watch_artifacts(
         own, *sites = (f"{base}/o/" for base in bases)
         tree = settings.output / "boot" / "o"
         mirrored: dict[str, Fetcher] = {
-            # A site's copy of the tree is asked itself; where it cannot be reached, it will have what is here.
+            # Check a site's own copy of the tree. If it cannot be reached, check the local tree, which it copies.
             **{prefix: FallbackFetcher(web, FolderFetcher(tree, prefix), unless=HostUnreachable) for prefix in sites},
             own: FallbackFetcher(FolderFetcher(tree, own), web, unless=ArtifactMissing),
         }
@@ -554,9 +562,9 @@ def watch_artifacts(
 
 
 def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
-    """Return what the instance saw of artifacts before its start; an earlier version stored that in a file.
+    """Return the results of artifact checks from before the start.
 
-    The file goes once the ledger has sightings.
+    An earlier version stored them in a file. Delete the file once the ledger has results.
     """
     former = settings.state / state.FORMER_SIGHTINGS
     if before := instance_tables.read_sightings(store, describe_place(settings.state)):
@@ -569,15 +577,15 @@ def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]
 
 
 def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
-    """The keys by which tokens are published; where they are lost, who was told one of them is heard no more."""
+    """Return the keys of published tokens. If the keys are lost, gitboot ignores reports with tokens by these keys."""
     about, at = instance_tables.read_facts(store), clock()
     is_shared = store.database.lease is not None
     if is_shared and (lines := instance_tables.read_token_keys(store)):
         write_key_lines(directory, lines)
     if about.keyed and not (directory / state.TOKEN_KEYS).exists():
         message = (
-            f"{state.TOKEN_KEYS} is not in STATE any more: installers that are at work now cannot report, and have no"
-            " secrets; say what became of them: gitboot records set"
+            f"the file {state.TOKEN_KEYS} is missing in STATE, so running installers cannot report or get secrets. When"
+            " they have ended, record the results with gitboot records set"
         )
         tell(Event(at=at, type="TokenKeysLost", message=message, warning=True))
     keys = token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
@@ -588,10 +596,12 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
 
 
 def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
-    """Doubt a ledger that has published a tree which is not there, or of which something outside knows more."""
+    """Mark the ledger as unverified if its tree is missing, or if a mark outside STATE has a later change number."""
     identity, changes = store.progress
     marks = [read_mark(spooled) if (spooled := _spool_mark_path(settings)) else None]
-    with suppress(OSError, ValueError, TypeError, KeyError):  # the tree has the status of the ledger that published it
+    with suppress(
+        OSError, ValueError, TypeError, KeyError
+    ):  # the tree contains the status of the ledger that published it
         found = json.loads((settings.output / STATUS).read_bytes())
         marks.append((str(found["ledger"]), int(found["changes"])))
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
@@ -601,12 +611,12 @@ def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> 
 
 
 def _spool_mark_path(settings: Settings) -> Path | None:
-    """Where, besides STATE and OUTPUT, it is noted how far the ledger has come: a copy of both is told by it."""
+    """Return the file outside STATE and OUTPUT with the ledger's change number. It shows if both are older copies."""
     return settings.spool / "ledger.mark" if settings.spool is not None else None
 
 
 def separate_mark_path(settings: Settings) -> Path | None:
-    """The same, where it lies on a disk of its own: what agrees with it is no copy of an older state of the machine."""
+    """Return that file if it is on another disk than STATE and OUTPUT, so that a snapshot of their disk lacks it."""
     with suppress(OSError):
         if settings.spool is not None:
             own, others = settings.spool.stat().st_dev, (settings.state, settings.output)
@@ -616,7 +626,7 @@ def separate_mark_path(settings: Settings) -> Path | None:
 
 
 def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
-    """Refuse, or warn of, file systems on which the ledger or what was fetched may be lost."""
+    """Reject file systems that may lose the ledger or the fetch log, or warn about them."""
 
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="StateMayBeLost", message=message, warning=True))
@@ -632,22 +642,23 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
 
 
 class OfflineInstance(Struct, frozen=True, kw_only=True):
-    """What an instance goes by: the commit that it accepted last, and what it knows."""
+    """The state of an instance, read without running it: its accepted commit, its records, and its keys."""
 
     commit: Commit
     knowledge: Knowledge
-    keys: TokenKeys  # by which it publishes tokens
+    keys: TokenKeys  # of published tokens
 
 
 @contextmanager
 def open_offline(
     directory: Path, at: datetime, *, on_begin: Callable[[int], None] = lambda _: None, results: Cache | None = None
 ) -> Iterator[OfflineInstance]:
-    """The instance on ``directory`` as it is, running or not; nothing there is changed.
+    """Read the state of the instance in ``directory``, which may be running. This changes no file there.
 
-    ``begun`` is called with how many files its commit has, before that is read. ``results`` are looked up by key.
+    ``on_begin`` is called with the number of files of the accepted commit before they are read. ``results`` is a cache
+    of evaluations.
     """
-    # Only here: who runs has decisions made by its evaluator, and needs no templates.
+    # A running instance uses an evaluator process, and does not need this import.
     from gitboot.evaluator.evaluation import Evaluator
 
     if not state.has_ledger(directory):
@@ -660,13 +671,13 @@ def open_offline(
         )
         try:
             store = stack.enter_context(open_ledger(copy / state.LEDGER))
-        except LedgerError as error:  # of the copy, whose path says nothing to anyone
+        except LedgerError as error:  # replace the path of the temporary copy
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
         snapshot = load_accepted_snapshot(directory)
         evaluator = Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
-        has_keys = (directory / state.TOKEN_KEYS).exists()  # they are read then, and none is made
+        has_keys = (directory / state.TOKEN_KEYS).exists()  # if so, read the keys, and create none
         keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
         before = _read_offline_knowledge(store)
         commit = whole.at_site(before.facts.site or None)
@@ -678,9 +689,9 @@ def open_offline(
 
 
 def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
-    """Do what operators asked for, in the place of an instance that does not run.
+    """Carry out operator requests for an instance that does not run.
 
-    ``commit`` is the accepted one, ``held`` what the instance held when it ran last.
+    ``commit`` is the accepted commit. ``held`` is the commit that was held when the instance ran last.
     """
     changed = tuple(commit.decisions.servers) if commit else ()
     batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)
@@ -688,7 +699,7 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
 
 
 def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
-    """What would be known after a request to begin with what it says; raises `UsageError` where it is refused."""
+    """Return the knowledge after a request to begin with records, without storing it. Raises `UsageError`."""
     request = Request(0, at, "", BEGIN, facts)
     batch = Batch(requests=(request,), commit=look.commit, changed=tuple(look.commit.decisions.servers))
     learnt = apply_batch(look.knowledge, batch, at)
@@ -699,7 +710,7 @@ def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime
 
 
 def _read_offline_knowledge(store: Store) -> Knowledge:
-    """Return what the ledger of an instance knows that does not reconcile now."""
+    """Read the records of a ledger whose instance does not run."""
     found = read_knowledge(store)
     if found.is_trusted or found.facts.output is None:
         return found

@@ -1,4 +1,4 @@
-"""What an instance needs around it, each looked at by itself: what was found, and a hint where something is wrong."""
+"""Checks of the environment of an instance, each with a result and a hint."""
 
 from __future__ import annotations
 
@@ -24,126 +24,133 @@ from gitboot.status.conditions import find_remedy
 from gitboot.system_clock import ClockState
 from gitboot.text import format_count, format_names, quote_words
 
-_FEW: Final = 0.1  # of a file system: less that is free is worth a word
-_FILES: Final = 6  # of the tree, for a server
+_FEW: Final = 0.1  # of a file system; warn if less is free
+_FILES: Final = 6  # files in the output tree for one server
 _TIMEOUT_S: Final = 5.0
 
 
 class Health(StrEnum):
     FINE = "ok"
-    DOUBTFUL = "warning"  # it works, and may not for long, or not everywhere
+    DOUBTFUL = "warning"  # it works now, but may fail later or elsewhere
     WRONG = "failed"
 
 
 class Examined(Struct, frozen=True, kw_only=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
     health: Health
     message: str
-    hint: str | None = None  # a line to type, or to write
+    hint: str | None = None  # a command to run, or a line to add to a file
 
 
 Examination = Iterator[Examined]
 _CLOCK: Final = {
-    ClockState.SYNCHRONISED: (Health.FINE, "a time service keeps it right", None),
+    ClockState.SYNCHRONISED: (Health.FINE, "a time service keeps the clock right", None),
     ClockState.UNKNOWN: (
         Health.DOUBTFUL,
-        "the kernel does not say who keeps it",
+        "the kernel does not report whether a time service keeps the clock right",
         "chronyc tracking  # or: timedatectl",
     ),
     ClockState.UNSYNCHRONISED: (
         Health.WRONG,
-        "a time service has not set it since the boot: nothing is set at BMCs",
+        "no time service has set the clock since the boot, so gitboot does not change BMCs",
         "timedatectl set-ntp true",
     ),
     ClockState.UNKEPT: (
         Health.DOUBTFUL,
-        "no time service keeps it right; where one did before, nothing is set at BMCs",
+        "no time service keeps the clock right; if one did before, gitboot does not change BMCs",
         "timedatectl set-ntp true",
     ),
 }
 
 
 def of_git(features: Mapping[str, bool], version: str) -> Examination:
-    """What the Git library of this machine can speak."""
+    """Check the features of the Git library."""
     lacking = sorted(name for name, has in features.items() if not has)
     if lacking:
-        hint = "install gitboot's wheel or package, whose libgit2 has them"
+        hint = "install gitboot from its wheel or package: their libgit2 has these features"
         yield _wrong("git", f"libgit2 {version} is built without {', '.join(lacking)}", hint)
     else:
         yield fine("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
 
 
 def of_the_clock(keeping: ClockState) -> Examination:
-    """Whether windows open and end when they should."""
+    """Check whether a time service keeps the clock right."""
     health, message, hint = _CLOCK[keeping]
     yield Examined(subject="clock", health=health, message=message, hint=hint)
 
 
 def of_state(state: Path) -> Examination:
-    """Whether a ledger may lie there, and has room."""
+    """Check whether the state directory can hold a ledger."""
     if not state.is_dir():
         yield _wrong(
-            "state", f"there is no directory {state}", f"install -d -m 0700 {quote_words(state)}  # for gitboot's user"
+            "state",
+            f"the directory {state} does not exist",
+            f"install -d -m 0700 {quote_words(state)}  # for gitboot's user",
         )
         return
     yield from _check_kind(
-        "state", f"{state} is this machine's own", lambda warn: check_state_directory(state, (), warn)
+        "state", f"{state} is on a local file system", lambda warn: check_state_directory(state, (), warn)
     )
     yield from _of_room(state, files=0)
 
 
 def of_the_ledger(look: OfflineInstance, process: int | None) -> Examination:
-    """What it knows, and whether that counts."""
+    """Check whether the ledger is verified."""
     facts = look.knowledge.facts
-    runs = f"process {process} has it" if process is not None else "nobody has it open"
+    runs = f"process {process} uses it" if process is not None else "no gitboot process uses it"
     if facts.doubt is not None:
-        hint = "gitboot status  # the condition RecordsVerified has the line that leads out of it"
-        yield _wrong("ledger", f"{facts.identity} is in doubt: {facts.doubt}", hint)
+        hint = "gitboot status  # see the remedy of the condition RecordsVerified"
+        yield _wrong("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
     else:
-        yield fine("ledger", f"{facts.identity} knows {format_count(len(look.knowledge.machines), 'machine')}; {runs}")
+        machines = format_count(len(look.knowledge.machines), "machine")
+        yield fine("ledger", f"the ledger {facts.identity} has {machines}; {runs}")
 
 
 def of_who_sets(look: OfflineInstance) -> Examination:
-    """Whether this instance may publish, and set BMCs: the Fleet says who does."""
+    """Check whether the Fleet allows this instance to publish and to change BMCs."""
     commit, identity = look.commit, look.knowledge.facts.identity
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
     if not commit.is_for(identity):
-        hint = "gitboot status  # the condition LedgerNamed has the line, where this instance is to act"
-        yield _wrong("ledger", f"the Fleet names another than {identity}: nothing is set, and nothing installed", hint)
+        hint = "gitboot status  # if this instance should act, see the remedy of the condition LedgerNamed"
+        message = f"the Fleet names another ledger than {identity}, so this instance does not act"
+        yield _wrong("ledger", message, hint)
     elif commit.ledger is None and bmcs:
-        message = f"the Fleet names no ledger: nothing is set at the BMCs of {format_count(bmcs, 'server')}"
+        message = f"the Fleet names no ledger, so gitboot does not set the BMCs of {format_count(bmcs, 'server')}"
         yield _wrong("ledger", message, find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}))
 
 
 def of_output(output: Path, state: Path, *, servers: int) -> Examination:
-    """Whether a tree may lie there, what stands there, and whether there is room for the fleet's."""
+    """Check the output directory: its file system, the published tree, and free space for the fleet."""
     if not output.is_dir():
         yield _doubtful(
-            "output", f"there is no directory {output}; the first pass makes it", f"install -d {quote_words(output)}"
+            "output",
+            f"the directory {output} does not exist; the first reconcile creates it",
+            f"install -d {quote_words(output)}",
         )
         return
     yield from _check_kind("output", None, lambda warn: check_output_directory(output, (), warn, state=state))
     try:
         stamp = parse_head((output / MANIFEST).read_bytes()).stamp
-        yield fine("output", f"{output} stands for {stamp.commit[:12]}, of the ledger {stamp.ledger}")
-    except FileNotFoundError:
-        yield _doubtful(
-            "output", f"{output} holds nothing that was published", f"gitboot run … --out {quote_words(output)}"
+        yield fine(
+            "output",
+            f"{output} has the boot files of commit {stamp.commit[:12]}, published by the ledger {stamp.ledger}",
         )
+    except FileNotFoundError:
+        yield _doubtful("output", f"{output} has no published files yet", f"gitboot run … --out {quote_words(output)}")
     except (OSError, ValueError) as error:
         yield _wrong(
             "output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {quote_words(output / MANIFEST)}"
         )
     if is_readable_by_others(output):
-        message = f"everybody who has a login on this host can read {output}, and so the tokens of installations"
+        message = f"every user of this host can read {output}, including the tokens of installations"
         yield _doubtful("output", message, find_remedy("OutputPrivate", "ReadableByAll"))
     yield from _of_room(output, files=_FILES * servers)
 
 
 def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examination:
-    """Whether each name that BMCs have is there, and may be sent to them."""
+    """Check that the credentials of each BMC exist and may be sent to it."""
     machines = [each for each in look.commit.machines.values() if each.bmc is not None]
     names = sorted({each.bmc.credentials for each in machines if each.bmc is not None})
     if not names:
@@ -170,14 +177,15 @@ def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examinati
                 except BmcNotTrusted:
                     refused.append(each.name)
         if refused:
-            message = f"{name} may not be sent to the BMCs of {format_count(len(refused), 'server')} ({format_names(refused, 3)})"
-            yield _wrong("networks", message, "gitboot bmc access-files --state STATE  # what access.toml may say")
+            servers = f"{format_count(len(refused), 'server')} ({format_names(refused, 3)})"
+            message = f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of {servers}"
+            yield _wrong("networks", message, "gitboot bmc access-files --state STATE  # prints a suitable access.toml")
         else:
             yield fine("credentials", f"{name}, for {format_count(len(of_it), 'BMC')}")
 
 
 def of_mirrors(decisions: Decisions) -> Examination:
-    """Whether what DHCP names, and what it leads to, is answered under each base URL."""
+    """Check that each mirror serves the boot script and the boot loaders that DHCP names."""
     fetcher = WebFetcher(deadline_s=_TIMEOUT_S)
     first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
     loaders = sorted(
@@ -192,9 +200,11 @@ def of_mirrors(decisions: Decisions) -> Examination:
         try:
             fetcher.head(url)
         except GitbootError as error:
-            yield _wrong("DHCP", f"machines are told {mirror.base_url}, and {error}", f"curl -I {quote_words(url)}")
+            yield _wrong(
+                "DHCP", f"machines get the URL {mirror.base_url} from DHCP, but {error}", f"curl -I {quote_words(url)}"
+            )
             continue
-        yield fine("DHCP", f"{url} is answered")
+        yield fine("DHCP", f"{url} can be fetched")
         missing = []
         for path in loaders:
             try:
@@ -202,29 +212,29 @@ def of_mirrors(decisions: Decisions) -> Examination:
             except GitbootError:
                 missing.append(path)
         if missing:
-            message = f"{mirror.base_url}/assets/ lacks what DHCP names: {format_names(missing, 3)}"
+            message = f"{mirror.base_url}/assets/ lacks boot loaders that DHCP names: {format_names(missing, 3)}"
             yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
         else:
             yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
 
 
 def _of_room(place: Path, *, files: int) -> Examination:
-    """Whether a file system has room for as many files more, and for what comes in the next months."""
+    """Check whether a file system has room for so many more files, and enough free space."""
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     if found.f_files and files > found.f_favail:
-        message = f"{place} has room for {found.f_favail:,} files, and the fleet's tree has about {files:,}"
-        yield _wrong("disk", message, "choose a file system with more inodes: mkfs.ext4 -N")
+        message = f"{place} has room for {found.f_favail:,} files, but the output tree of the fleet has about {files:,}"
+        yield _wrong("disk", message, "use a file system with more inodes, for example made with mkfs.ext4 -N")
     elif found.f_bavail < found.f_blocks * _FEW or (found.f_files and found.f_favail < found.f_files * _FEW):
         yield _doubtful(
-            "disk", f"{place} has {free / 2**30:,.1f} GiB free, less than a tenth", f"df -h {quote_words(place)}"
+            "disk", f"{place} has {free / 2**30:,.1f} GiB free, which is less than 10 %", f"df -h {quote_words(place)}"
         )
     else:
         yield fine("disk", f"{place} has {free / 2**30:,.1f} GiB free")
 
 
 def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
-    """What a check raises, or warns of; where it does neither, ``message``."""
+    """Run a check. Yield its error, or its warnings, or ``message`` if it has neither."""
     warnings: list[str] = []
     try:
         check(warnings.append)
@@ -238,7 +248,7 @@ def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[st
 
 
 def fine(subject: str, message: str) -> Examined:
-    """Return a finding that needs nothing to be done."""
+    """Return the result of a check that found no problem."""
     return Examined(subject=subject, health=Health.FINE, message=message)
 
 

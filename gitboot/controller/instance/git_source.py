@@ -1,4 +1,4 @@
-"""Git source of an instance: remote, credentials, branch and trusted keys by the settings."""
+"""Git source of an instance: remote, credentials, branch and trusted keys from the settings."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from gitboot.status.conditions import Event
 
 
 def check_repository(settings: Settings) -> None:
-    """Raise `UsageError` if a first start lacks what only a person can name.
+    """Check the settings of the repository at a first start. Raises `UsageError`.
 
-    That is a repository on this host, Git credentials that can be read, or a branch if HEAD is detached. A later start
-    goes on with the accepted commit, and the condition SourceReady shows what is wrong.
+    The repository on this host must exist, the Git credentials must be readable, and a detached HEAD needs a branch. A
+    later start goes on with the accepted commit, and the condition SourceReady shows problems.
     """
     remote = build_remote(settings.git)
-    with suppress(PermissionError):  # which is said where it is read
+    with suppress(PermissionError):  # the code that reads STATE reports it
         if (settings.state / CLONE).exists():
             return
         read_git_credentials(settings.git)
@@ -38,7 +38,7 @@ def check_repository(settings: Settings) -> None:
         if local is None:
             return
         if not has_repository(local):
-            raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
+            raise UsageError(f"no Git repository at {local}; check the path")
         has_ledger = settings.ledger is not None or state.has_ledger(settings.state)
         if remote.reference is not None or has_ledger:
             return
@@ -51,7 +51,7 @@ def check_repository(settings: Settings) -> None:
 
 @contextmanager
 def open_source(settings: Settings, state: Path, record: BranchRecord) -> Iterator[Source]:
-    """What the settings follow, fetched by a process of its own, which ends with the block."""
+    """Yield the Git source of the settings. A fetch process runs until the end of the block."""
     fetcher = FetchProcess(settings.git.fetch_mebibytes)
     try:
         yield build_source(settings, state, fetcher, record)
@@ -60,7 +60,7 @@ def open_source(settings: Settings, state: Path, record: BranchRecord) -> Iterat
 
 
 class BranchInLedger:
-    """The branch that an instance follows, in its ledger."""
+    """Reads and writes the branch that an instance follows, in its ledger."""
 
     def __init__(self, store: Store, tell: Tell, clock: Clock) -> None:
         self._store, self._tell, self._clock = store, tell, clock
@@ -74,7 +74,7 @@ class BranchInLedger:
         return about.accepted or about.lapsed
 
     def write(self, branch: FollowedBranch) -> None:
-        message = f"the instance follows {branch.reference} from now on, until --rev names something else"
+        message = f"the instance follows {branch.reference} from now on; change this with --rev"
         event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": branch.reference})
         with self._store.writing() as tx:
             instance_tables.write_facts(tx, branch=branch.reference, is_default_branch=branch.is_default)
@@ -85,17 +85,17 @@ class BranchInLedger:
 def build_source(
     settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
 ) -> Source:
-    """Return what the settings follow, which is fetched into the state directory ``state``."""
+    """Return the Git source of the settings. It fetches into the state directory ``state``."""
     has_credentials = settings.git.ssh is not None or settings.git.credentials is not None
     read = partial(read_git_credentials, settings.git) if has_credentials else None
     return Source(build_remote(settings.git), state, fetcher, read_credentials=read, record=record)
 
 
 def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
-    """Return the credentials for the fleet's repository as their files are now. Raises `UsageError`."""
+    """Read the credentials of the fleet's repository. Raises `UsageError`."""
     if settings.ssh is not None:
         key, known_hosts = settings.ssh
-        return SshKey(private_key=key, known_hosts=known_hosts)  # which the fetch reads
+        return SshKey(private_key=key, known_hosts=known_hosts)  # the fetch reads these files
     if settings.credentials is None:
         return None
     try:
@@ -106,9 +106,9 @@ def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
 
 
 def build_remote(settings: GitSettings) -> Remote:
-    """Return where commits are fetched from. Raises `UsageError` if the URL and the kind of credentials do not fit.
+    """Return the remote of the settings. Raises `UsageError` if its URL does not match the kind of credentials.
 
-    The credentials are of the kind that the URL needs, but have no password: each fetch reads that.
+    The credentials lack the password, because each fetch reads the password again.
     """
     has_password = settings.ssh is None and settings.credentials is not None
     credentials = Password(password="") if has_password else read_git_credentials(settings)
@@ -124,7 +124,7 @@ def build_remote(settings: GitSettings) -> Remote:
 
 
 def build_authority(settings: TrustSettings, source: Source, folder: Path) -> Authority:
-    """Whose word counts; raises `UsageError` where keys cannot be read, now at the start."""
+    """Return who may acknowledge changes. Raises `UsageError` if the trusted keys cannot be read."""
     signatures = None
     if settings.keys.has_keys:
         keys = SignatureKeys(settings.keys, folder)
@@ -133,4 +133,4 @@ def build_authority(settings: TrustSettings, source: Source, folder: Path) -> Au
     return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
 
 
-KEYS: Final = "keys"  # in STATE: what gpg needs, made anew at each start
+KEYS: Final = "keys"  # in STATE: files for gpg, which each start creates again

@@ -1,4 +1,4 @@
-"""This instance: where it reads, writes and listens; from flags and GITBOOT_… variables."""
+"""Settings of one instance, from options, variables GITBOOT_… and the configuration file."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ DISK_MEBIBYTES: Final = 4096  # a history of three million objects, with large f
 
 
 class GitSettings(Struct, frozen=True, kw_only=True):
-    """Where commits come from."""
+    """Settings of the fleet's Git repository."""
 
     repository: str  # a path or a URL
-    reference: str | None = None  # branch, tag, semver range or commit; None: what the remote's HEAD names
-    subpath: str = ""  # the fleet's folder in it
+    reference: str | None = None  # branch, tag, semver range or commit; None: the branch of the remote's HEAD
+    subpath: str = ""  # the folder of the fleet in the repository
     credentials: Path | None = None  # a directory with username and password
     ssh: tuple[Path, Path] | None = None  # the private key and known_hosts
     ca_bundle: Path | None = None
     timeout_s: float = 60
-    fetch_mebibytes: int | None = None  # of memory that a fetch may take; None: the fetcher's default
-    disk_mebibytes: int | None = None  # that a clone may take on disk; None: `DISK_MEBIBYTES`
+    fetch_mebibytes: int | None = None  # memory that a fetch may use; None: the default of the fetch process
+    disk_mebibytes: int | None = None  # disk space that a clone may use; None: `DISK_MEBIBYTES`
 
     @property
     def max_bytes(self) -> int:
@@ -43,81 +43,81 @@ class GitSettings(Struct, frozen=True, kw_only=True):
 
 
 class TrustSettings(Struct, frozen=True, kw_only=True):
-    """Whose commits count; nothing in a repository or a user's Git configuration says so."""
+    """Whose commits gitboot trusts. Repositories and a user's Git configuration cannot change this."""
 
-    verify: Verify | None = None  # None: a commit counts whoever has made it
+    verify: Verify | None = None  # None: gitboot does not verify signatures
     keys: TrustedKeys = field(default_factory=TrustedKeys)
-    reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges them
+    reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges reinstallations
 
 
 class BmcSettings(Struct, frozen=True, kw_only=True):
-    """How BMCs are asked."""
+    """Settings of BMC tasks."""
 
     credentials: Path | None = None  # a directory with NAME/username and NAME/password
-    parallel: int = MAX_PARALLEL  # how many are asked at a time, at most
-    per_site: int = MAX_PER_SITE  # of one site
-    failures: int = 20  # in a row, until nothing more is set for a while
-    jitter: float = 0.2  # by how much less than planned is waited at most
+    parallel: int = MAX_PARALLEL  # BMC tasks at the same time, at most
+    per_site: int = MAX_PER_SITE  # BMC tasks at the same time at one site, at most
+    failures: int = 20  # failures in a row after which gitboot pauses BMC tasks
+    jitter: float = 0.2  # the part of a planned wait by which the wait may be shorter
 
 
 class ForgeSettings(Struct, frozen=True, kw_only=True):
-    """Who is told what becomes of commits."""
+    """Settings of the forge to which gitboot reports commit statuses."""
 
     project: str  # KIND=URL
-    token: Path  # the file with it
-    name: str = "gitboot"  # of the commit status
-    link: str | None = None  # where that leads; None: to the commit's page
-    api: str | None = None  # URL, where it is not at its place by kind
+    token: Path  # the file with the token
+    name: str = "gitboot"  # the name of the commit status
+    link: str | None = None  # the link of the commit status; None: the page of the commit
+    api: str | None = None  # the URL of the API; None: the usual URL of this kind of forge
     allow_token_over_http: bool = False
 
 
 class CheckAssets(StrEnum):
-    """How artifacts are looked at."""
+    """How gitboot checks artifacts."""
 
     OFF = "off"
-    HEAD = "head"  # their servers' word is taken; what lies in a directory that is served here is read once
-    READ = "read"  # each is read once
+    HEAD = "head"  # gitboot trusts the answers of servers, and reads local files once
+    READ = "read"  # gitboot reads each artifact once
 
 
 class ArtifactSettings(Struct, frozen=True, kw_only=True):
-    """Whether what machines are to fetch is looked at, and how often."""
+    """How and how often gitboot checks artifacts."""
 
     check: CheckAssets = CheckAssets.HEAD
     every_s: float = 300
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What differs from one running instance to the next, and so is no part of a fleet."""
+    """The settings of one instance. They are not part of the fleet, because instances of one fleet differ in them."""
 
     output: Path
     state: Path
     git: GitSettings
     trust: TrustSettings = TrustSettings()
     bmc: BmcSettings = BmcSettings()
-    allowance: EvaluationLimits = field(default_factory=EvaluationLimits)  # what evaluating one commit may take
+    allowance: EvaluationLimits = field(default_factory=EvaluationLimits)  # limits of one evaluation
     limits: Limits = field(default_factory=Limits)
-    output_group: str | None = None  # who may read OUTPUT besides this user; None: this process's own group
-    site: str | None = None  # whose servers alone it acts for; None: all
-    listen: str | None = None  # HOST:PORT; None: nothing is served
-    workers: int = 1  # processes that serve
-    assets: Path | None = None  # what is served under /assets/
+    output_group: str | None = None  # the group that may read OUTPUT; None: the group of this process
+    site: str | None = None  # the site whose servers the instance manages; None: all servers
+    listen: str | None = None  # HOST:PORT; None: the instance starts no endpoints
+    workers: int = 1  # endpoint processes
+    assets: Path | None = None  # the folder that endpoints serve under /assets/
     artifacts: ArtifactSettings = ArtifactSettings()
-    secret_keys: Path | None = None  # the file with what opens the fleet's secrets
-    spool: Path | None = None  # where endpoints leave what was fetched from them
+    secret_keys: Path | None = None  # the file with the age keys that decrypt the fleet's secrets
+    spool: Path | None = None  # the folder of the fetch log
     poll_s: float = 60
-    accepted_filesystems: tuple[str, ...] = ()  # on which state may lie although it may be lost there
+    accepted_filesystems: tuple[str, ...] = ()  # types of file systems that are allowed although they may lose data
     forge: ForgeSettings | None = None
-    push_secret: Path | None = None  # the file with what webhooks of forges are signed by
-    ledger: PostgresAddress | None = None  # where the ledger is; None: in STATE, or where it was said before
-    lease_s: float = LEASE_SECONDS  # how long that is this instance's without its saying so again
-    notify: Path | None = None  # the file that names receivers of notices
-    targets: tuple[TargetAddress, ...] = ()  # that follow what is published
-    list_keys: Path | None = None  # the folder of the keys that sign the list; None: it is unsigned
-    step_minutes: float = 30  # how long a step of an installation may last, until somebody should look
+    push_secret: Path | None = None  # the file with the secret that signs the webhooks of forges
+    ledger: PostgresAddress | None = None  # a PostgreSQL ledger; None: SQLite in STATE, or the address stored there
+    lease_s: float = LEASE_SECONDS  # how long the lease is valid without a renewal
+    notify: Path | None = None  # the file with the receivers of notices
+    targets: tuple[TargetAddress, ...] = ()  # targets that follow OUTPUT
+    list_keys: Path | None = None  # the folder of the keys that sign the list; None: the list is unsigned
+    step_minutes: float = 30  # how long a step of an installation may take before gitboot reports it
 
     @property
     def spool_folder(self) -> Path | None:
-        """Where what was fetched is recorded, in STATE where it is served here; None: nothing can be fetched."""
+        """The folder of the fetch log. None: there is no endpoint that records fetches for this instance."""
         return self.spool or (self.state / SPOOL if self.listen is not None else None)
 
 

@@ -1,4 +1,4 @@
-"""Standby: wait for the lease of a ledger by which another host's instance acts, and prepare the tree meanwhile."""
+"""Standby: wait for the lease of a shared ledger, and prepare the output tree meanwhile."""
 
 from __future__ import annotations
 
@@ -60,25 +60,26 @@ from gitboot.status.instance_status import Status
 if TYPE_CHECKING:
     from gitboot.ledger.postgresql import LeaseConnection
 
-LOOK_S: Final = 2.0  # between two looks at the lease
-_PREPARE_S: Final = 3600.0  # between two times that the tree is brought near to what is published
-_FIRST_PAUSE_S: Final = 60.0  # where that came to nothing; twice as long each time
+LOOK_S: Final = 2.0  # between two checks of the lease
+_PREPARE_S: Final = 3600.0  # between two preparations of the tree
+_FIRST_PAUSE_S: Final = 60.0  # after a failed preparation; twice as long after each further failure
 
 
 _STANDING_BY: Final = "StandbyStarted"
 
 
 class Ending(Protocol):
-    """An end that may be asked for."""
+    """A request to end."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is, or for so long; say whether it was."""
+        """Wait for the request, at most ``timeout_s``. Return whether there is one."""
 
 
 class Standby:
-    """The lease of the ledger as an instance waits for it; a ledger in the state directory has none.
+    """An instance that waits for the lease of its ledger. A SQLite ledger has no lease, so there is no wait.
 
-    Before it has once been there, a ledger that cannot be reached is an error: it may be another that was meant.
+    If the ledger cannot be reached at the start, this raises an error, because the address may be wrong. Later, the
+    standby waits.
     """
 
     def __init__(
@@ -86,26 +87,26 @@ class Standby:
         settings: Settings,
         tell: Callable[[Event], None],
         clock: Callable[[], datetime],
-        preparing: Sequence[str] = (),  # the command that brings the tree near to what is published; (): none does
+        preparing: Sequence[str] = (),  # the command that prepares the tree; (): do not prepare it
     ) -> None:
         self._settings, self._tell, self._clock, self._preparing = settings, tell, clock, preparing
-        check_repository(settings)  # before anything is made
+        check_repository(settings)  # before gitboot creates files
         with make_private(settings.state):
             self.address = read_address(find_ledger(settings))
         if self.address is not None:
-            this_program()  # which is on the disk still: what another one has prepared does not count
-        self.is_patient = False  # whether a ledger that cannot be reached is waited for
-        self._reference = settings.git.reference  # that is fetched meanwhile: of --rev, or of the acting instance
-        self._accepted: str | None = None  # the commit that the acting instance has accepted
-        self._wake_event = threading.Event()  # whether there is anything new to fetch, or to evaluate
+            this_program()  # read it now: a later upgrade may replace the program on the disk
+        self.is_patient = False  # whether to wait for a ledger that cannot be reached
+        self._reference = settings.git.reference  # the branch to fetch: from --rev, or of the active instance
+        self._accepted: str | None = None  # the commit that the active instance has accepted
+        self._wake_event = threading.Event()  # set if there may be a new commit to fetch or to evaluate
         self._has_failed, self._last_message = False, ""
         self._windows = WindowWatch(partial(end_windows, settings.output, WindowEnds()))
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
-        """Wait while another instance has the lease; False: the end was asked for meanwhile.
+        """Wait while another instance has the lease. Return false if the end was requested meanwhile.
 
-        Who comes first once it is free, takes it. Meanwhile gitboot fetches, evaluates the commit that the other
-        instance has accepted, and brings the tree near to what that instance publishes.
+        The first standby that finds the lease free takes it. Until then, gitboot fetches, evaluates the commit that the
+        active instance has accepted, and prepares the output tree.
         """
         if self.address is None:
             return True
@@ -141,12 +142,12 @@ class Standby:
             return False
 
     def _find_wait_reason(self, looking: LeaseConnection) -> tuple[str, str] | None:
-        """Why it waits: a word, and in words; None: the lease can be taken."""
+        """Return the reason and the message of the wait. None: the lease is free."""
         try:
             other = looking.find_other_holder(Holder.load(self._settings.state))
         except LedgerError as error:
             if not self.is_patient:
-                self._end_windows()  # the service manager starts it again, until the ledger answers
+                self._end_windows()  # the service manager starts gitboot again until the ledger answers
                 raise
             return _reason(error), str(error)
         self.is_patient = True
@@ -156,10 +157,10 @@ class Standby:
             if (accepted := looking.read_fact("accepted")) not in (None, self._accepted):
                 self._accepted = accepted
                 self._wake_event.set()
-        return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None
+        return (_STANDING_BY, f"the instance {other} is active for {looking.name}") if other is not None else None
 
     def _end_windows(self) -> float:
-        """End the windows that are over in the tree of this host; return the seconds until the next window ends."""
+        """End the windows that are over in the tree of this host. Return the seconds until the next window ends."""
         _, events = self._windows.end_windows(self._clock())
         for event in events:
             self._tell(event)
@@ -167,7 +168,7 @@ class Standby:
         return math.inf if next_end is None else max((next_end - self._clock()).total_seconds(), 0)
 
     def _note_progress(self, progress: tuple[str, int] | None) -> None:
-        """Note how far the ledger has come: so a backup that is put in its place is known for one by who acts next."""
+        """Store the change number of the ledger, so that a take-over notices if a backup has replaced the ledger."""
         path = mark_path(self._settings.state / state.LEDGER)
         before = read_mark(path)
         if progress is not None and (before is None or (before[0] == progress[0] and before[1] < progress[1])):
@@ -175,12 +176,12 @@ class Standby:
                 write_mark(path, *progress)
 
     def fail(self, error: LedgerError) -> None:
-        """Note that the ledger could not be read once the lease was taken: it is waited for."""
+        """Record that the ledger could not be read after the lease was taken. The next `wait` pauses first."""
         self._has_failed = True
         self._report(_reason(error), str(error), self._clock())
 
     def _report(self, reason: str, message: str, since: datetime, of_tree: str = "") -> None:
-        """Tell what has changed, and leave it for `gitboot status`, with what there is to say of the tree."""
+        """Report a changed message as an event, and write the status with the state of the tree."""
         at = self._clock()
         if message != self._last_message:
             self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDING_BY))
@@ -198,30 +199,30 @@ def _reason(error: LedgerError) -> str:
 
 
 class _Preparation:
-    """The process that brings the tree near to what is published, now and again; it may be killed at any instant."""
+    """Runs the process that prepares the tree, at intervals. The process may be killed at any time."""
 
     def __init__(self, command: Sequence[str], directory: Path, tell: Callable[[Event], None]) -> None:
         self._command, self._directory, self._tell = command, directory, tell
         self._process: subprocess.Popen[bytes] | None = None
         self._due, self._pause_s = time.monotonic(), _FIRST_PAUSE_S
-        self._last: Event | None = None  # that was told
-        self.tree_message = ""  # how far the tree has come
+        self._last: Event | None = None  # the last reported event
+        self.tree_message = ""  # the state of the tree, for the status
 
     @property
     def is_running(self) -> bool:
         return self._process is not None
 
     def start_if_due(self) -> None:
-        """Start it where it is due, and tell what came of it; of the thread with which it is to end."""
+        """Start the process if it is due, and report its result. Call this in the thread that calls `close`."""
         if self._process is not None and (status := self._process.poll()) is not None:
             self._end(self._process, status)
         if self._command and self._process is None and time.monotonic() >= self._due:
-            with suppress(OSError):  # there is no room for one more process, and nothing else waits for it
+            with suppress(OSError):  # if no process can start now, try again at the next check
                 self._process = spawn(self._command, stdout=subprocess.PIPE)
-                self.tree_message = self.tree_message or "its tree is being made"
+                self.tree_message = self.tree_message or "its output tree is being prepared"
 
     def close(self) -> None:
-        """Whoever acts has the tree for itself."""
+        """End the process, because an active instance must be the only writer of the tree."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -233,12 +234,12 @@ class _Preparation:
         output, _ = process.communicate()
         try:
             event: Event = _event(output)
-        except msgspec.DecodeError:  # it was killed, or has said on standard error what it came to
+        except msgspec.DecodeError:  # the process was killed, or reported its error on standard error
             return
         if status == 0:
-            self.tree_message = f"its tree is as of {event.facts['asOf']}"
-        elif not self.tree_message.startswith("its tree is as of"):
-            self.tree_message = f"its tree could not be made: {event.message}"
+            self.tree_message = f"its output tree is as of {event.facts['asOf']}"
+        elif not self.tree_message.startswith("its output tree is as of"):
+            self.tree_message = f"its output tree could not be prepared: {event.message}"
         if self._last is None or (event.type, event.message) != (self._last.type, self._last.message):
             self._tell(event)
         self._last = event
@@ -255,11 +256,11 @@ def _follow_active(
     wake_event: threading.Event,
     read_followed: Callable[[], tuple[str | None, str | None]],
 ) -> Iterator[Callable[[], bool]]:
-    """Fetch the branch of the acting instance, and evaluate the commit that it accepted, until the block ends.
+    """Fetch the branch of the active instance, and evaluate the commit that it accepted, until the block ends.
 
-    ``followed`` returns the branch and the accepted commit. gitboot starts to fetch when it returns a branch. The
-    results are in the cache when this instance takes over. After a failure, gitboot tries again. It reports failures
-    only after the take-over. Yields a function that returns whether the fleet is large enough to prepare its tree.
+    ``read_followed`` returns the branch and the accepted commit. gitboot starts to fetch once there is a branch. A
+    take-over finds the results in the cache. gitboot repeats what failed, and reports failures only after a take-over.
+    Yields a function that returns whether the fleet is large enough to prepare its tree.
     """
     ended, large = threading.Event(), threading.Event()
 
@@ -284,7 +285,7 @@ def _follow_active(
                     of_branch = structs.replace(settings, git=structs.replace(settings.git, reference=reference))
                     source = build_source(of_branch, settings.state, fetcher)
                 source.fetch()
-            with suppress(GitbootError):  # also while the remote cannot be reached
+            with suppress(GitbootError):  # even if the Git server cannot be reached
                 revision = Revision(accepted) if accepted is not None else None
                 is_new = revision is not None and (commit is None or revision != commit.revision)
                 if source is not None and revision is not None and is_new and source.has(revision):
@@ -305,14 +306,14 @@ def _follow_active(
             finally:
                 ended.set()
                 wake_event.set()
-        thread.join()  # its fetcher has been ended
+        thread.join()  # its fetch process has ended
 
 
 # The tree
 
 
 class PreparedTree(Struct, frozen=True, kw_only=True):
-    """The tree of a standby: its commit, and how many servers it has."""
+    """The prepared tree of a standby."""
 
     commit: Revision
     servers: int
@@ -321,20 +322,20 @@ class PreparedTree(Struct, frozen=True, kw_only=True):
 
 
 def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable[[str], None]) -> PreparedTree:
-    """Publish to OUTPUT what the active instance publishes, except for halted servers, and keep a checkpoint.
+    """Publish to OUTPUT what the active instance publishes, except for halted servers, and store a checkpoint.
 
-    A take-over then costs as little as a restart. gitboot plans the tree by a copy of the ledger and writes nothing to
-    the ledger. A one-time boot must be in the ledger before it is published, so the tree has no one-time boot that the
-    ledger lacks. Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
+    After that, a take-over is as fast as a restart. gitboot plans by a copy of the ledger, and does not write the
+    ledger. A one-time boot must be in the ledger before it is published, so gitboot does not publish a boot that
+    the ledger lacks. Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
 
-    This runs in a process of its own, which may be killed at any time, while the standby holds STATE. A second call
-    publishes only what has changed. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
+    This runs in its own process while the standby holds the lock of STATE. The process may be killed at any time. A
+    second call publishes only changes. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
     """
     lease = read_lease(settings.state / state.LEDGER)
     if lease is None or not lease.is_current:
-        raise NotYetDone("no instance acts")
+        raise NotYetDone("no instance is active")
     if is_published_under(settings.output, lease):
-        raise NotYetDone(f"{settings.output} is where {lease.place} publishes")
+        raise NotYetDone(f"the active instance, {lease.place}, publishes to {settings.output}")
     with ExitStack() as stack:
         copy = settings.state / state.PREPARING
         shutil.rmtree(copy, ignore_errors=True)  # an earlier process may have left it behind
@@ -344,10 +345,10 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         store = stack.enter_context(Store.open(copy / state.LEDGER))
         about = instance_tables.read_facts(store)
         if about.accepted is None or not about.published or instance_tables.is_behind(store):
-            raise NotYetDone("the instance that acts has published nothing by this ledger as yet")
+            raise NotYetDone("the active instance has not published with this ledger yet")
         accepted = Revision(about.accepted)
         if not (lines := read_shared_token_keys(settings.state / state.LEDGER)):
-            raise NotYetDone("the ledger has no keys of tokens")
+            raise NotYetDone("the ledger has no token keys yet")
         write_key_lines(copy, lines)
         at = max(clock(), about.heartbeat.at) if about.heartbeat is not None else clock()
         modes = choose_output_modes(store, settings.output, settings.output_group)
@@ -355,7 +356,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         tree = _StandbyTree(directory, store, _find_unused_date(store, at, about))
         cache = stack.enter_context(
             state.open_cache(settings.state, lambda _: None)
-        )  # the standby reports what is wrong
+        )  # the standby itself reports problems of the cache
         checkpoint = Checkpoint(cache, tree, None, warn, settings.site)
         record_instance_facts(
             store,
@@ -365,7 +366,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             spool=settings.spool,
             site=settings.site,
         )
-        # The ledger has the sightings of the other host.
+        # The results of artifact checks in the ledger are from the other host, so ignore them.
         knowledge = structs.replace(
             read_knowledge(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
         )
@@ -377,10 +378,10 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
 
 
 def _find_unused_date(store: Store, at: datetime, about: Facts) -> datetime:
-    """Return a second with which no host has dated a boot script, or will date one.
+    """Return a modification time that no boot script of any host has or will have.
 
-    In an access log, the date of a file tells which boot was served. The active instance dates no file before its last
-    heartbeat.
+    An access log shows the modification time of a file, and by that gitboot finds the boot that was served. The active
+    instance uses no time before its last heartbeat.
     """
     second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
     while server_tables.has_version_modified_at(store, second):
@@ -396,7 +397,9 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
         try:
             evaluated = evaluation.evaluate(revision, base)
         except SourceError as error:
-            raise NotYetDone(f"the accepted commit {revision[:12]} is not fetched yet ({error})") from None
+            raise NotYetDone(
+                f"this standby has not fetched the accepted commit {revision[:12]} yet ({error})"
+            ) from None
         evaluation.store_results(revision)
         evaluation.wait_until_stored()
     assert evaluated is not None  # noqa: S101 - with `waits`, `evaluate` returns a result
@@ -405,12 +408,14 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
 
 def _publish_without_halted(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
     if len(commit.decisions.servers) < MIN_SERVERS:
-        raise NotYetDone(f"with fewer than {MIN_SERVERS} servers it saves no time")
+        raise NotYetDone(f"preparing the output tree saves no time with fewer than {MIN_SERVERS} servers")
     batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
     learnt = apply_batch(before.knowledge, batch, at).knowledge
     if learnt.recorded_commit is None or not learnt.is_trusted or not plans_by(learnt, commit):
-        raise NotYetDone("nobody knows what is installed, or another ledger is named: nothing is planned")
-    knowledge = structs.replace(learnt, records=before.knowledge.records)  # the ledger must have new records first
+        raise NotYetDone("the ledger is unverified, or the Fleet names another ledger, so gitboot makes no plans")
+    knowledge = structs.replace(
+        learnt, records=before.knowledge.records
+    )  # plan by the records in the ledger: it lacks the new ones
     stop = decide_halt(knowledge, commit, knowledge.facts.orders)
     changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
     plans, different = replan(before.plans, commit, knowledge, changed, at, stop, before.keys)
@@ -432,9 +437,9 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
 
 
 class _StandbyTree:
-    """The output tree of a standby, which halts servers that may be installed or have a boot that the ledger lacks.
+    """The output tree of a standby. It halts servers that may be installed or whose boot the ledger lacks.
 
-    The checkpoint does not have the states of halted servers, so a standby that becomes active publishes them again.
+    The checkpoint lacks the states of halted servers, so a standby that becomes active publishes these servers again.
     """
 
     def __init__(self, tree: OutputDirectory, store: Store, file_date: datetime) -> None:
@@ -450,19 +455,19 @@ class _StandbyTree:
         *,
         complete: bool,
         commit: str,
-        at: datetime,  # noqa: ARG002 - another host may have dated a boot script with it
+        at: datetime,  # noqa: ARG002 - a boot script of another host may have this modification time
         parts: FileUpdates,
     ) -> PublicationResult:
-        """Publish like `Directory.publish`, with a date that no boot script has."""
+        """Publish like `Directory.publish`, with a modification time that no boot script has."""
         return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._dated, parts=parts)
 
-    def predict_mtime(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - likewise
+    def predict_mtime(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - see `publish`
         return self._tree.predict_mtime(path, file, self._dated)
 
     def has_files(self, files: Files) -> bool:
         return self._tree.has_files(files)
 
-    # Methods for storing what is offered
+    # Methods for recording offers
 
     def record_offers(
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
@@ -474,7 +479,7 @@ class _StandbyTree:
             has_noted = all(
                 known is not None and structs.replace(each, number=known.number) == known for each, known in offers
             )
-            # A path needs no date in the ledger if a token in the path names its boot.
+            # A path with a token needs no time in the ledger, because the token identifies the boot.
             has_dated = all(
                 find_token(each.path) is not None and server_tables.find_token(self._store, each.path) == each.plan
                 for each in dates[name]
@@ -485,7 +490,7 @@ class _StandbyTree:
         return found
 
     def record_publication(self) -> None:
-        """Write nothing: the active instance did."""
+        """Write nothing, because the active instance writes it."""
 
     # Methods for the checkpoint
 

@@ -1,4 +1,4 @@
-"""State directory of an instance: locks, rights, token keys and the status that it left."""
+"""State directory of an instance: lock, access rights, token keys and status file."""
 
 from __future__ import annotations
 
@@ -35,33 +35,35 @@ from gitboot.text import quote_words
 
 LEDGER: Final = "ledger.sqlite"
 CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; you can delete it
-CACHE_BYTES: Final = 2**32  # at most: 100,000 servers take 0.5 GiB for each commit, and as much for the checkpoint
-PREPARING: Final = "preparing"  # what is needed while the tree of a standby is made
+CACHE_BYTES: Final = (
+    2**32
+)  # the maximum size: 100,000 servers take 0.5 GiB for each commit, and the same for the checkpoint
+PREPARING: Final = "preparing"  # temporary files while a standby prepares its tree
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
-WITHDRAWALS: Final = "withdrawals.json"  # overrides that were withdrawn while the ledger could not be written
-NOTIFIED: Final = "notified.json"  # how far receivers of notices have been told
-_LATELY: Final = 50  # accepted commits whose extent is kept
-SPOOL: Final = "spool"  # where the endpoints of this instance record fetches, unless it is told another folder
+WITHDRAWALS: Final = "withdrawals.json"  # overrides that BMC tasks cleared, and that the ledger lacks
+NOTIFIED: Final = "notified.json"  # the last event that each receiver of notices got
+_LATELY: Final = 50  # accepted commits in the status
+SPOOL: Final = "spool"  # the folder of the fetch log, unless an option names another one
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
-FORMER_SIGHTINGS: Final = "artifacts.json"  # of artifacts, which earlier versions stored in a file
+FORMER_SIGHTINGS: Final = "artifacts.json"  # where earlier versions stored the results of artifact checks
 _FORMER: Final = ("planned.snapshot", "evaluated.snapshot")  # caches of earlier versions
 
 
 def open_cache(directory: Path, warn: Callable[[str], None], *, writes: bool = True) -> DiskCache:
-    """Return the cache of an instance. ``warn`` gets the reason if gitboot cannot use the file, or replaces it."""
+    """Return the cache of an instance. ``warn`` gets a message if gitboot cannot use the file or replaces it."""
     return DiskCache(directory / CACHE, warn, max_bytes=CACHE_BYTES, writes=writes)
 
 
 def remove_former_caches(directory: Path) -> None:
-    """Delete caches that an earlier version left."""
+    """Delete the caches of earlier versions."""
     for name in _FORMER:
         with suppress(OSError):
             (directory / name).unlink()
 
 
 def has_ledger(directory: Path) -> bool:
-    """Whether an instance has run here, wherever its ledger is; raises `UsageError` where that cannot be told."""
+    """Return whether an instance has run with this directory. Raises `UsageError` if the directory cannot be read."""
     try:
         return has_address_file(directory / LEDGER) or S_ISREG((directory / LEDGER).stat().st_mode)
     except FileNotFoundError:
@@ -71,18 +73,17 @@ def has_ledger(directory: Path) -> bool:
 
 
 def no_instance_error(directory: Path) -> UsageError:
-    """What a person is told who names a directory on which no instance has run."""
+    """Return the error for a directory with which no instance has run."""
     return UsageError(
-        f"no gitboot has run with the state directory {directory}; name the one that `gitboot run --state` has"
+        f"no instance has run with the state directory {directory}; use the directory of `gitboot run --state`"
     )
 
 
 @contextmanager
 def lock(directory: Path) -> Iterator[None]:
-    """Hold ``directory`` until the block ends; raises `LockedByAnother` naming the process that has it.
+    """Lock ``directory`` until the block ends. Ignore the signals that wake an instance, because they would end us.
 
-    Raises `UsageError` where it cannot be written. What others send to an instance here, to wake it, ends nobody who
-    has the directory for something else.
+    Raises `LockedByAnother` with the process that has the lock, or `UsageError` if the directory cannot be written.
     """
     with ExitStack() as stack:
         stack.enter_context(_ignore_wake_signals())
@@ -95,7 +96,7 @@ def lock(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _ignore_wake_signals() -> Iterator[None]:
-    """Let signals by which an instance is woken do nothing, until the block ends or something listens for them."""
+    """Ignore the signals that wake an instance, until the block ends or gitboot installs a handler."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -111,11 +112,11 @@ def _ignore_wake_signals() -> Iterator[None]:
 
 
 def _ignore_signal(*_: object) -> None:
-    """Nothing is done."""
+    """Ignore a signal."""
 
 
 def find_running_process(directory: Path) -> int | None:
-    """The process that holds ``directory`` on this machine; None where none does."""
+    """Return the process on this machine that has the lock of ``directory``, or None."""
     try:
         return files.find_lock_holder(directory / LOCK)
     except OSError as error:
@@ -123,28 +124,28 @@ def find_running_process(directory: Path) -> int | None:
 
 
 class StatusFile:
-    """What is left for `gitboot status`, from any thread; a disk that refuses it loses only that."""
+    """The status file for `gitboot status`. Any thread may write it. If the file cannot be written, gitboot goes on."""
 
     def __init__(self, directory: Path, clock: Callable[[], datetime]) -> None:
         self._directory, self._clock, self._lock = directory, clock, threading.Lock()
         self._facts: Mapping[str, Any] = Status().facts()
         with suppress(UsageError):
-            self._facts = read_status(directory)  # it stands until there is another
+            self._facts = read_status(directory)  # the last status is valid until the first new one
 
     def write(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Leave a new status, and return it with the time by the clock."""
+        """Write a new status, and return it with the time of writing."""
         with self._lock:
             at = self._clock()
             self._facts = _merge_changes(self._facts, facts, at)
             return self._write(None, at)
 
     def note_progress(self, underway: WorkProgress | None) -> None:
-        """Leave how far long work has come since, with the status that there was."""
+        """Write the last status with the progress of long work."""
         with self._lock:
             self._write(underway, self._clock())
 
     def add_condition(self, condition: Condition) -> None:
-        """Leave the status that there was with another condition, until there is a new status."""
+        """Write the last status with one more condition, which the next status replaces."""
         with self._lock:
             found = [each for each in self._facts["conditions"] if each["type"] != condition.type]
             found = sorted([*found, to_json_value([condition])[0]], key=lambda each: str(each["type"]))
@@ -160,7 +161,7 @@ class StatusFile:
 
 
 def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: datetime) -> dict[str, Any]:
-    """What accepted commits have changed, which an instance that starts over them does not find out again."""
+    """Add the changes of accepted commits from the last status, because a restart does not compute them again."""
     then, accepted = before.get("accepted", {}), now["accepted"]
     is_told = accepted["changed"] or then.get("commit") != accepted["commit"]
     changed = accepted["changed"] if is_told else then.get("changed", [])
@@ -179,7 +180,7 @@ def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: dateti
 
 
 def read_status(directory: Path) -> dict[str, Any]:
-    """What the instance said of itself last; raises `UsageError` where none has run here."""
+    """Read the status file. Raises `UsageError` if no instance has run with this directory."""
     path = directory / STATUS
     try:
         found = json.loads(path.read_bytes())
@@ -190,21 +191,21 @@ def read_status(directory: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or "attempted" not in found:
-        raise UsageError(f"{path} is not a status file; the next pass of `gitboot run` writes it anew")
+        raise UsageError(f"{path} is not a valid status file; the next reconcile of `gitboot run` replaces it")
     return found
 
 
 def read_own_lease(directory: Path) -> LeaseState | None:
-    """The lease by which this host's instance acts; None: it has none, or its ledger is a file."""
+    """Return the lease if this host's instance has it. None: another instance has it, or the ledger is in SQLite."""
     lease = read_lease(directory / LEDGER)
     return lease if lease is not None and lease.is_current and lease.holder == Holder.load(directory).id else None
 
 
 def find_acting_directory(directory: Path) -> Path:
-    """The state directory of the instance that acts, where it is on this host, too; else this one.
+    """Return the state directory of the active instance if it is on this host, otherwise ``directory``.
 
-    Raises `HeldByAnother` where who acts is on another host, and publishes to a disk that both have: it would obey what
-    is left there, and only who looks into its ledger could take that back.
+    Raises `HeldByAnother` if the active instance is on another host and publishes to a disk that both hosts share. That
+    instance would obey a stop that this host writes to OUTPUT, but only a command on its own host could end the stop.
     """
     if not has_ledger(directory):
         return directory
@@ -223,33 +224,35 @@ def find_acting_directory(directory: Path) -> Path:
 
 
 def is_published_under(output: Path, lease: LeaseState) -> bool:
-    """Whether what stands there was published under a lease."""
+    """Return whether ``output`` was published under a lease."""
     with suppress(OSError, ValueError):
         return parse_terms((output / TERMS).read_bytes()).fetch_log_id == str(Lease(lease.holder, lease.number))
     return False
 
 
 def check_acts(directory: Path) -> None:
-    """Raise `HeldByAnother` where the instance of another host acts in place of this one, running or not."""
+    """Raise `HeldByAnother` if an instance on another host is active instead of this one. It need not be running."""
     if (place := find_other_acting_instance(directory / LEDGER, lambda: Holder.load(directory))) is not None:
         host, _, state = place.partition(":")
         raise HeldByAnother(
-            f"{directory}: this host's instance stands by, and {place} acts: type it on {host}, with --state {state}"
+            f"{directory}: the instance of this host is a standby, and {place} is active: run the command on {host}, "
+            f"with --state {state}"
         )
 
 
-_OWN: Final = 0o077  # a umask: nothing for anybody else
-_SHARED: Final = 0o007  # a umask: the same for the group that the directory is shared with
+_OWN: Final = 0o077  # a umask: no access for the group and for others
+_SHARED: Final = 0o007  # a umask: full access for the group with which the directory is shared, no access for others
 
 
 @contextmanager
 def make_private(directory: Path) -> Iterator[None]:
-    """Make ``directory`` where it is missing; what is made until the block ends is for this instance alone.
+    """Create ``directory`` if it is missing. Files that are created until the block ends are private to this instance.
 
-    What belongs to this user and is open to others is closed to them. Raises `UsageError` where others, or a group that
-    this process is not in, may write, or where a symlink stands in place of a file: whoever put it there could have put
-    a ledger there as well. A directory that hands its group on (setgid) is shared with that group on purpose, as
-    Kubernetes and OpenShift do, whose users change.
+    Remove the access of others to files of this user. A directory with the setgid bit is shared with its group on
+    purpose: Kubernetes and OpenShift do that, because the user of a container changes.
+
+    Raises `UsageError` if others, or a group without this process, may write a file, or if a file is a symlink, because
+    such a user could also have written a ledger.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -260,11 +263,11 @@ def make_private(directory: Path) -> Iterator[None]:
                 found = path.lstat()
                 if stat.S_ISLNK(found.st_mode):
                     raise UsageError(
-                        f"{path} is a symlink, which gitboot has not made: look where it leads, and remove it"
+                        f"{path} is a symlink that gitboot did not make: check its target, and remove the symlink"
                     )
                 _restrict_access(path, found, mask)
     except OSError as error:
-        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
+        raise UsageError(f"{directory} cannot be created: {error.strerror}") from error
     before = os.umask(mask)
     try:
         yield
@@ -273,19 +276,22 @@ def make_private(directory: Path) -> Iterator[None]:
 
 
 def mode_in(directory: Path) -> int:
-    """The rights of a file that only this instance may write, and others who share its directory may read."""
+    """Return the mode of a file that only this instance may write. A group that shares the directory may read it."""
     return 0o640 if _is_shared(directory.stat()) else 0o600
 
 
 def check_spool_rights(folder: Path) -> None:
-    """Raise `UsageError` where everybody may write a spool: who writes there says which servers are installed."""
+    """Check that others cannot write the fetch log, because its entries can mark servers as installed.
+
+    Raises `UsageError`.
+    """
     with suppress(FileNotFoundError):
         found = folder.stat()
         if found.st_mode & stat.S_IWOTH and found.st_uid == os.geteuid():
             folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
         elif found.st_mode & stat.S_IWOTH:
             raise UsageError(
-                f"everybody may write {folder}, and so say what is installed: chmod o-w {quote_words(folder)}"
+                f"every user may write {folder} and so mark servers as installed: chmod o-w {quote_words(folder)}"
             )
 
 
@@ -313,7 +319,7 @@ def _is_ours(group: int) -> bool:
 
 
 def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
-    """Leave others no right to something that is ours; refuse what somebody else lets them write."""
+    """Remove the access of others to a file of this user. Raise `UsageError` for a file that others may write."""
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid():
         if mode & mask:
@@ -321,19 +327,19 @@ def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
         return
     others = mode & stat.S_IWOTH
     if others or (mode & stat.S_IWGRP and not _is_ours(status.st_gid)):
-        who = "everybody" if others else f"group {status.st_gid}, which this process is not in,"
+        who = "every user" if others else f"group {status.st_gid}, which does not include this process,"
         raise UsageError(f"{who} may write {path}: chmod {'o' if others else 'g'}-w {quote_words(path)}")
 
 
-EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long what was told tokens by an earlier key is
+EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long gitboot accepts reports with tokens by an earlier key
 _BYTES: Final = 32
 _NONE: Final = "none"
-_KEY_FILE_HINT: Final = "restore the file, or remove it: installers that are at work now are not heard then"
+_KEY_FILE_HINT: Final = "restore the file, or remove it: without it, gitboot ignores the reports of running installers"
 _LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
 
 
 class _KeyLine(NamedTuple):
-    """Since when tokens are published by which key; None: as anybody knows them."""
+    """A key of tokens, and since when it is used. None: tokens without a key, which anyone can compute."""
 
     since: datetime
     key: bytes | None
@@ -343,10 +349,10 @@ class _KeyLine(NamedTuple):
 
 
 def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKeys:
-    """The keys of the instance on ``directory``, whose newest is the last line of a file; one is made if there is none.
+    """Read the token keys of an instance. If there is no file, create it with a new key.
 
-    ``follows_none``: tokens were published without a key until ``at``. Raises `UsageError` where the file is not what
-    gitboot has written there.
+    The last line of the file is the current key. ``follows_none`` states that tokens were published without a key until
+    ``at``. Raises `UsageError` if the file is damaged.
     """
     path = directory / TOKEN_KEYS
     try:
@@ -356,7 +362,7 @@ def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKey
             lines = [_KeyLine(at, None), key] if follows_none else [key]
             write_atomically(path, "".join(map(str, lines)).encode(), mode=mode_in(directory))
     except OSError as error:
-        raise UsageError(f"{path}: the keys of tokens cannot be read or made: {error.strerror}") from error
+        raise UsageError(f"{path}: the token keys cannot be read or created: {error.strerror}") from error
     return TokenKeys(
         lines[-1].key,
         tuple(EarlierKey(old.key, new.since, new.since + EARLIER_KEY_LIFETIME) for old, new in pairwise(lines)),
@@ -364,19 +370,19 @@ def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKey
 
 
 def read_key_lines(directory: Path) -> tuple[str, ...]:
-    """The lines of that file, as another host can have them."""
+    """Return the lines of the file of token keys, for another host."""
     return tuple((directory / TOKEN_KEYS).read_text("ascii").splitlines())
 
 
 def write_key_lines(directory: Path, lines: Sequence[str]) -> None:
-    """Have the file hold these lines."""
+    """Write these lines to the file of token keys, unless it has them already."""
     path, content = directory / TOKEN_KEYS, "".join(f"{line}\n" for line in lines).encode()
     if not path.exists() or path.read_bytes() != content:
         write_atomically(path, content, mode=mode_in(directory))
 
 
 def _read_key_lines(path: Path) -> list[_KeyLine] | None:
-    """Return the lines of the file; None if there is no file. No message shows a line."""
+    """Return the lines of the file, or None if there is no file. Messages do not contain the lines."""
     try:
         text = path.read_text("ascii", errors="replace")
     except FileNotFoundError:
@@ -393,7 +399,5 @@ def _read_key_lines(path: Path) -> list[_KeyLine] | None:
             )
         lines.append(_KeyLine(since, bytes.fromhex(found[2]) if found[2] != _NONE else None))
     if not lines or lines[-1].key is None:
-        raise UsageError(
-            f"{path} ends without a key; restore it, or remove it: what is being installed is not heard then"
-        )
+        raise UsageError(f"{path} has no key in its last line; {_KEY_FILE_HINT}")
     return lines

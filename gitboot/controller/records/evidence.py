@@ -133,11 +133,11 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
                 record_provisioned(update, offer, observation.at, "Reported")
         is_overtaken = update.record(offer.uuid) is before and not fetch.was_recorded
         if is_overtaken and count_fetch(update, offer, observation):
-            said = f"has failed: {observation.log}" if observation.is_failure else "is done"
-            by = f"an installer of {offer.key} ({offer.image})"
+            result = f"failed: {observation.log}" if observation.is_failure else "completed"
+            installer = f"an installer of {offer.key} ({offer.image})"
             update.add_event(
                 "ReportOutdated",
-                f"{offer.server}: {by} says that it {said}; nothing follows",
+                f"{offer.server}: gitboot ignored an outdated report by {installer}: {result}",
                 warning=observation.is_failure,
                 server=offer.server,
                 key=offer.key,

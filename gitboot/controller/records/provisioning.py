@@ -383,7 +383,7 @@ def _write_step(update: KnowledgeUpdate, offer: Offer, now: Record, seen: StepEv
         if attempt.failed is not None:
             what = f"failed: {attempt.failed}"
         else:
-            what = f"{'was given' if step is InstallStep.ATTEMPTED else 'has started'}: {seen}"
+            what = f"{'was served' if step is InstallStep.ATTEMPTED else 'started'}: {seen}"
         message, is_failed = f"{offer.server}: {which} {what}", attempt.failed is not None
         update.add_event(str(step), message, warning=is_failed, server=offer.server, **attempt_facts(attempt))
 

@@ -1,1 +1,1 @@
-"""The stages of a reconcile, in the order of `controller/reconcile`: each takes the state, and returns the next one."""
+"""The stages of a reconcile. Each stage takes the state of the instance and returns the next state."""

@@ -1,4 +1,4 @@
-"""Accept: the operator requests of the pass, and the newest commit by them."""
+"""Accept: carry out operator requests, then accept, hold or reject the newest commit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gitboot.status.conditions import Event
 
 
 def accept(state: InstanceState, this: Pass) -> InstanceState:
-    """Learn what operators asked for, then accept, hold or reject the newest commit.
+    """Carry out operator requests, then accept, hold or reject the newest commit.
 
-    A request to begin with records waits for `learn`. After a start, an approval waits until the instance has found
-    again which commit a guard holds.
+    A request to begin with records waits for the stage `learn`. After a start, an approval waits until gitboot has
+    judged the newest commit again.
     """
     taken, attempt, telling = this.taken, state.attempt, state.telling
     is_judged = attempt.attempted is not None and not attempt.is_preliminary
     waiting = {BEGIN} if is_judged else {BEGIN, APPROVE}
     this.is_approval_left = any(each.action == APPROVE for each in taken.requests if each.action in waiting)
-    # The forge knew the newest change of the ledger when gitboot opened the ledger. A ledger that went on for a time
-    # without the forge does not count.
+    # The forge had the newest change number of the ledger at its opening. This does not count for a ledger that was
+    # unused for long.
     is_vouched_for = telling is not None and state.opened is not None and telling.known_changes == state.opened
     batch = Batch(
         clock_state=state.keeping,
@@ -45,22 +45,22 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def resume(state: InstanceState, this: Pass) -> InstanceState:
-    """Go on with the commit that was accepted before a start, if the ledger could not be written since."""
+    """Restore the commit that was accepted before a start, if the ledger could not be written since the start."""
     if state.attempt.accepted is not None or not state.knowledge.is_trusted:
         return state
     attempt = this.components.accepting.resume(state.attempt, state.knowledge, this.at)
     if attempt.accepted is None:
         return state  # its evaluation has not ended, or the clone lacks the commit
-    # `settled` names no commit, because the records of its servers were settled before the start.
+    # `recorded_commit` is empty, because the records of its servers were updated before the start.
     return structs.replace(
         state, attempt=attempt, knowledge=structs.replace(state.knowledge, recorded_commit=""), before_resume=state
     )
 
 
 def _report_unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
-    """Report once a commit status that names a later change than the ledger has, and that has no proof.
+    """Report, once, a commit status without a proof that names a later change than the ledger has.
 
-    Anyone who may write commit statuses can write such a status, so it has no other effect.
+    Anyone who may write commit statuses can write such a status, so the report is its only effect.
     """
     before, opened = (
         this.before.telling.claimed_changes if this.before.telling is not None else None,
@@ -69,8 +69,9 @@ def _report_unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]
     claimed = state.telling.claimed_changes if state.telling is not None else None
     if claimed is not None and claimed != before and opened is not None and claimed > opened:
         message = (
-            f"a commit status at the forge names change {claimed} of this ledger, which has come to change {opened}, "
-            "and has no proof by the ledger's key. gitboot ignores it: anyone who may write statuses, or an earlier "
-            "gitboot, can have written it. If you restored this ledger from a backup, run gitboot records begin"
+            f"a commit status at the forge names change {claimed} of this ledger, whose newest change is {opened}. "
+            "gitboot ignores the status, because it has no proof by the ledger's key: an earlier version of gitboot or "
+            "anyone who may write statuses, may have written it. If you restored the ledger from a backup, run "
+            "gitboot records begin"
         )
         yield Event(at=this.at, type="CommitStatusUnverified", message=message, facts={"change": claimed}, warning=True)

@@ -1,4 +1,4 @@
-"""Learn: what changes in the ledger by the accepted commit, by fetches and by readings of BMCs."""
+"""Learn: compute what the accepted commit, fetches and BMC results change in the ledger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gitboot.status.conditions import Event
 
 
 def learn(state: InstanceState, this: Pass) -> InstanceState:
-    """Compute what changes in the ledger, and write nothing."""
+    """Compute the changes to the ledger, without writing them."""
     knowledge = this.requested.knowledge
     this.ready = select_ready(this.taken, this.attempt, knowledge)
     batch = build_batch(state, this.attempt, this.ready, this.events, this)
@@ -36,10 +36,10 @@ def learn(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
-    """Return the part of the intake that is learned now.
+    """Return the inputs that this reconcile learns.
 
-    Results of BMC tasks and fetches wait until this instance acts for the accepted commit. Fetches also wait while the
-    ledger is in doubt.
+    BMC results and fetches wait until this instance plans by the accepted commit. Fetches also wait while the ledger is
+    unverified.
     """
     without_fetches = structs.replace(intake, spooled=(), spool=knowledge.spool_offsets)
     if attempt.accepted is None or not plans_by(knowledge, attempt.accepted):
@@ -48,7 +48,7 @@ def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Inta
 
 
 def build_batch(state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], this: Pass) -> Batch:
-    """Return what is to be learned with the commit that the instance goes on with."""
+    """Return the inputs of `ledger_changes.learn` for an attempt and the ready inputs."""
     accepted, knowledge, at, components = attempt.accepted, state.knowledge, this.at, this.components
     if accepted is None:
         return Batch(events=events)

@@ -1,4 +1,4 @@
-"""Plan: what each server boots now, if its decision, its record or the time asks for a new plan."""
+"""Plan: make new plans for servers whose decision or record changed, or whose plan ends now."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.resolve.boot_limits import StopScope
 from gitboot.status.work_progress import ReportProgress, Work
 
-QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its first plan so soon reads no server states
+QUICK_START: Final = timedelta(
+    seconds=2
+)  # an instance that publishes its first plans within this time does not read the server states before
 
 
 def plan(state: InstanceState, this: Pass) -> InstanceState:
-    """Plan the servers that need it, and name the artifacts of their boots to the watch, if artifacts are checked.
+    """Plan the servers that need it, and register the artifacts of their boots for checks.
 
-    With ``wait``, wait until the watch has checked them, and plan again by its result.
+    With ``wait``, wait for the checks and plan again by their results.
     """
     if (commit := state.commit) is None:
         return _without_plans(state, this)
@@ -71,11 +73,11 @@ def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    """Plan the servers that need it, and set the instant of the pass to that of the plans.
+    """Plan the servers that need it, and set the time of this reconcile to the time of the plans.
 
-    The first plans of a large fleet take minutes, and meanwhile no other code writes files. So this also ends the
-    windows in the tree of an earlier process that are over by now. Then it brings the plans up to that time, because
-    otherwise they would open these windows again.
+    The first plans of a large fleet take minutes. Meanwhile, windows in the tree of an earlier process may end, so this
+    function ends them while it plans. Then it updates the plans to that time, because they would open these windows
+    again.
     """
     components = this.components
     due: datetime | None = None
@@ -109,15 +111,15 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
 
 
 def _plan(state: InstanceState, commit: Commit, this: Pass, told: ReportProgress) -> InstanceState:
-    """Plan the servers whose decision or record changed, or that are due.
+    """Plan the servers whose decision or record changed, or whose plan ends now.
 
-    If the ledger cannot be written, a stop counts that only the endpoints have.
+    If the ledger cannot be written, a stop that only the endpoints have counts too.
     """
     changed = commit.select_server_names(state.unplanned) | find_changed_servers(state.plans.commit, commit)
     stop = decide_halt(state.knowledge, commit, state.attempt.orders)
     has_asked = state.telling is None or state.telling.has_asked
     if stop is StopScope.NONE and state.knowledge.facts.gap and not has_asked:
-        stop = StopScope.WRITING  # the ledger was unused for long, and the forge may know that it is an older copy
+        stop = StopScope.WRITING  # the ledger was unused for long, and the forge may show that it is an older copy
     beside = this.components.inbox.stoppage if state.unwritable is not None else None
     if beside is not None and stop is not StopScope.ALL:
         stop = StopScope.ALL if beside.everything else StopScope.WRITING

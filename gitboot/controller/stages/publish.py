@@ -1,4 +1,4 @@
-"""Publish: the files of changed servers, and the ends of windows while there are no plans."""
+"""Publish: write the files of changed servers, or end windows before there are plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gitboot.status.conditions import Event
 
 
 def publish(state: InstanceState, this: Pass) -> InstanceState:
-    """Publish the plans, or end the windows that are over in the tree of an earlier process."""
+    """Publish the plans. Before there are plans, end the windows that are over in the tree of an earlier process."""
     if (commit := state.commit) is not None:
         state = _note_left_output(_publish_plans(state, commit, this), commit, this)
         transition = this.before.plans.transitions.next_due
@@ -50,7 +50,9 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
     components, knowledge, at = this.components, state.knowledge, this.at
     inbox, publication = components.inbox, state.publication
     if publication.complete and not components.target.is_unchanged:
-        message = "what was published is not there any more as it was: all of it is published anew"
+        message = (
+            "the output tree was replaced or removed since gitboot published it: gitboot publishes all files again"
+        )
         event = Event(at=at, type="TreeReplaced", message=message, warning=True)
         publication = structs.replace(publication, complete=False, events=(event,))
     if components.checkpoint is not None:
@@ -80,7 +82,7 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
 
 
 def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    """Store which one-time boots an upgrade took out of OUTPUT, if the publication is complete."""
+    """Record in the ledger which one-time boots an upgrade removed from OUTPUT, if the publication is complete."""
     facts = state.knowledge.facts
     if state.unwritable is not None or not state.publication.complete:
         return state
@@ -98,9 +100,9 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
 
 
 def _find_left_in_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
-    """Return the servers whose one-time boot was in OUTPUT before an upgrade, and which no copy serves since.
+    """Return the servers whose one-time boot was in OUTPUT before an upgrade, and is not served now.
 
-    A server leaves the set once the Fleet names an endpoint or accepts one-time boots in copies, or the boot is over.
+    A server leaves the set once the Fleet names an endpoint or allows one-time boots in copies, or the boot is over.
     """
     if facts.left_output is None and not is_upgraded:
         return frozenset()
@@ -123,9 +125,9 @@ _WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, C
 
 
 def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
-    """End the windows that are over in the tree of an earlier process, until this instance has published.
+    """End the windows that are over in the tree of an earlier process.
 
-    First wait a while for the first publication, because reading all server states takes time.
+    Wait for the first publication for `QUICK_START` before, because reading all server states takes time.
     """
     since: datetime = state.waits_since or this.at
     if not this.wait and since <= this.at < since + QUICK_START:

@@ -1,4 +1,4 @@
-"""Report: conditions, events and the status, and the checkpoint for a restart."""
+"""Report: derive conditions, report events and the status, and store the checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_UNWRITTEN: Final = 1000  # events in memory that the ledger does not have 
 
 
 def report(state: InstanceState, this: Pass) -> InstanceState:
-    """Derive the conditions, report the status and the events, and find when the next pass is due."""
+    """Derive the conditions, report the status and the events, and compute when the next reconcile is due."""
     components, at = this.components, this.at
     refused, proxies = components.inbox.read_reports(at)
     state = structs.replace(
@@ -60,7 +60,7 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
 
 def _next_due(state: InstanceState, this: Pass) -> datetime | None:
     at, attempt, before = this.at, state.attempt, this.before.attempt
-    # gitboot judges a commit by the records after it has learned the fetches from before the files changed.
+    # gitboot judges a commit by the records once it has learned all fetches of the earlier files.
     may_judge = attempt.awaits_records and _progress(attempt) != _progress(before)
     if may_judge or (this.is_approval_left and attempt.attempted is not None):
         return at
@@ -71,5 +71,5 @@ def _next_due(state: InstanceState, this: Pass) -> datetime | None:
 
 
 def _progress(attempt: Attempt) -> tuple[object, ...]:
-    """Return the progress of a commit that is judged by records, and whether the fetch log could be read."""
+    """Return the values whose change may allow gitboot to judge a held commit by the records."""
     return attempt.evaluated, attempt.stands, attempt.read, attempt.is_log_unread

@@ -1,4 +1,4 @@
-"""Take in: what machines fetched, what BMC tasks did, and what operators asked for, since the last pass."""
+"""Take in: collect fetches of machines, results of BMC tasks, and requests of operators."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gitboot.ledger.store import Store
 
 
 def take_in(state: InstanceState, this: Pass) -> InstanceState:
-    """Take in what the inbox has, and read the ledger again if a write to it failed. Raises `LedgerError`."""
+    """Take the inputs from the inbox, and read the ledger again if a write to it failed. Raises `LedgerError`."""
     store = this.components.store
     if (start := state.before_resume) is not None:
-        # The ledger can be written again, so the instance starts anew. It may have changed files without a date in the
-        # ledger, so all files are published again.
+        # The ledger can be written again, so the instance continues from its start. It may have published files whose
+        # dates the ledger lacks, so it publishes all files again.
         state = structs.replace(
             state,
             knowledge=start.knowledge,
@@ -38,10 +38,10 @@ def take_in(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) -> tuple[InstanceState, Intake]:
-    """Return what the inbox has, and the state with a ledger in doubt if the ledger is an older copy.
+    """Return the inputs, and the state. If the ledger is an older copy, the state has an unverified ledger.
 
-    It is one if the forge names a later change of the ledger, or if an endpoint served a boot that the ledger never
-    offered. A boot from before a person said what is installed puts only its own server in doubt.
+    The ledger is an older copy if the forge has a later change number, or if an endpoint served a boot that the ledger
+    never offered. If that boot is from before an operator set the records, only its server becomes unverified.
     """
     taken = inbox.take(state.knowledge.spool_offsets, at)
     if taken.spooled:

@@ -1,4 +1,4 @@
-"""Write: what was learned, in one transaction, before anything acts on it."""
+"""Write: store the ledger changes in one transaction, before gitboot acts on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gitboot.status.conditions import merge_events_by_server
 
 
 def write(state: InstanceState, this: Pass) -> InstanceState:
-    """Write what was learned to the ledger, and go on with the accepted commit. Raises `LedgerError`."""
+    """Write the changes to the ledger, and adopt the accepted commit. Raises `LedgerError`."""
     attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
     changes = this.requested, this.learnt
     ledger_snapshot.write_updates(this.components.store, [each.update for each in changes])
@@ -29,7 +29,7 @@ def write(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def apply_changes(state: InstanceState, changes: tuple[BatchResult, ...], ready: Intake, this: Pass) -> InstanceState:
-    """Return the state after the ledger has these changes, which came from ``ready``. Report their events."""
+    """Return the state with these changes of the ledger, which came from ``ready``, and report their events."""
     this.components.inbox.forget(ready)
     for event in merge_events_by_server(event for each in changes for event in each.update.events):
         this.components.tell(event)

@@ -1,4 +1,4 @@
-"""Cobbler 3.3: distros, profiles and systems as it keeps them in files."""
+"""Cobbler 3.3: distros, profiles and systems from its files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gitboot.importers.inventory import (
 )
 
 _INHERIT: Final = "<<inherit>>"
-_DOMAIN: Final = "local.lan"  # what Debian's installer is told where a system's host name has none
+_DOMAIN: Final = "local.lan"  # for Debian's installer, if a system's host name has no domain
 _OLD_REDHATS: Final = ("rhel4", "rhel5", "rhel6", "fedora16")
 _Objects = Mapping[str, Mapping[str, Any]]
 
@@ -114,7 +114,7 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
     inherited = (as_text(each.get("distro")) for each in lineage)
     distro = distros.get(next((each for each in inherited if each and each != _INHERIT), ""), {})
     options = _merge_options(_parse_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
-    # Who says nothing inherits the template of Cobbler's settings; "" is none.
+    # Without a value, a profile inherits the template of Cobbler's settings; "" means no template.
     autoinstall = next(
         (each["autoinstall"] for each in lineage if each.get("autoinstall") not in (None, _INHERIT)), None
     )
@@ -128,18 +128,20 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
         arguments=arguments,
         architecture=parse_architecture(distro.get("arch")),
         remarks=(
-            remark_kept(f"distro {distro['name']}") if distro else remark_missing("its distro is not here"),
+            remark_kept(f"distro {distro['name']}")
+            if distro
+            else remark_missing("its distro, which is not in the source"),
             *remark_if(
                 autoinstall != "" and distro.get("breed"),
                 remark_lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"),
             ),
             *remark_if(
                 distro.get("breed") == "suse",
-                remark_lost("info=, by which Cobbler hears of an installation: report with urls.provisioned"),
+                remark_lost("info=, which reports an installation to Cobbler: use urls.provisioned in the installer"),
             ),
             *remark_if(
                 kernel and kernel.startswith("assets:"),
-                remark_guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"),
+                remark_guessed("its files are below /assets/, in the same layout as below /cobbler/ in Cobbler"),
             ),
             *more,
         ),
@@ -185,7 +187,7 @@ def _read_machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) 
         remarks=(
             remark_kept(f"system {name}"),
             *ignored,
-            *remark_if(boot is None, remark_missing(f"its profile {profile} is not here")),
+            *remark_if(boot is None, remark_missing(f"its profile {profile}, which is not in the source")),
             *(remark_lost(f"{key} of its own") for key in own_templates),
             *secret,
             *more,
@@ -234,9 +236,9 @@ def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[Impo
         address = f"ipmi://{address.rpartition('@')[2]}"
     elif kind != "redfish":
         return None, (
-            remark_lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add a bmc by hand"),
+            remark_lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add the BMC by hand"),
         )
     scheme = "" if "://" in address else "redfish://"
     bmc, remarks = parse_bmc(f"{scheme}{address}", f"{build_document_name(str(system['name']))}-bmc")
-    left_out = remark_lost("power_user and power_pass were left out: put them into the directory of credentials")
+    left_out = remark_lost("power_user and power_pass were left out: store them in the directory of credentials")
     return bmc, (*remarks, *remark_if(system.get("power_user") or system.get("power_pass"), left_out))

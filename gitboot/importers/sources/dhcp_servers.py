@@ -1,4 +1,4 @@
-"""DHCP servers' reservations: dnsmasq's dhcp-host, ISC dhcpd's host blocks, Kea's reservations."""
+"""Reservations of DHCP servers: dhcp-host of dnsmasq, host blocks of ISC dhcpd, reservations of Kea."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _build_inventory(files: Iterator[Iterator[_Row]]) -> ImportedInventory:
             ImportedMachine(
                 name=name,
                 nics=tuple(nic for _, nic in sorted(own.items())),
-                remarks=(remark_kept("its reservation: DHCP says nothing of what it boots"),),
+                remarks=(remark_kept("its reservation, which does not show its boot"),),
             )
             for name, own in sorted(nics.items())
         )
@@ -75,7 +75,7 @@ def _parse_dnsmasq(text: str) -> Iterator[_Row]:
             yield next(iter(names), None), mac, tuple(addresses)
 
 
-_NAME: Final = re.compile(r"(?!(?:ignore|infinite)$)[A-Za-z][A-Za-z0-9.-]*")  # those are orders of dnsmasq
+_NAME: Final = re.compile(r"(?!(?:ignore|infinite)$)[A-Za-z][A-Za-z0-9.-]*")  # these are keywords of dnsmasq
 
 
 def _parse_isc_dhcpd(text: str) -> Iterator[_Row]:
@@ -90,7 +90,7 @@ def _parse_kea(path: str, text: str) -> Iterator[_Row]:
         plain = _COMMENT.sub(lambda match: match[1] or "", text)
         config = json.loads(_BARE_FRACTION.sub(lambda match: match[1] or "0", plain))
     except (ValueError, RecursionError):
-        raise UsageError(f"{path} is no configuration of Kea: it is no JSON") from None
+        raise UsageError(f"{path} is not a configuration of Kea: it is not JSON") from None
     for row in _list_reservations(config):
         if mac := parse_mac_or_none(row.get("hw-address")):
             found = (

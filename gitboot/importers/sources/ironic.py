@@ -33,7 +33,7 @@ from gitboot.importers.inventory import (
 _RAMDISK_ARGUMENTS: Final = (
     "root=/dev/ram0",
     "text",
-)  # what Ironic puts before them (drivers/modules/ipxe_config.template)
+)  # Ironic adds these arguments (drivers/modules/ipxe_config.template)
 
 
 def read(files: Texts) -> ImportedInventory:
@@ -85,7 +85,7 @@ def _read_boot(node: Mapping[str, Any]) -> ImportedBoot | None:
         [*(_RAMDISK_ARGUMENTS if node.get("deploy_interface") == "ramdisk" else ()), *own_arguments]
     )
     is_url, ramdisk = "://" in kernel, as_text(info.get("ramdisk"))
-    of_glance = remark_missing(f"its kernel {kernel} is an image of Glance: say where machines find it")
+    of_glance = remark_missing(f"a URL of its kernel {kernel}, which is an image in Glance")
     return ImportedBoot(
         name=_get_name(node),
         kernel=kernel if is_url else None,
@@ -140,11 +140,11 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
             remark_kept(f"node {name} ({node.get('uuid')})"),
             *remark_if(
                 not nics,
-                remark_missing("it has no port: export those with `openstack baremetal port list --long -f json`"),
+                remark_missing("its ports: export them with `openstack baremetal port list --long -f json`"),
             ),
             *remark_if(
                 address is None,
-                remark_lost(f"its driver {node.get('driver')} is neither Redfish nor IPMI: add a bmc by hand"),
+                remark_lost(f"its driver {node.get('driver')} is not for Redfish or IPMI: add the BMC by hand"),
             ),
             *remark_if(
                 image, remark_lost(f"its instance's image {image.rpartition('@')[2]} is written by Ironic's agent")

@@ -1,4 +1,4 @@
-"""Kubernetes objects: Tinkerbell's Hardware, Metal3's BareMetalHost, metal-operator's Server, boot-operator's."""
+"""Kubernetes objects of Tinkerbell, Metal3, metal-operator and boot-operator."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def read(files: Texts) -> ImportedInventory:
         boots=tuple(boot for _, boot in sorted(boots.items())),
         remarks=remark_if(
             objects.get_kind("Secret"),
-            remark_lost("Secrets were not looked into: neither BMC's passwords nor user data"),
+            remark_lost("the import does not read Secrets: passwords of BMCs and user data are missing"),
         ),
     )
 
@@ -110,7 +110,11 @@ def _read_hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachi
         verify=str(connection.get("insecureTLS")) != "true",
     )
     if nics and not any(nic.boot for nic in nics):
-        remarks += (remark_lost("allowPXE is false on all its interfaces: the server is Parked, which says the same"),)
+        remarks += (
+            remark_lost(
+                "allowPXE: false on all its interfaces, because a Parked server does not boot from the network either"
+            ),
+        )
         nics = [structs.replace(nic, boot=True) for nic in nics]
     data = [key for key in ("userData", "vendorData") if get_nested(each, "spec", key)]
     return ImportedMachine(
@@ -254,7 +258,7 @@ def _read_server(name: str, each: _Object, objects: _Objects) -> ImportedMachine
         remarks=(
             remark_kept(f"Server {name}"),
             *remarks,
-            *remark_if(found and uuid is None, remark_missing(f"its UUID {found} is none of a board")),
+            *remark_if(found and uuid is None, remark_missing(f"its UUID {found} is not the UUID of a board")),
         ),
     )
 
@@ -306,7 +310,8 @@ def _read_unlisted_machines(objects: _Objects) -> Iterator[ImportedMachine]:
                     not macs, remark_missing(f"its MAC addresses: {name} names {', '.join(addresses) or 'none'}")
                 ),
                 *remark_if(
-                    uuid is None, remark_missing(f"its UUID {as_text(spec.get('systemUUID'))} is none of a board")
+                    uuid is None,
+                    remark_missing(f"its UUID {as_text(spec.get('systemUUID'))} is not the UUID of a board"),
                 ),
             ),
         )

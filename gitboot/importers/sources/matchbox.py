@@ -54,7 +54,9 @@ def read(files: Texts) -> ImportedInventory:
             by_identity.setdefault(identity, []).append(group)
         else:
             remarks.append(
-                remark_lost(f"group {_get_name(group, path)} selects no machine by MAC address, UUID or serial number")
+                remark_lost(
+                    f"group {_get_name(group, path)} does not select a machine by MAC address, UUID or serial number"
+                )
             )
     return ImportedInventory(
         machines=tuple(_read_machine(own) for _, own in sorted(by_identity.items())),
@@ -75,8 +77,8 @@ def _read_machine(groups: list[dict[str, Any]]) -> ImportedMachine:
     mac, uuid = parse_mac_or_none(selector.get("mac")), parse_uuid_or_none(selector.get("uuid"))
     remarks = [
         remark_lost(
-            f"group {_get_name(group)} boots profile {group.get('profile')} where {_format_other_selectors(group)}: once provisioned, a "
-            "server boots its disk"
+            f"group {_get_name(group)} boots profile {group.get('profile')} if {_format_other_selectors(group)}: a "
+            "provisioned server boots its disk"
         )
         for group in later
     ]
@@ -96,8 +98,8 @@ def _read_machine(groups: list[dict[str, Any]]) -> ImportedMachine:
                 _format_other_selectors(first),
                 remark_lost(f"group {_get_name(first)} selects by {_format_other_selectors(first)}, too"),
             ),
-            *remark_if(selector.get("mac") and mac is None, remark_missing("its mac cannot be read")),
-            *remark_if(selector.get("uuid") and uuid is None, remark_missing("its uuid cannot be read")),
+            *remark_if(selector.get("mac") and mac is None, remark_missing("its MAC address: the value is not valid")),
+            *remark_if(selector.get("uuid") and uuid is None, remark_missing("its UUID: the value is not valid")),
             *more,
         ),
     )
@@ -114,14 +116,14 @@ def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[st
     for key, value in sorted(metadata.items()):
         text = as_text(value)
         if text is None or "\n" in text:
-            remarks.append(remark_lost(f"metadata {key} is no text"))
+            remarks.append(remark_lost(f"metadata {key} is not text"))
         elif is_secret(f"{key}={text}"):
-            remarks.append(remark_lost(f"metadata {key} is a secret and was left out: give it by secrets"))
+            remarks.append(remark_lost(f"metadata {key} is a secret and was left out: move it to secrets"))
         else:
             try:
                 variables[parse_variable_name(key)] = text
             except Malformed:
-                remarks.append(remark_lost(f"metadata {key}: a variable has no such name"))
+                remarks.append(remark_lost(f"metadata {key}: this is not a valid variable name"))
             if key in ("role", "rack", "site", "pool"):
                 try:
                     labels[parse_label_key(key)] = parse_label_value(text)
@@ -143,7 +145,7 @@ def _read_boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
     if data is not None:
         found = [argument for argument in found if argument not in leads]  # gitboot adds its own
     elif leads:
-        remarks.append(remark_guessed("its arguments still lead to the old system's user data"))
+        remarks.append(remark_guessed("its arguments still contain the old system's user data URL"))
     arguments, more = translate_arguments(found)
     ids = [key for key in ("cloud_id", "generic_id") if profile.get(key)]
     return ImportedBoot(
@@ -152,7 +154,11 @@ def _read_boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
         initrds=tuple(filter(None, (_translate_asset_url(each) for each in as_list(boot.get("initrd"))))),
         arguments=arguments,
         data=data,
-        remarks=(*remarks, *more, *(remark_lost(f"{key} {profile[key]}: gitboot serves no such file") for key in ids)),
+        remarks=(
+            *remarks,
+            *more,
+            *(remark_lost(f"{key} {profile[key]}: gitboot does not serve such files") for key in ids),
+        ),
     )
 
 
@@ -163,20 +169,20 @@ def _translate_asset_url(url: object) -> str | None:
 
 
 def _read_user_data(profile: Mapping[str, Any], templates: Texts) -> tuple[ImportedData | None, list[ImportRemark]]:
-    """Return Ignition that matchbox serves unchanged, or a remark. Templates of Go are not translated."""
+    """Return Ignition that matchbox serves unchanged, or a remark. Go templates are not translated."""
     name = as_text(profile.get("ignition_id"))
     if name is None:
         return None, []
     if (text := templates.get(name)) is None:
         return None, [remark_lost(f"user data {name} is not in the source")]
     if "{{" in text:
-        return None, [remark_lost(f"user data {name} is a template of Go's: translate it to Jinja2")]
+        return None, [remark_lost(f"user data {name} is a Go template: translate it to Jinja2")]
     if find_secrets(text):
-        return None, [remark_lost(f"user data {name} holds a secret and was left out")]
+        return None, [remark_lost(f"user data {name} contains a secret and was left out")]
     try:
         version = get_nested(json.loads(text), "ignition", "version")
     except (ValueError, RecursionError):
-        return None, [remark_lost(f"user data {name} is no Ignition but what it is made from: convert it with butane")]
+        return None, [remark_lost(f"user data {name} is not Ignition; convert it with butane")]
     major, _, minor = str(version).removesuffix(".0").partition(".")
     if major != "3" or minor not in tuple("0123456"):
         return None, [remark_lost(f"user data {name} is Ignition {version}: convert it with ign-converter")]

@@ -57,7 +57,7 @@ def read(files: Texts) -> ImportedInventory:
         for key, row in sorted(of_nodes.items())
         if key != "Default"
     )
-    default = (remark_guessed("Default: what nodes boot that have no parameters is a boot of nobody here"),)
+    default = (remark_guessed("the parameters of Default: their boot is in the fleet, and no server uses it"),)
     return ImportedInventory(
         machines=machines,
         boots=tuple(boot for _, boot in sorted(boots.items())),

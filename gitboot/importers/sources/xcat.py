@@ -52,7 +52,7 @@ def _parse_stanzas(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
-    # "mac!name|mac!name": the MAC addresses of a node, each with the host name that it is given
+    # "mac!name|mac!name": the MAC addresses of a node, each with its host name
     macs = [mac for part in node.get("mac", "").split("|") if (mac := parse_mac_or_none(part.partition("!")[0]))]
     address = parse_address(node.get("ip"))
     host = node.get("bmc")
@@ -72,7 +72,7 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
             remark_kept(f"node {name}"),
             *more,
             *remark_if(
-                host and not by_ipmi, remark_lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add a bmc by hand")
+                host and not by_ipmi, remark_lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add the BMC by hand")
             ),
             *(remark_lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)),
             *secret,

@@ -1,4 +1,4 @@
-"""Folder targets: a directory of this machine, or of another one by rsync."""
+"""Folder targets: a directory on this host, or on another host through rsync."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _LOCK: Final = "target.lock"  # below ops/
 
 
 class TargetFolder:
-    """The files below ``root``, which has to exist. Files and folders get its permissions and its group.
+    """The files below ``root``, which must exist. Files and folders get the permissions and the group of ``root``.
 
-    Each file is on the disk before it replaces another, and follows no symlink. Processes that write to one folder at
-    the same time lock it only for the length of one `replace`: an instance that takes over does not wait.
+    Each file is synced to the disk before it replaces another, and no symlink is followed. Processes that write to one
+    folder at the same time lock it only during one `create` or `replace`, so an instance that takes over does not wait.
     """
 
     def __init__(self, root: Path) -> None:
@@ -43,7 +43,7 @@ class TargetFolder:
         try:
             modes = TreeModes.from_folder(root.stat())
         except OSError as error:
-            hint = "make it, with the permissions and the group that its files are to have"
+            hint = "create the folder, with the permissions and the group for its files"
             raise PublishError(f"{root}: {error.strerror} ({hint})") from error
         self._disk = Disk(root, modes)
 
@@ -91,7 +91,7 @@ class TargetFolder:
         )
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, and what a killed process has staged for them."""
+        """Remove files, and the staged files that a killed process left for them."""
         for path in paths:
             self._disk.remove(staging_path(path))
             self._disk.remove(path)
@@ -108,7 +108,7 @@ class TargetFolder:
         return sorted(found)
 
     def _write(self, files: Mapping[str, TargetFile]) -> None:
-        """Stage all files, wait until they are on the disk, then put each in its place."""
+        """Stage all files and sync them, then place each."""
         for path, file in files.items():
             self._disk.stage(path, file.content, datetime.fromtimestamp(file.modified, UTC), exact=True)
         self._disk.sync()
@@ -121,18 +121,18 @@ class TargetFolder:
             return False
         try:
             return self._disk.read(path, len(content)) != content
-        except PublishError:  # a folder, or a symlink, which is not followed
+        except PublishError:  # a folder or a symlink
             return True
 
     @contextmanager
     def _hold_lock(self) -> Iterator[None]:
-        """Keep other processes out of `create` and `replace` until the block ends."""
+        """Lock out `create` and `replace` of other processes until the block ends."""
         try:
             fd = open_lock(_LOCK, self._disk.folders.make(_OPS))
         except OSError as error:
             raise to_publish_error(self.root, error) from error
         try:
-            with suppress(PermissionError):  # of a file that another user has made
+            with suppress(PermissionError):  # another user created the file
                 os.fchmod(fd, 0o600)
             lock_file(fd, waits=True)
             yield
@@ -141,7 +141,7 @@ class TargetFolder:
 
 
 def folder_opener(root: Path) -> Callable[[], TargetFolder]:
-    """Return a function that returns the folder, opened anew if another folder or disk is at its path by now."""
+    """Return a function that returns the folder. It opens the folder again if another folder or disk is at its path."""
     opened: list[TargetFolder] = []
 
     def open_folder() -> TargetFolder:
@@ -159,18 +159,18 @@ def _raise_unless_absent(error: OSError) -> None:
         raise error
 
 
-MOST: Final = 1000  # servers in one step: each takes about fifteen connections, however many servers it has
+MOST: Final = 1000  # servers in one step; a step takes about 15 connections for any number of servers
 _CONNECT_S: Final = 10
-_SILENCE_S: Final = 60  # without a byte from the other host, until a copy is given up
-_COPY_S: Final = 3600  # of one copy, as long as bytes come
+_SILENCE_S: Final = 60  # a copy fails after this time without a byte from the other host
+_COPY_S: Final = 3600  # the time limit of one copy
 _LONGEST_DETAIL: Final = 300
 _RSYNC_OPS: Final = "ops/"
-_SHARDS: Final = "ops/shards/"  # whose names are digests of what they hold
-_KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that are not removed if they are empty
+_SHARDS: Final = "ops/shards/"  # each file is named by the digest of its content
+_KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that stay when they are empty
 # rsync(1), EXIT VALUES
 _PROTOCOL: Final = 5  # "Error starting client-server protocol": a daemon's refusal
 _FILE_IO: Final = 11
-_VANISHED: Final = 24  # "Partial transfer due to vanished source files": what is to be deleted has none
+_VANISHED: Final = 24  # "Partial transfer due to vanished source files": normal for deletions, which have no source
 _STOPS: Final = re.compile(
     r"permission denied|no space left|quota exceeded|read-only|no such file|host key|identification|"
     r"auth failed|unknown module|unknown option|operation not permitted|not a directory",
@@ -181,13 +181,13 @@ _ESCAPED: Final = re.compile(r"\\#(\d{3})")  # rsync(1), --8-bit-output: how %n 
 
 
 class RsyncStore:
-    """The files below a folder of another host. Each method is one rsync process for all its files, or a few.
+    """The files below a folder of another host. Each method starts one rsync process, or a few, for all its files.
 
-    ``folder`` is of this machine and of this target alone: it holds what is sent, and what was read.
+    ``folder`` is on this host and belongs to this target only. It has the files to send, and those that were read.
     """
 
     def __init__(self, address: RsyncAddress, folder: Path, password: tuple[str, str] | None = None) -> None:
-        """``password`` is a user and a password, for an rsync daemon."""
+        """``password`` has a user and a password for an rsync daemon."""
         self._address, self._folder, self._password = address, folder, password
         self._sent, self._read, self._empty = folder / "sent", folder / "read", folder / "empty"
 
@@ -226,13 +226,13 @@ class RsyncStore:
         return left
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        """Return the paths, sorted, whose checksum at the other host is not that of what was sent."""
+        """Return the paths, sorted, whose checksums on the other host differ from the sent files."""
         wrong = self._find_different(expected)
         shutil.rmtree(self._sent, ignore_errors=True)
         return wrong
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, and the folders that this leaves empty and that had no folders in them."""
+        """Remove files, and the folders that become empty and had no subfolders."""
         gone = list(paths)
         for each in (gone, sorted({str(PurePosixPath(path).parent) for path in gone} - _KEPT)):
             if each:
@@ -251,14 +251,14 @@ class RsyncStore:
         return [path for path in found if path.startswith(folder) and ".." not in path.split("/")]
 
     def _find_different(self, paths: Collection[str], *options: str) -> list[str]:
-        """Return the paths, sorted, whose content at the other host is not what was sent."""
+        """Return the paths, sorted, whose content on the other host differs from the sent files."""
         if not paths:
             return []
         comparing = ("--dry-run", "--checksum", "--out-format=%i %n")
         return _parse_items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
 
     def _pull(self, paths: Collection[str]) -> None:
-        """Read files of the other host into ``read``; those that are absent there are absent here."""
+        """Copy files of the other host into ``read``. A file that is absent there is also absent here afterwards."""
         if not paths:
             return
         with self._lock_folder():
@@ -276,7 +276,7 @@ class RsyncStore:
         return StoredFile(content, compute_digest(content))
 
     def _run(self, paths: Collection[str], *arguments: str | None, ok_statuses: Sequence[int] = (0,)) -> ProcessResult:
-        """Run rsync for these paths. None among the arguments stands for the folder of the other host."""
+        """Run rsync for these paths. None in the arguments stands for the folder on the other host."""
         address = self._address
         command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
         command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]
@@ -287,13 +287,14 @@ class RsyncStore:
             environment["RSYNC_PASSWORD"] = self._password[1]
         given = b"".join(os.fsencode(path) + b"\0" for path in paths)
         with self._lock_folder() as lock:
-            # An rsync that outlives this process holds the lock: it would overwrite what the next process sends.
+            # If rsync outlives this process, it keeps the lock. It would overwrite the files that the next process
+            # sends.
             try:
                 done = run_with_input(
                     command, input_data=given, environment=environment, patience_s=_COPY_S, pass_fds=(lock,)
                 )
             except FileNotFoundError:
-                raise PublishError(f"{address.name}: there is no rsync on this host (install it)") from None
+                raise PublishError(f"{address.name}: rsync is missing on this host (install it)") from None
             except TimeoutError as error:
                 raise HostUnreachable(f"{address.name}: {error}") from None
         if done.status not in ok_statuses:
@@ -306,7 +307,7 @@ class RsyncStore:
         causes = [line for line in said if _STOPS.search(line)]
         words = " ".join("; ".join(causes or said or lines or [f"rsync ended with {process.status}"]).split())
         if "change_dir" in words and "No such file" in words:
-            words += " (make the folder)"
+            words += " (create the folder)"
         words = words if len(words) <= _LONGEST_DETAIL else f"{words[:_LONGEST_DETAIL]}…"
         if process.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words):
             return PublishError(f"{self._address.name}: {words}")
@@ -322,7 +323,7 @@ class RsyncStore:
         return f"{at}:{address.path}/"
 
     def _shell(self) -> str:
-        """Return the command of ssh as rsync(1) splits it, see --rsh: only a host whose key is known is talked to."""
+        """Return the ssh command in the form that rsync(1) splits, see --rsh. ssh accepts only known host keys."""
         address = self._address
         options = ["ssh", "-F", "none", "-T", "-x", "-i", str(address.ssh_key)]
         options += ["-p", str(address.port)] if address.port is not None else []
@@ -340,9 +341,9 @@ class RsyncStore:
 
     @contextmanager
     def _lock_folder(self) -> Iterator[int]:
-        """Keep other processes out of ``folder`` until the block ends; give the open lock.
+        """Lock out other processes from ``folder`` until the block ends. Yields the descriptor of the lock.
 
-        Raises `HostUnreachable` if an rsync of an earlier process still runs, and `PublishError`.
+        Raises `HostUnreachable` if an rsync of an earlier process is still running, and `PublishError`.
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -351,7 +352,7 @@ class RsyncStore:
             raise PublishError(f"{self._folder}: {error.strerror}") from error
         try:
             if not lock_file(lock):
-                raise HostUnreachable(f"{self._address.name}: an rsync that an earlier process has started still runs")
+                raise HostUnreachable(f"{self._address.name}: an rsync process of an earlier gitboot is still running")
             yield lock
         except OSError as error:
             raise PublishError(f"{self._folder}: {error.strerror}") from error
@@ -359,11 +360,11 @@ class RsyncStore:
             os.close(lock)
 
 
-ReadCredentials = Callable[[Path], tuple[str, str]]  # of a folder: a user and a password
+ReadCredentials = Callable[[Path], tuple[str, str]]  # reads a folder; returns a user and a password
 
 
 def rsync_opener(address: RsyncAddress, folder: Path, read_credentials: ReadCredentials) -> Callable[[], RsyncStore]:
-    """Return a function that returns the store with the password of the moment of the call."""
+    """Return a function that returns the store with the current password."""
 
     def open_store() -> RsyncStore:
         password = read_credentials(address.credentials) if address.credentials is not None else None

@@ -32,31 +32,31 @@ from gitboot.status.instance_status import TargetStatus
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 300.0
-_SOON_S: Final = 0.5  # until what was overtaken is read again
-_PERIOD_S: Final = 3600.0  # until content that nobody names any more is looked for, where nothing else happens
+_SOON_S: Final = 0.5  # before an interrupted read is repeated
+_PERIOD_S: Final = 3600.0  # between two checks for unused content, if nothing else happens
 
 
 class TargetStore(Protocol):
-    """A target: what it holds, and how that changes. What is raised is a TryAgain or an OperatorError."""
+    """A target that a follower updates. Methods raise TryAgain or OperatorError."""
 
     @property
     def most(self) -> int:
-        """How many servers are brought up in one step."""
+        """Return the maximum number of servers in one step."""
 
     def load(self) -> Holding:
-        """What it holds, wherever a change of it may have been cut short."""
+        """Return the content of the target, also after an interrupted change."""
 
     def shard(self, head: TargetHead, number: str) -> Shard:
-        """The shard of this number that the head means; an empty one where it means none."""
+        """Return the shard of this number in the head; an empty one if the head has none."""
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
-        """Make the step; where that fails it holds what `load` says, and is brought up from there."""
+        """Write a step. After a failure, `load` returns what the target has, and the follower continues from there."""
 
 
 class Follower:
-    """One target and its thread. `publish` never waits for it.
+    """Updates one target in a thread. `publish` never waits for the target.
 
-    Nothing is followed before something was published: what lies there at the start may be an older copy of the tree.
+    The follower does nothing before the first publication, because the output tree may be an older copy at the start.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Follower:
         self._first_retry_s = first_retry_s
         self._following = following
         self._changed = threading.Condition()
-        self._published_count = 0  # how often something was published
-        # Since when the target may offer a window that ended while no instance ran; None: it does not
+        self._published_count = 0  # the number of publications
+        # Since when the target may serve a window that ended while no instance ran; None: it does not.
         self._possibly_overdue_since: datetime | None = None
         self._ending = False
-        self._retries_now = False  # whether the next try is due now, whatever failed before
-        self._is_taken_over = False  # whether another process has taken the target over
-        self._holding: Holding | None = None  # None: what it holds is to be read
+        self._retries_now = False  # whether the next attempt starts now, even after a failure
+        self._is_taken_over = False  # whether another process took over the target
+        self._holding: Holding | None = None  # None: to be read from the target
         self._thread = BackgroundThread(self._run, name=f"target {following.name}", on_death=self._note_death)
 
     @property
@@ -90,7 +90,7 @@ class Follower:
         self._thread.start()
 
     def publish(self) -> None:
-        """Have the target brought up to what was just published."""
+        """Start an update of the target to the latest publication."""
         with self._changed:
             if self._published_count == 0:
                 self._possibly_overdue_since = self._clock()
@@ -100,7 +100,7 @@ class Follower:
             self._changed.notify_all()
 
     def publish_transition(self, at: datetime) -> None:
-        """Have the target brought up to a transition at ``at``, which was just published: at once, if it has failed."""
+        """Start an update for a transition at ``at``, which was just published. After a failure, try again at once."""
         with self._changed:
             if self._following.overdue_since is None:
                 self._following = structs.replace(self._following, overdue_since=at)
@@ -108,21 +108,21 @@ class Follower:
         self.retry_now()
 
     def retry_now(self) -> None:
-        """Let the next try be now. If it fails, the waits between tries begin anew.
+        """Start the next attempt now, and reset the waits between attempts.
 
-        A target that another process has taken over is left alone.
+        This has no effect on a target that another process took over.
         """
         with self._changed:
             self._retries_now = True
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the target holds all that was published, or for so long; say whether it does."""
+        """Wait until the target has all publications, or until the timeout. Return whether it has them."""
         with self._changed:
             return self._changed.wait_for(lambda: self._following.behind_since is None, timeout_s)
 
     def end(self) -> None:
-        """End after the request that is under way; one that hangs in the network ends with the process."""
+        """Stop after the current request. A request that hangs ends with the process."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -136,12 +136,12 @@ class Follower:
             published, self._retries_now = self._published_count, False
             wait_s, failures = self._try_once(published, failures)
             with self._changed:
-                # What has failed waits its time, whatever is published meanwhile.
+                # After a failure, new publications do not shorten the wait.
                 self._changed.wait_for(
                     lambda: (
                         self._ending
                         or (self._retries_now and not self._is_taken_over)
-                        or (failures == 0 and self._published_count != published)  # noqa: B023 - it ends here
+                        or (failures == 0 and self._published_count != published)  # noqa: B023 - called in this iteration
                     ),
                     wait_s,
                 )
@@ -152,7 +152,7 @@ class Follower:
         self._update_status(failure=("ThreadDied", f"{self._following.name}: {message}"))
 
     def _try_once(self, published_count: int, failures: int) -> tuple[float, int]:
-        """Bring it up once; return after how many seconds again, and how often in a row that has failed."""
+        """Try to update the target. Return the seconds until the next attempt, and the number of failures in a row."""
         try:
             glance = self._bring_up()
         except Overtaken:
@@ -160,7 +160,7 @@ class Follower:
         except (TryAgain, OperatorError) as error:
             self._holding = None
             self._update_status(failure=(type(error).__name__, str(error)))
-            if isinstance(error, LockedByAnother):  # it would take back what the other has just taken
+            if isinstance(error, LockedByAnother):  # another attempt would take the target back from the other process
                 self._is_taken_over = True
                 return threading.TIMEOUT_MAX, failures + 1
             return min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S), failures + 1
@@ -172,7 +172,7 @@ class Follower:
         while glance is not None and not self._ending:
             if self._holding is None:
                 self._holding = self._target.load()
-                if not self._holding.servers:  # a target without servers offers no window that has ended
+                if not self._holding.servers:  # a target without servers serves no ended window
                     with self._changed:
                         self._possibly_overdue_since = None
                         self._following = structs.replace(self._following, overdue_since=None)
@@ -181,7 +181,7 @@ class Follower:
             step = plan_next_step(self._tree, glance, held, shard, self._target.most)
             if step is None:
                 break
-            self._holding = None  # whatever ends it now, it is read anew
+            self._holding = None  # if `apply` fails, the next attempt reads the target again
             self._target.apply(step, held, self._tree)
             self._holding = apply_step(held, step)
             glance = self._tree.read_summary()
@@ -207,7 +207,7 @@ class Follower:
 
 
 class Followers:
-    """All targets of an instance."""
+    """All followers of an instance."""
 
     def __init__(self, followers: Sequence[Follower] = ()) -> None:
         self._followers = tuple(followers)
@@ -235,7 +235,7 @@ class Followers:
 
     @contextmanager
     def running(self) -> Iterator[Followers]:
-        """Let them follow until the block ends."""
+        """Run the followers until the block ends."""
         for each in self._followers:
             each.start()
         try:
@@ -253,8 +253,8 @@ _FOR_FOLDER: Final = frozenset({"serves"})
 _FOR_SSH: Final = frozenset({"known-hosts", "serves", "ssh-key"})
 _FOR_RSYNC: Final = frozenset({"credentials", "serves"})
 _SETTINGS: Final = {"rsync": _FOR_RSYNC, "s3": _FOR_S3, "ssh": _FOR_SSH}
-_PATHS: Final = ("ca-bundle", "credentials", "known-hosts", "ssh-key")  # of these settings, which are files or folders
-_HOST: Final = re.compile(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*")  # never an option of ssh
+_PATHS: Final = ("ca-bundle", "credentials", "known-hosts", "ssh-key")  # the settings that are files or folders
+_HOST: Final = re.compile(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*")  # must not look like an option of ssh
 _USER: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
 _EXPECTED: Final = (
     "a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, git+https://…#BRANCH, git+ssh://…#BRANCH or "
@@ -263,13 +263,14 @@ _EXPECTED: Final = (
 
 
 class _Address(Struct, frozen=True, kw_only=True):
-    """The settings of a target that belongs to one instance. Each kind of target has some of them."""
+    """The settings that all targets of an instance may have. Each kind of target uses some of them."""
 
-    credentials: Path | None = None  # a directory with username and password; of a bucket: key id and key
+    # a directory with files username and password; for a bucket, the ID and the secret of a key
+    credentials: Path | None = None
     ssh_key: Path | None = None
     known_hosts: Path | None = None
     ca_bundle: Path | None = None
-    serves: str | None = None  # the base URL under which machines find it; None: nobody says
+    serves: str | None = None  # the base URL under which machines fetch from the target; None: unknown
 
 
 class BranchAddress(_Address, frozen=True, kw_only=True):
@@ -288,13 +289,16 @@ class BranchAddress(_Address, frozen=True, kw_only=True):
 
 
 class BucketAddress(_Address, frozen=True, kw_only=True):
-    """A bucket of an S3-compatible store, and the prefix in it. Without credentials, the environment has the key."""
+    """A bucket of an S3-compatible store, and a prefix in it.
+
+    Without credentials, gitboot uses the key in the environment.
+    """
 
     bucket: str
     prefix: str = ""  # without slashes around it
-    endpoint: str | None = None  # None: AWS's own, by region
+    endpoint: str | None = None  # None: the endpoint of AWS for the region
     region: str = "us-east-1"
-    path_style: bool = False  # the bucket in the path of URLs, not in the host's name
+    path_style: bool = False  # whether the bucket is in the path of URLs instead of the host name
 
     @property
     def name(self) -> str:
@@ -302,7 +306,7 @@ class BucketAddress(_Address, frozen=True, kw_only=True):
 
 
 class FolderAddress(_Address, frozen=True, kw_only=True):
-    """A folder of this machine."""
+    """A folder on this host."""
 
     folder: Path  # absolute
 
@@ -312,13 +316,13 @@ class FolderAddress(_Address, frozen=True, kw_only=True):
 
 
 class RsyncAddress(_Address, frozen=True, kw_only=True):
-    """A folder of another host, which rsync reaches by ssh or by its daemon."""
+    """A folder on another host, which rsync reaches through ssh or an rsync daemon."""
 
     host: str
-    path: str  # absolute, without a slash at its end; of a daemon: the module, and a folder in it
+    path: str  # absolute, without a slash at its end; for a daemon, the module and a folder in it
     user: str | None = None
-    port: int | None = None  # None: the protocol's own
-    is_daemon: bool = False  # rsync://; else by ssh
+    port: int | None = None  # None: the default port of the protocol
+    is_daemon: bool = False  # True for rsync://, False for ssh://
 
     @property
     def name(self) -> str:
@@ -332,10 +336,10 @@ TargetAddress = BranchAddress | BucketAddress | FolderAddress | RsyncAddress
 
 
 def parse_target(text: str) -> TargetAddress:
-    """Return the target that a URL names: ``/DIR``, ``git+https://HOST/PATH#BRANCH`` or ``s3://BUCKET/PREFIX``.
+    """Parse the URL of a target, such as ``/DIR``, ``git+https://HOST/PATH#BRANCH`` or ``s3://BUCKET/PREFIX``.
 
-    The query of the URL holds settings. Raises `UsageError`, also for credentials in the URL itself: gitboot shows and
-    logs it.
+    The query of the URL has settings. Raises `UsageError`, also for credentials in the URL, because gitboot shows and
+    logs the URL.
     """
     try:
         parts = urlsplit(text)
@@ -350,7 +354,9 @@ def parse_target(text: str) -> TargetAddress:
     if not is_git and not is_folder and parts.scheme not in ("rsync", "s3", "ssh"):
         raise UsageError(f"--target {shown}: expected {_EXPECTED}")
     if parts.password is not None or (parts.username is not None and parts.scheme not in ("git+ssh", "ssh")):
-        raise UsageError(f"--target {shown}: credentials do not belong into a URL; name a directory: ?credentials=DIR")
+        raise UsageError(
+            f"--target {shown}: remove the credentials from the URL; name a directory with ?credentials=DIR"
+        )
     known_settings = _FOR_GIT if is_git else _FOR_FOLDER if is_folder else _SETTINGS[parts.scheme]
     if unknown := sorted(given.keys() - known_settings):
         known = ", ".join(sorted(known_settings))
@@ -361,7 +367,7 @@ def parse_target(text: str) -> TargetAddress:
         address, _, branch = text.partition("#")
         branch = unquote(branch).removeprefix("refs/heads/")
         if not branch or branch.startswith("refs/"):
-            raise UsageError(f"--target {shown}: name the branch that gitboot may have: {shown}#BRANCH")
+            raise UsageError(f"--target {shown}: name a branch that gitboot may overwrite: {shown}#BRANCH")
         return BranchAddress(url=address.partition("?")[0].removeprefix(_GIT), branch=branch, serves=serves, **paths)
     if is_folder:
         if parts.netloc or parts.fragment or not parts.path.startswith("/"):
@@ -385,8 +391,8 @@ def _parse_rsync_address(
         or {"", ".", ".."}.intersection(path.split("/")[1:] or [""])
     ):
         raise UsageError(
-            f"--target {display_url}: expected {'rsync://HOST/MODULE' if is_daemon else 'ssh://USER@HOST/DIR'}, with the "
-            "path of a folder"
+            f"--target {display_url}: expected {'rsync://HOST/MODULE' if is_daemon else 'ssh://USER@HOST/DIR'}, "
+            "with the path of a folder"
         )
     address = RsyncAddress(
         host=host,

@@ -1,4 +1,4 @@
-"""A Git branch as a target: the whole of its tree is gitboot's, and each change is one commit."""
+"""Git branch target: gitboot owns the whole branch, and each step is one commit."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from gitboot.text import format_count
 
 
 class BranchTarget:
-    """A branch to which this instance alone pushes: nothing that was not made by it is ever built upon."""
+    """A branch to which only this instance pushes. A commit of another author is never a parent of its commits."""
 
-    most = sys.maxsize  # servers in one step: it is one commit
+    most = sys.maxsize  # servers in one step: a step is one commit
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class BranchTarget:
         self._name, self._branch, self._ledger, self._heir_of = name, branch, ledger, heir_of
         self._follows_default, self._author_of, self._clock = follows_default, author_of, clock
         self._tip: str | None = None
-        self._uncommitted: dict[str, bytes] = {}  # shards by number, of steps that changed no file
+        self._uncommitted: dict[str, bytes] = {}  # shards by number, from steps that changed no served file
 
     def load(self) -> Holding:
         if self._follows_default and self._branch.is_default():
-            raise UsageError(f"{self._name} is the branch that this instance follows; name another")
+            raise UsageError(f"{self._name} is the branch that this instance follows; name another branch")
         self._uncommitted = {}
         self._tip = self._branch.fetch()
         if self._tip is None:
@@ -65,11 +65,13 @@ class BranchTarget:
         try:
             head = parse_head(self._read(HEAD))
         except ValueError as error:
-            raise PublishError(f"{self._name}: what the branch has was not made by gitboot (name another)") from error
+            raise PublishError(
+                f"{self._name}: the content of the branch is not from gitboot (name another branch)"
+            ) from error
         if head.ledger not in (self._ledger, self._heir_of()):
             raise ForeignTree(
-                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (name another, or take it "
-                "over with gitboot records begin)"
+                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (name another branch, or "
+                "take this one over with gitboot records begin)"
             )
         try:
             unlisted = parse_unlisted(self._read(UNLISTED))
@@ -86,8 +88,8 @@ class BranchTarget:
             raise self._build_damage_error(_shard_path(number))
         return parse_units(data)
 
-    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:  # noqa: ARG002 - as a bucket has it
-        """Commit a step and push it; one that changes no file that is served waits for the next."""
+    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
+        """Commit a step and push it. A step without changes to served files is committed together with the next one."""
         self._uncommitted |= step.shards
         if not step.placed and not step.removed:
             return
@@ -107,7 +109,7 @@ class BranchTarget:
         return (self._branch.read(self._tip, path) if self._tip is not None else None) or b""
 
     def _build_damage_error(self, path: str) -> PublishError:
-        return PublishError(f"{self._name}: {path} is not what gitboot wrote (delete the branch; it is made anew)")
+        return PublishError(f"{self._name}: {path} is damaged (delete the branch; gitboot creates it again)")
 
 
 def _message(step: TargetStep) -> str:

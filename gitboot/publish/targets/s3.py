@@ -36,31 +36,33 @@ try:
     from obstore import exceptions
     from obstore.store import S3Store
 except ImportError as _error:
-    raise UsageError("a target s3:// needs obstore: pip install 'gitboot[s3]'") from _error
+    raise UsageError("an s3:// target needs obstore: run pip install 'gitboot[s3]'") from _error
 
 
 _PARALLEL: Final = 16
-_RETRIES: Final = 2  # of one request; whoever follows has patience
+_RETRIES: Final = 2  # of one request; the follower tries again later
 _LONGEST_DETAIL: Final = 200
-_PIECE_BYTES: Final = 1 << 20  # that are read at a time
-_MOST_NAMES: Final = 100_000  # of a folder that gitboot itself empties
-_LISTING: Final = 5  # times the timeout of a request, for all pages of a listing
+_PIECE_BYTES: Final = 1 << 20  # read at a time
+_MOST_NAMES: Final = 100_000  # of a folder from which gitboot removes old files
+_LISTING: Final = 5  # the timeout for all pages of a listing, as a multiple of that of a request
 # AWS, "Error responses" of Amazon S3: the time of the request and of the server differ by more than 15 minutes.
 _SKEWED: Final = "RequestTimeTooSkewed"
 _TIMES: Final = {name: re.compile(rf"<{name}>([^<]+)</{name}>") for name in ("RequestTime", "ServerTime")}
 _NO_BUCKET: Final = "NoSuchBucket"
 _TOKEN_CODES: Final = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # ibid.: with status 400
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
-# As obstore writes its errors. What follows the source has the headers of the request, which must not be shown.
+# The format of obstore's errors. The text after the source contains the headers of the request, which must not be
+# shown.
 _SOURCE: Final = "\n\nDebug source"
 _REQUEST: Final = re.compile(r"Error performing (\w+ \S+) in ")
 _STATUS: Final = re.compile(r"status code: (\d{3}[^:\n]*)")
 
 
 class Bucket:
-    """The objects of one target. Each is written by a single request, so none is ever there in part.
+    """The objects of one target. A single request writes an object, so an object is never incomplete.
 
-    Requests are signed with ``key``, an id and a secret; without one with what the environment has.
+    Requests are signed with ``key``, an ID and a secret. Without a key, gitboot uses the credentials in the
+    environment.
     """
 
     def __init__(self, address: BucketAddress, key: tuple[str, str] | None, *, timeout_s: float = 60) -> None:
@@ -71,7 +73,7 @@ class Bucket:
             "checksum_algorithm": "SHA256",
             "disable_tagging": True,
         }
-        # The timeout is for a whole request with its body; retries begin within the retry timeout (ADR 0067).
+        # The timeout applies to a whole request with its body. Retries start within the retry timeout (ADR 0067).
         client: ClientConfig = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=timeout_s)}
         retry: RetryConfig = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=60)}
         if address.endpoint is not None:
@@ -84,16 +86,15 @@ class Bucket:
                 client["root_certificate"] = address.ca_bundle.read_bytes()
             except OSError as error:
                 raise UsageError(f"{address.ca_bundle} cannot be read as certificates: {error.strerror}") from error
-        client["user_agent"] = f"gitboot/{__version__}"  # access logs have it: to read an object back is no fetch
+        # access logs show it: when gitboot reads an object back, this is not a fetch of a machine
+        client["user_agent"] = f"gitboot/{__version__}"
         with self._translate_errors():
             self._store = S3Store(
                 address.bucket, prefix=address.prefix or None, config=config, client_options=client, retry_config=retry
             )
 
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
-        """An object; None where there is none. Of one that is larger than ``max_bytes``, the first bytes, and one more
-        than that: it is equal to nothing that fits.
-        """
+        """Return an object, or its first ``max_bytes + 1`` bytes; None if there is none."""
         content = bytearray()
         with self._translate_errors():
             try:
@@ -116,7 +117,7 @@ class Bucket:
             obstore.put(self._store, path, content, attributes=build_headers(path), mode="create", use_multipart=False)
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
-        """Write an object in the place of the one with this ETag, or of whatever is there if None.
+        """Write an object, and replace the one with this ETag, or any object if None.
 
         Raises `FileConflict` if the object has another ETag.
         """
@@ -131,9 +132,9 @@ class Bucket:
             )
 
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
-        """Write objects, several at a time. Leave those of ``fresh`` that are something else, and return their paths.
+        """Write several objects at a time. Objects of ``fresh`` that exist with other content stay. Return their paths.
 
-        An object has the time at which the store received it.
+        The modification time of an object is the time at which the store received it.
         """
         left: set[str] = set()
 
@@ -153,7 +154,7 @@ class Bucket:
         return frozenset(left)
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        """Return the paths, sorted, of objects that have other content; each object is read."""
+        """Read each object, and return the sorted paths of those with other content."""
         wrong: list[str] = []
 
         def compare(path: str) -> None:
@@ -178,8 +179,8 @@ class Bucket:
     def names(self, folder: str) -> list[str]:
         """Return the paths of all objects below a folder, sorted.
 
-        obstore reads pages until it has some names, and each page has the timeout of a request. So a thread lists, and
-        is left to itself at the deadline.
+        obstore reads pages until it has some names, and each page has the timeout of a request. So a thread lists the
+        folder, and gitboot abandons the thread at the deadline.
         """
         found: SimpleQueue[list[str] | Exception] = SimpleQueue()
 
@@ -213,14 +214,14 @@ class Bucket:
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-            if _NO_BUCKET in str(error):  # obstore: a 404 in answer to If-Match is a conflict
+            if _NO_BUCKET in str(error):  # obstore reports a 404 answer to If-Match as a conflict
                 raise self._build_error(str(error)) from None
             raise FileConflict(str(error)) from None
         except (exceptions.BaseError, OSError, ValueError) as error:
             raise self._build_error(str(error)) from None
 
     def _build_error(self, text: str) -> PublishError | HostUnreachable:
-        """Return the error to raise, by the text of one of obstore's errors. The cause comes first."""
+        """Return the error to raise for the text of an obstore error. Its message starts with the cause."""
         said, _, source = text.partition(_SOURCE)
         code = _find_first(_CODE, said)
         status = _find_first(_STATUS, said)
@@ -230,23 +231,23 @@ class Bucket:
             return PublishError(f"{self._name}: {_describe_clock_fault(said)}")
         if status[:3] in ("401", "403") or code in _TOKEN_CODES:
             return PublishError(
-                f"{self._name}: it refuses the credentials, or what they may do: {code or status}{where}"
+                f"{self._name}: the store rejects the credentials, or they lack a permission: {code or status}{where}"
             )
         if status.startswith("404"):
-            return PublishError(f"{self._name}: there is no such bucket{where}")
+            return PublishError(f"{self._name}: the bucket does not exist{where}")
         if status:
-            cause = f"it answers {status} {code}".rstrip()
+            cause = f"the store answers {status} {code}".rstrip()
         elif not (cause := _find_cause(source)):
             words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
             cause = words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
         return HostUnreachable(f"{self._name}: {cause}{where}")
 
 
-ReadCredentials = Callable[[Path], tuple[str, str]]  # of a folder: the id and the secret of a key
+ReadCredentials = Callable[[Path], tuple[str, str]]  # reads a folder; returns the ID and the secret of a key
 
 
 def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
-    """Return a function that returns the bucket, opened with the credentials of the moment of the call."""
+    """Return a function that returns the bucket, opened with the current credentials."""
     opened: list[tuple[tuple[str, str] | None, Bucket]] = []
 
     def open_bucket() -> Bucket:
@@ -259,13 +260,13 @@ def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> 
 
 
 def run_in_parallel(do: Callable[[str], None], paths: Iterable[str]) -> None:
-    """Do it for each path, several at a time; the first failure is raised when no more is under way."""
+    """Call ``do`` for several paths at a time. The first failure is raised after all calls have ended."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(do, paths))
 
 
 def _describe_clock_fault(text: str) -> str:
-    """Return what is wrong with the clock of this host, from the text of an error of `_SKEWED`."""
+    """Describe the fault of this host's clock, from the text of an error of `_SKEWED`."""
     times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
     behind = "differs from the store's"
     with suppress(ValueError):
@@ -276,7 +277,7 @@ def _describe_clock_fault(text: str) -> str:
 
 
 def _find_cause(source: str) -> str:
-    """Return why a request got no answer, from the values that obstore adds to the text of an error; "" if unknown."""
+    """Return the reason why a request got no answer, from the debug text of an obstore error; "" if unknown."""
     for expression, words in _CAUSES:
         if (found := expression.search(source)) is not None:
             return words(found)
@@ -285,11 +286,12 @@ def _find_cause(source: str) -> str:
 
 def _describe_certificate_times(match: re.Match[str]) -> str:
     here, there = (format_instant(datetime.fromtimestamp(int(match[each]), UTC)) for each in ("here", "there"))
-    words = f"has expired at {there}" if match["which"] == "Expired" else f"is not valid before {there}"
-    return f"the certificate of the store {words}, and the clock of this host shows {here} (correct one of them)"
+    words = f"expired at {there}" if match["which"] == "Expired" else f"is not valid before {there}"
+    hint = "renew the certificate, or correct the clock"
+    return f"the certificate of the store {words}, and the clock of this host shows {here} ({hint})"
 
 
-# Rust's debugging text of the errors of rustls, of the standard library and of reqwest.
+# The debug text of errors of rustls, of Rust's standard library and of reqwest.
 _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...]] = (
     (
         re.compile(
@@ -300,10 +302,10 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...
     ),
     (
         re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"),
-        lambda found: f"the certificate of the store is not accepted: {found[1]}",
+        lambda found: f"the certificate of the store is not trusted: {found[1]}",
     ),
     (re.compile(r'(?:message|error): "([^"]+)"'), lambda found: found[1]),
-    (re.compile(r"\bTimedOut\b"), lambda _: "it has not answered in time"),
+    (re.compile(r"\bTimedOut\b"), lambda _: "the store did not answer in time"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Sync steps: compare a target with the output tree, decide what to copy, and copy it to a store of files."""
+"""Sync steps: compare a target with the output tree, plan the next step, and write it to a store of files."""
 
 from __future__ import annotations
 
@@ -34,58 +34,60 @@ from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
-SHARED: Final = ""  # stands for a server where files are no server's
-LIST: Final = ".list"  # stands for a server if the files are those of the signed list; no server has such a name
+SHARED: Final = ""  # in place of a server name: files that belong to no server
+LIST: Final = ".list"  # in place of a server name: the files of the signed list; a server cannot have this name
 _T = TypeVar("_T")
-_Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # of a shard
+_Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # the number of a shard
 _Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-# Whoever writes to a target could name files that are not for machines, or that are outside of it.
+# Anyone who can write to a target could otherwise name files outside of the folder for machines.
 _Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _SHARDS: Final = "ops/shards/"
-_MAX_SHARDS_BYTES: Final = 1 << 30  # of all shards of a target together
-_MAX_SERVERS: Final = 200  # servers in one step: a window that ends in the meantime does not wait for a whole fleet
+_MAX_SHARDS_BYTES: Final = 1 << 30  # the maximum size of all shards of a target together
+_MAX_SERVERS: Final = 200  # servers in one step: a window that ends meanwhile does not wait for the whole fleet
 
 
 class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The files of one server, or of nobody, which change together."""
+    """The files of one server, or those that belong to no server. They change together."""
 
-    state: str  # the digest of what they were made of
+    state: str  # the digest of the server's state
     files: Mapping[_Path, _Digest]  # sha256 by path below the output directory
-    withheld: bool = False  # whether a boot that is made once was left out: nobody could record it
+    withheld: bool = False  # whether a one-time boot was left out, because no endpoint would record it
 
 
 Shard = Mapping[str, ServerFiles]  # by server
 
 
 class TargetHead(Struct, frozen=True, kw_only=True):
-    """What is read first, and written last."""
+    """The head of a target: the first file to read, and the last one to write."""
 
     ledger: str
     commit: str
     gitboot: str  # its version
-    writer: str  # the process that writes there, by a number that it has drawn
+    writer: str  # the process that writes there, by its random number
     shards: Mapping[_Number, _Digest] = field(default_factory=dict)  # sha256 by number
     format: Literal[1] = 1
 
 
 class Holding(Struct, frozen=True, kw_only=True):
-    """What a target holds, as far as deciding needs it."""
+    """The content of a target, as far as planning needs it."""
 
     head: TargetHead
-    states: Mapping[str, str]  # by server; one that is in doubt is missing
-    servers: frozenset[str]  # the servers that shards list
-    withheld: frozenset[str]  # those of them of whom a boot was left out
+    states: Mapping[str, str]  # by server; servers with unverified files are missing
+    servers: frozenset[str]  # the servers in the shards
+    withheld: frozenset[str]  # the servers whose one-time boot was left out
     unlisted: frozenset[str]
 
 
 def find_shard_number(server: str) -> str:
-    """The shard that lists a server."""
+    """Return the number of the shard that lists a server."""
     return sha256(server.encode()).hexdigest()[:2]
 
 
 def build_holding(head: TargetHead, shards: Iterable[Shard], unlisted_paths: Iterable[str], *, gitboot: str) -> Holding:
-    """What all of that comes to. Whose files another version of gitboot has made, or a change that was cut short has
-    touched, is in doubt.
+    """Build the holding from the records of a target.
+
+    The files of a server are unverified if another version of gitboot wrote them, or if an interrupted step may have
+    changed them.
     """
     units = {server: unit for shard in shards for server, unit in shard.items()}
     doubted = frozenset(unlisted_paths)
@@ -111,8 +113,8 @@ def render_head(head: TargetHead) -> bytes:
 
 
 def parse_head(data: bytes) -> TargetHead:
-    """Return what `render_head` wrote. Raises ValueError for anything else."""
-    return _parse_or_explain(_parse_head, data, "not what a target of format 1 says of itself")
+    """Parse a head. Raises ValueError."""
+    return _parse_or_explain(_parse_head, data, "not the head of a target in format 1")
 
 
 def render_units(shard: Shard) -> bytes:
@@ -120,7 +122,7 @@ def render_units(shard: Shard) -> bytes:
 
 
 def parse_units(data: bytes) -> dict[str, ServerFiles]:
-    """Return what `render_units` wrote. Raises ValueError for anything else."""
+    """Parse a shard. Raises ValueError."""
     return _parse_or_explain(_parse_units, data, "not a shard of a target")
 
 
@@ -129,7 +131,7 @@ def render_unlisted(paths: Iterable[str]) -> bytes:
 
 
 def parse_unlisted(data: bytes) -> frozenset[str]:
-    """Return what `render_unlisted` wrote. Raises ValueError for anything else."""
+    """Parse the list of unlisted paths. Raises ValueError."""
     return _parse_or_explain(_parse_unlisted, data, "not a list of paths")
 
 
@@ -140,17 +142,17 @@ def _parse_or_explain(parse: Callable[[bytes], _T], data: bytes, fault: str) -> 
         raise ValueError(fault) from error
 
 
-ReadShard = Callable[[str], Shard]  # by number; an empty one where there is none
-MAX_RECORD_BYTES: Final = 32 << 20  # of a file below ops/; a shard of a million servers has 12 MiB
+ReadShard = Callable[[str], Shard]  # by number; empty if there is no such shard
+MAX_RECORD_BYTES: Final = 32 << 20  # the maximum size of a file below ops/; a shard for a million servers has 12 MiB
 
 
 class FileConflict(Exception):
-    """A file differs from the one that was to be replaced, or exists although it was to be new."""
+    """The file to replace has another version, or the file to create exists."""
 
 
 class StoredFile(NamedTuple):
     content: bytes
-    version: str | None  # what `replace` compares; None: the store has no versions
+    version: str | None  # for `replace`; None: the store has no versions
 
 
 class TargetFile(NamedTuple):
@@ -159,41 +161,41 @@ class TargetFile(NamedTuple):
 
 
 ReadFile = Callable[[str], TargetFile]  # by path; raises `Overtaken`
-TakeFile = Callable[[str, StoredFile | None], None]  # a path, and its file; None: absent
+TakeFile = Callable[[str, StoredFile | None], None]  # gets a path and its file; None: absent
 
 
 class FileStore(Protocol):
-    """The files of one target, by path. Readers of a store see each file whole: its old content, or the new one.
+    """The files of one target, by path. A reader sees each file complete, in the old or the new version.
 
-    Every method raises `PublishError`, if a person has to act, and `HostUnreachable`.
+    Every method raises `HostUnreachable`, and `PublishError` if a person must act.
     """
 
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
-        """Return a file; None if it is absent. Of a file larger than ``max_bytes``, return one byte more than that."""
+        """Return a file, or its first ``max_bytes + 1`` bytes; None if it is absent."""
 
     def get_each(self, paths: Collection[str], take: TakeFile) -> None:
-        """Read files, and call ``take`` with each, perhaps in several threads at a time."""
+        """Read files, and call ``take`` with each, possibly in several threads at a time."""
 
     def create(self, path: str, content: bytes) -> None:
         """Write a new file. Raises `FileConflict` if it exists."""
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
-        """Write a file in the place of the one with this version, or of whatever is there if None.
+        """Replace the file with this version, or any file if ``version`` is None.
 
         Raises `FileConflict` if the file has another version.
         """
 
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
-        """Write files. Leave those of ``fresh`` at whose path another file is, and return their paths."""
+        """Write files. Files of ``fresh`` that exist with other content stay. Return their paths."""
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        """Return the paths, sorted, that do not have the content that `place` has just written there."""
+        """Return the paths, sorted, whose content differs from what `place` has just written."""
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files. A file that is absent is no failure."""
+        """Remove files. Absent files are no error."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the paths of all files below a folder, which ends in a slash, sorted."""
+        """Return the paths of all files below a folder, sorted. ``folder`` ends in a slash."""
 
 
 _MORE_TRIES: Final = 3
@@ -201,40 +203,40 @@ _NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json
 
 
 class Overtaken(TryAgain):
-    """The directory was published to while it was read: what comes of that is read the next time."""
+    """Another process changed the files during a read or a write. Try again later."""
 
 
 class TreeSummary(NamedTuple):
-    """A published tree at a glance."""
+    """A summary of an output tree."""
 
     commit: str
-    manifest: str  # the digest of its head
-    states: Mapping[str, str]  # the digest of each server's state, and of what is nobody's
+    manifest: str  # the digest of its manifest
+    states: Mapping[str, str]  # the digest of each server's state, and of the files that belong to no server
 
 
 class FollowedTree:
-    """The directory at ``root``; what the manifest says has not changed is not read again."""
+    """The output tree at ``root``. Unchanged parts of its manifest are not read again."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._nodes: dict[str, tuple[str, dict[str, str]]] = {}  # by name: its digest, and the servers below it
-        self._shared: dict[str, str] = {}  # sha256 by path of what is nobody's and for machines
-        self._list: dict[str, str] = {}  # sha256 by path of the signed list
+        self._nodes: dict[str, tuple[str, dict[str, str]]] = {}  # by name: the digest, and the servers below it
+        self._shared: dict[str, str] = {}  # sha256 by path of the boot files that belong to no server
+        self._list: dict[str, str] = {}  # sha256 by path of the files of the signed list
 
     def read_summary(self) -> TreeSummary | None:
-        """What is published; None where nothing is. Raises `Overtaken`."""
+        """Return a summary of the tree; None if nothing is published. Raises `Overtaken`."""
         for _ in range(_MORE_TRIES):
             with suppress(Overtaken):
                 return self._read_summary_once()
         return self._read_summary_once()
 
     def _read_summary_once(self) -> TreeSummary | None:
-        # Read before the manifest: a list that is newer than what it is of would reach a target first.
+        # Read the list before the manifest. Otherwise a newer list could reach a target before the files that it names.
         self._list = self._digest_list_files()
         try:
             data = (self._root / MANIFEST).read_bytes()
             head = parse_tree_head(data)
-        except (FileNotFoundError, ValueError):  # of an older gitboot: what this one publishes will be read
+        except (FileNotFoundError, ValueError):  # an older gitboot wrote the manifest; this version is about to publish
             return None
         for node, digest in head.nodes.items():
             if self._nodes.get(node, ("",))[0] != digest:
@@ -262,8 +264,8 @@ class FollowedTree:
     def _digest_list_files(self) -> dict[str, str]:
         """Return the sha256 of each file of the signed list that no server's state lists, by path.
 
-        A bin and a snapshot have a version in their names and never change. The root metadata of a new root key has the
-        names of the one before. Raises `Overtaken`.
+        Bins and snapshots have a version in their names and never change, so they are read once. The root metadata of a
+        new root key reuses the names of the earlier one. Raises `Overtaken`.
         """
         found = {}
         try:
@@ -278,7 +280,7 @@ class FollowedTree:
         return found if LIST_TIMESTAMP in found else {}
 
     def find_served_files(self, server: str, digest: str) -> ServedFiles:
-        """What a target has of a server whose state has this digest. Raises `Overtaken`."""
+        """Return the files of a server on a target. ``digest`` is that of the server's state. Raises `Overtaken`."""
         if server == SHARED:
             return ServedFiles(self._shared)
         if server == LIST:
@@ -286,11 +288,11 @@ class FollowedTree:
         return list_served_files(parse_state(self._read_part(state_path(server), digest)))
 
     def read_file(self, path: str, digest: str) -> TargetFile:
-        """Return a file that has to have this digest, with its time. Raises `Overtaken`."""
+        """Return a file with its modification time. Raises `Overtaken` if its digest differs."""
         try:
             return self._read_file(path, digest)
         except Overtaken:
-            self._list.pop(path, None)  # somebody replaced it, whatever its name is
+            self._list.pop(path, None)  # somebody replaced the file, even if its name has a version
             raise
 
     def has_file(self, path: str) -> bool:
@@ -311,34 +313,39 @@ class FollowedTree:
 
 
 class TargetStep(Struct, frozen=True, kw_only=True):
-    """What is written to a target and removed from it, before its head says so."""
+    """The files to write to a target and to remove from it before its head is replaced."""
 
-    head: TargetHead  # what it says afterwards
-    manifest: str  # the digest of the published tree's own
+    head: TargetHead  # the head after the step
+    manifest: str  # the digest of the manifest of the output tree
     placed: Mapping[str, str]  # sha256 by path, sorted
-    fresh: frozenset[str]  # those of them at which nothing of gitboot's lies yet, unless it is another server's
+    fresh: frozenset[str]  # the placed paths where the target has no file of gitboot yet, or only another server's
     removed: tuple[str, ...]  # sorted
-    shards: Mapping[str, bytes]  # by number, those that change; empty: it goes
-    units: Mapping[str, ServerFiles | None]  # by server, those that change; None: it is gone
-    doubtful: frozenset[str]  # what is in doubt until the head is written
-    unlisted: frozenset[str]  # and what stays, unlisted, afterwards
+    shards: Mapping[str, bytes]  # the changed shards by number; empty: the shard is removed
+    units: Mapping[str, ServerFiles | None]  # the changed servers; None: the server is gone
+    doubtful: frozenset[str]  # paths that are unverified until the head is written
+    unlisted: frozenset[str]  # paths that stay after the step without being listed
 
 
 def plan_next_step(
     tree: FollowedTree, glance: TreeSummary, holding: Holding, read_shard: ReadShard, most: int
 ) -> TargetStep | None:
-    """What brings up to ``most`` servers of a target to what is published; None: it holds all of that.
+    """Return the step that updates up to ``most`` servers of a target; None: the target is up to date.
 
-    Those that it has already come first: what it serves of them is out of date, of others it only serves nothing yet.
-    The shared scripts follow when it has all servers: until then a machine whose boot script is not there yet would
-    boot what unknown machines boot. Servers that are gone follow, and the signed list, which names all files, comes
-    last. Content that nothing names any more stays for as long as it stays in the tree, and so does a path that moves
-    to another server until that server's turn.
+    The order is:
+
+    - servers that the target already has, because it serves an old version of them
+    - new servers
+    - the shared scripts, because a machine without its boot script would otherwise boot as an unknown machine
+    - servers that are gone
+    - the signed list, which names all files
+
+    Content that is no longer used stays as long as it stays in the tree. A path that moves to another server stays
+    until the step of that server.
     """
     going = holding.servers - glance.states.keys()
 
     def order(server: str) -> tuple[bool, bool, bool, bool, str, str]:
-        # Servers of one shard follow one another: each step writes the shards of its servers whole.
+        # Servers of one shard are adjacent, because each step writes the whole shards of its servers.
         return (
             server == LIST,
             server in going,
@@ -368,7 +375,7 @@ def plan_next_step(
     gone = (was.keys() | holding.unlisted) - wanted.keys()
     stand = {path for path in gone if tree.has_file(path)}
     given_up = {path for path in stand if not is_content(path)}
-    # One that another server has on the target was given what this one gave up.
+    # If another server on the target has the path now, the path moved to that server.
     others = (read_shard(number) for number in holding.head.shards if given_up and number not in shards)
     taken_over = {
         path
@@ -389,7 +396,7 @@ def plan_next_step(
         head=structs.replace(
             holding.head,
             commit=glance.commit,
-            # It is this version's when nothing is left that another has made.
+            # The version changes when no files of another version are left.
             gitboot=__version__ if len(changed) <= most else holding.head.gitboot,
             shards=dict(sorted(digests.items())),
         ),
@@ -404,7 +411,7 @@ def plan_next_step(
 
 
 def find_outdated_servers(glance: TreeSummary, holding: Holding) -> set[str]:
-    """Return the servers of which a target holds something else than what is published, or that are gone."""
+    """Return the servers whose files on a target differ from the tree, and those that are gone."""
     differing = {server for server, state in glance.states.items() if holding.states.get(server) != state}
     return differing | (holding.servers - glance.states.keys())
 
@@ -416,7 +423,7 @@ def _list_files_of_servers(servers: Collection[str], shards: Mapping[str, Shard]
 
 
 def apply_step(holding: Holding, step: TargetStep) -> Holding:
-    """What a target holds when the step was made."""
+    """Return the content of a target after a step."""
     there = {server: unit for server, unit in step.units.items() if unit is not None}
     others = {server: state for server, state in holding.states.items() if server not in step.units}
     return Holding(
@@ -429,10 +436,10 @@ def apply_step(holding: Holding, step: TargetStep) -> Holding:
 
 
 class StoreTarget:
-    """A target whose files this process alone writes, from `load` on.
+    """A target to which only this process writes after `load`.
 
-    ``open_store`` returns the store as it can be reached at this moment: with the credentials of now. ``writer`` is a
-    number that this process has drawn. Each head that it writes replaces exactly the one that it has seen last.
+    ``open_store`` returns the store with the current credentials. ``writer`` is a random number of this process. Each
+    new head replaces exactly the head that this process wrote or read last.
     """
 
     def __init__(
@@ -448,11 +455,11 @@ class StoreTarget:
         self.most = most
         self._name, self._open = name, open_store
         self._ledger, self._heir_of, self._writer = ledger, heir_of, writer
-        self._last_head: StoredFile | None = None  # the head, as this process has written or observed it last
-        self._last_unlisted: StoredFile | None = None  # `UNLISTED`, as `observe` found it
+        self._last_head: StoredFile | None = None  # the head that this process wrote or read last
+        self._last_unlisted: StoredFile | None = None  # the `UNLISTED` file that `observe` read
 
     def load(self) -> Holding:
-        """Return what the target holds, and claim it for this process.
+        """Return the content of the target, and claim the target for this process.
 
         Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
         """
@@ -464,10 +471,10 @@ class StoreTarget:
         return found
 
     def observe(self, hint: str) -> Holding | None:
-        """Return what the target holds, and write nothing; None if no process has claimed it.
+        """Return the content of the target without writing; None if no process has claimed it.
 
-        ``hint`` says what to do about a target of another ledger. Raises `ForeignTree`, `Overtaken` if a process writes
-        a step meanwhile, `PublishError` and `HostUnreachable`.
+        ``hint`` is the remedy for a target of another ledger. Raises `ForeignTree`, `Overtaken` if a process writes a
+        step meanwhile, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
         self._last_head = store.get(HEAD)
@@ -483,7 +490,7 @@ class StoreTarget:
             raise Overtaken(f"{self._name}: an instance is writing there") from None
 
     def is_as_observed(self) -> bool:
-        """Return whether no process has begun, or ended, a step since `observe`."""
+        """Return whether no process has started or finished a step since `observe`."""
         found: dict[str, StoredFile | None] = {}
         self._open().get_each((HEAD, UNLISTED), found.__setitem__)
         return all(
@@ -497,7 +504,7 @@ class StoreTarget:
         return self._parse_verified_shard(digest, self._open().get(_shard_path(digest)))
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
-        """Write a step. Whatever stops it, each file is whole, and a target that `load` reads comes to the same end."""
+        """Write a step. After an interruption, each file is complete, and `load` leads to the same result."""
         store = self._open()
         found = store.get(HEAD)
         if found is None or self._last_head is None or found.content != self._last_head.content:
@@ -523,7 +530,7 @@ class StoreTarget:
                 )
             store.place(sorted(in_the_way), read, ())
         if wrong := store.differing({path: ListedFile(digest, sizes[path]) for path, digest in step.placed.items()}):
-            raise HostUnreachable(f"{self._name}: {wrong[0]} was written, and is read as something else")
+            raise HostUnreachable(f"{self._name}: the content of {wrong[0]} changed after gitboot wrote it")
         store.remove(step.removed)
         shards = {_shard_path(compute_digest(data)): data for data in step.shards.values() if data}
         store.place(sorted(shards), lambda path: TargetFile(shards[path], 0), ())
@@ -534,26 +541,26 @@ class StoreTarget:
         store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
 
     def _claim(self, store: FileStore) -> TargetHead:
-        """Return the head that lies there, with this process as its writer."""
+        """Return the head with this process as its writer. Create a missing head."""
         found = store.get(HEAD)
         if found is None:
             head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
             data = render_head(head)
-            with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
+            with suppress(FileConflict):  # another process created it, or this one did and the answer was lost
                 store.create(HEAD, data)
             self._last_head = store.get(HEAD)
             if self._last_head is None or self._last_head.content != data:
                 self._last_head = None
-                raise HostUnreachable(f"{self._name}: another has just begun to write there")
+                raise HostUnreachable(f"{self._name}: another process has just started to write there")
             return head
-        head = self._own_head(found.content, "choose another place, or take it over with gitboot records begin")
+        head = self._own_head(found.content, "choose another target, or take it over with gitboot records begin")
         if self._last_head is not None and head.writer != self._writer:
             raise self._build_conflict_error(found)
         self._last_head = found
         return self._write_head(store, structs.replace(head, ledger=self._ledger, writer=self._writer))
 
     def _write_head(self, store: FileStore, head: TargetHead) -> TargetHead:
-        """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
+        """Replace the head. If the answer is lost, read the head to find out if it was replaced."""
         data, seen = render_head(head), self._last_head
         if seen is None or seen.content != data:
             with suppress(FileConflict):
@@ -565,7 +572,7 @@ class StoreTarget:
         return head
 
     def _own_head(self, content: bytes, hint: str) -> TargetHead:
-        """Return a head of this ledger, or of the one that it goes on from. Raises `ForeignTree`."""
+        """Parse a head, and check that it belongs to this ledger or its predecessor. Raises `ForeignTree`."""
         head = self._parse_head(content)
         if head.ledger not in (self._ledger, self._heir_of()):
             raise ForeignTree(f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} ({hint})")
@@ -575,21 +582,21 @@ class StoreTarget:
         try:
             return parse_head(content)
         except ValueError as error:
-            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another place)") from error
+            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another target)") from error
 
     def _build_conflict_error(self, current_head: StoredFile | None) -> OperatorError:
         if current_head is None:
-            return PublishError(f"{self._name}: somebody has removed {HEAD}")
+            return PublishError(f"{self._name}: {HEAD} was removed by another process")
         head = self._parse_head(current_head.content)
         if head.ledger != self._ledger:
-            return ForeignTree(f"{self._name} belongs to the ledger {head.ledger} by now, not to {self._ledger}")
+            return ForeignTree(f"{self._name} now belongs to the ledger {head.ledger}, not to {self._ledger}")
         return LockedByAnother(
-            f"{self._name}: another process with this ledger writes there ({head.writer}; this is {self._writer}): end "
-            "one of the two, then start this one anew"
+            f"{self._name}: another process with this ledger writes there ({head.writer}; this process is "
+            f"{self._writer}): stop one of them, then restart this one"
         )
 
     def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:
-        """Return what the target holds by this head and by this list of paths that no shard vouches for."""
+        """Return the content of the target by this head and this list of unlisted paths."""
         digests = {_shard_path(digest): digest for digest in head.shards.values()}
         shards: list[Shard] = []
         size, counting = 0, threading.Lock()
@@ -614,11 +621,11 @@ class StoreTarget:
             raise self._build_damage_error(_shard_path(digest))
         try:
             return parse_units(stored_file.content)
-        except ValueError as error:  # the writer of the head wrote this too
+        except ValueError as error:  # the digest is right, so the writer of the head wrote this
             raise self._build_damage_error(_shard_path(digest)) from error
 
     def _build_damage_error(self, path: str) -> PublishError:
-        return PublishError(f"{self._name}: {path} is not what gitboot wrote (empty the target; it is filled anew)")
+        return PublishError(f"{self._name}: {path} is damaged (empty the target; gitboot fills it again)")
 
 
 def _shard_path(digest: str) -> str:

@@ -1,17 +1,17 @@
-// Where the page's data comes from. An endpoint's API tells what is live; besides, scripts in data/ tell what was
-// published, and they alone where the page was opened from a folder: there nothing may be fetched, but scripts may run.
+// The data of the page. The API of an endpoint has live data, and scripts in data/ have published data. If the page was
+// opened from a folder, only the scripts are used: the browser allows no fetches there, but it runs scripts.
 "use strict";
 
 const API = "../api/v1";
-const AT_ONCE = 16; // shards that are asked for
-const FORMAT = 2; // as gitboot.render.page has it
+const AT_ONCE = 16; // shards that are read in parallel
+const FORMAT = 2; // the same as in gitboot.render.page
 
 const waiting = new Map();
 
-// What each script in data/ calls.
+// Each script in data/ calls this function.
 globalThis.gitboot = (name, value) => waiting.get(name)?.resolve(value);
 
-// What a script brings; null where there is none. Who asks for what is on its way already waits for that.
+// Load a script and return its value. null: there is no such script. A second call during loading waits for the first.
 function load(name) {
   const asked = waiting.get(name);
   if (asked) return asked.promise;
@@ -20,7 +20,7 @@ function load(name) {
     const ended = () => { waiting.delete(name); script.remove(); resolve(null); };
     waiting.set(name, { resolve });
     script.onload = script.onerror = ended;
-    const fresh = source.live ? "" : `?${Date.now()}`; // an endpoint says itself what may be kept
+    const fresh = source.live ? "" : `?${Date.now()}`; // an endpoint sends cache headers
     script.src = `data/${name.split("/").map(encodeURIComponent).join("/")}.js${fresh}`;
     document.head.append(script);
   });
@@ -30,11 +30,11 @@ function load(name) {
 
 async function ask(path) {
   const answer = await fetch(`${API}/${path}`, { cache: "no-store" });
-  if (!answer.ok) throw new Error(answer.status === 503 ? "nothing is published yet" : `the endpoint answers ${answer.status}`);
+  if (!answer.ok) throw new Error(answer.status === 503 ? "the instance has not published yet" : `the endpoint answered ${answer.status}`);
   return answer.json();
 }
 
-// Whether an endpoint serves the page; asked once.
+// Whether an endpoint serves the page. Checked once.
 const source = { live: null };
 
 async function isLive() {
@@ -53,7 +53,7 @@ async function readSeen() {
   return (await isLive() ? (await ask("seen")).items : (await load("seen"))?.machines) ?? [];
 }
 
-// What was published of the fleet as a whole; null where the Fleet's outputs have no page.
+// The published data of the whole fleet. null: the Fleet's outputs have no pages.
 async function readShared() {
   const shared = await load("fleet");
   if (shared !== null && shared.format !== FORMAT) throw new Error(`data/ has the format ${shared.format}, not ${FORMAT}`);
@@ -63,7 +63,7 @@ async function readShared() {
 readServers.missing = 0;
 async function readServers(shared, told) {
   if (shared === null) {
-    if (!await isLive()) throw new Error("nothing is published beside this page");
+    if (!await isLive()) throw new Error("there is no published data beside this page");
     return readPages(told);
   }
   const all = [];
@@ -97,7 +97,7 @@ function inOrder(servers) {
   return keyed.sort(([a], [b]) => (a < b ? -1 : 1)).map(([, server]) => server);
 }
 
-// A server with the words that it is found by.
+// A server with the words for the search.
 function item(server) {
   const labels = Object.entries(server.labels).map(([key, value]) => `${key}=${value}`);
   const macs = server.macs.flatMap((mac) => [mac, mac.replaceAll("-", ":")]);
@@ -105,7 +105,7 @@ function item(server) {
   return server;
 }
 
-// One server: what is live, and what only the published page says. Error where there is no such server.
+// One server: live data, and data that only the published page has. Throws an error if there is no such server.
 async function readServer(name) {
   const published = await load(`server/${name}`);
   const lines = published?.lines ? { lines: await located(published) } : {};
@@ -125,7 +125,7 @@ async function located({ name, shard, lines }) {
     if (typeof at === "number") return own?.[name] ? [own[name][0], own[name][1] + at] : [];
     const document = shared?.[resource];
     if (!document) return [];
-    let path = at; // a value that is not written is at the closest value around it
+    let path = at; // a value that is not in the document is at the closest value around it
     while (path && !(path in document.lines)) path = path.slice(0, path.lastIndexOf("/"));
     return [document.file, document.lines[path]];
   };

@@ -1,4 +1,4 @@
-// Elements and pictures. Whatever comes from a fleet is set as textContent and never as markup.
+// Elements and pictures. Data of a fleet is set as textContent and never as markup.
 "use strict";
 
 function element(tag, text, className) {
@@ -18,7 +18,7 @@ function toServer(name) {
   return link(name, `#/servers/${encodeURIComponent(name)}`);
 }
 
-// A heading and what stands under it.
+// A section with a heading.
 function part(title, ...content) {
   const made = element("section");
   made.append(element("h3", title), ...content);
@@ -32,7 +32,7 @@ function note(tone, word, text, ...more) {
   return made;
 }
 
-// A table; cells are text, elements, or null for none. A wide one scrolls by itself, also by the keyboard.
+// A table. Cells are text, elements or null. A wide table scrolls by itself, also by keyboard.
 function table(caption, heads, rows) {
   const made = element("table");
   made.append(element("caption", caption));
@@ -80,10 +80,10 @@ function shape(tag, facts, text) {
 }
 
 const WIDTH = 1000;
-const NAMES = 240; // of that, to the left
+const NAMES = 240; // the width of the names at the left
 const BAR = 30;
 
-// A picture that is told in words too: a table beside it says the same.
+// A picture with a label. A table beside it has the same data.
 function picture(says, height, shapes) {
   const made = shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": says });
   made.append(...shapes);
@@ -136,7 +136,7 @@ function windows(says, rows) {
   return picture(says, bottom + 38, [...ticks, ...shapes, line, shape("text", { x: place(now), y: bottom + 34, "text-anchor": "middle" }, "now")]);
 }
 
-// Instants to write on an axis: whole days of UTC or parts of them, so many that they can be read.
+// The times on an axis: whole days of UTC or parts of them, at most six.
 function days(begin, end) {
   const steps = [1, 2, 3, 6, 12, 24, 48, 168, 720, 2160, 8760].map((hours) => hours * 3600000);
   const step = steps.find((each) => (end - begin) / each <= 6) ?? (end - begin) / 4;
@@ -145,7 +145,7 @@ function days(begin, end) {
   return found;
 }
 
-// How far a rollout has come, and at which percentages servers wait for it: [[percent, servers], …].
+// The progress of a rollout, and the percentages at which servers join: [[percent, servers], …].
 function ladder(says, percent, joining) {
   const place = (at) => 24 + (at / 100) * (WIDTH - 48);
   const most = Math.max(1, ...joining.map(([, servers]) => servers.length));

@@ -1,17 +1,17 @@
-// The operators' page: its views, and which of them is asked for.
+// The page for operators: its views, and the choice of a view by the address.
 "use strict";
 
 const REFRESH_MS = 5000;
-const REFRESH_LARGE_MS = 15000; // of 15,000 servers and more; fewer are read more often
-const STALE_MINUTES = 2.5; // an instance that runs writes its status at least once a minute
-const NAMED = 12; // servers that one line names
+const REFRESH_LARGE_MS = 15000; // for 15,000 servers and more; a smaller fleet is read more often
+const STALE_MINUTES = 2.5; // a running instance writes its status at least once a minute
+const NAMED = 12; // the most servers that a line names
 const $ = (id) => document.getElementById(id);
 
 function some(names) {
   return names.slice(0, NAMED).join(", ") + (names.length > NAMED ? ` and ${names.length - NAMED} more` : "");
 }
 
-// The forge's pages, where the instance tells one of its commits
+// Links to the forge, if the status has its URLs
 
 function forge(page, facts) {
   const template = fleet.status?.links?.[page];
@@ -34,17 +34,17 @@ function line(revision, path, number) {
   const made = element("span");
   made.append(address ? link(`${path}:${number}`, address) : `${path}:${number}`);
   const blame = forge("blame", { commit: revision, path, line: number });
-  if (blame) made.append(" · ", link("who and when", blame));
+  if (blame) made.append(" · ", link("blame", blame));
   return made;
 }
 
-// How the instance fares
+// Status of the instance
 
 function branch(status) {
   return status?.branch ? [" of ", element("span", status.branch.replace(/^refs\/heads\//, ""), "mono")] : [];
 }
 
-// What is typed, with a button that copies it; where a browser may not copy, it is selected.
+// A command with a button that copies it. If the browser does not allow copying, the text is selected.
 function typed(text) {
   const made = element("div", undefined, "typed");
   const said = element("pre", text);
@@ -58,31 +58,31 @@ function typed(text) {
   return made;
 }
 
-// The servers of which install boots are withheld, and what each boots instead.
+// The servers whose install boots are withheld, and what each boots instead.
 function withheld(servers) {
-  return table("Servers without the install boot that the newer commits do not offer", ["Server", "Boots", "Not offered by", "Why"],
+  return table("Servers whose install boot is withheld, because newer commits do not offer it", ["Server", "Boots", "Not offered by", "Why"],
     servers.map(({ server, boots, by, why }) => [server, boots ?? "its disk", by.map((each) => each.slice(0, 12)).join(", "), why]));
 }
 
 function held({ commit: revision, held: { digest, guards, lines, reinstalls } }) {
   const what = element("p");
   if (reinstalls?.length) what.append(`It may reinstall ${reinstalls.join(", ")}. `);
-  what.append("It waits. Install boots that it does not offer are withheld, and all other machines boot as before. Digest of what it changes: ", element("code", digest));
+  what.append("gitboot waits for an approval. It withholds install boots that this commit does not offer. All other machines boot as before. Digest of the changes: ", element("code", digest));
   const review = forge("commit", { commit: revision });
-  if (review) what.append(" · ", link("look at the commit", review));
+  if (review) what.append(" · ", link("show the commit", review));
   const ways = lines?.length
-    ? ["To let it pass, put into the message of a commit on top of it:", typed(lines.join("\n")), "or type in a shell where the instance runs:"]
-    : ["No line of a commit acknowledges it. To let it pass, type in a shell where the instance runs:"];
+    ? ["To acknowledge the changes, add this to the message of a new commit:", typed(lines.join("\n")), "Or approve the changes on the host of the instance:"]
+    : ["A commit message cannot acknowledge these changes. To approve them, run this on the host of the instance:"];
   const options = guards.map((each) => `--guard ${each}`).join(" ");
   return note("bad", "Held", `commit ${(revision ?? "").slice(0, 12)}, by ${guards.join(", ")}`, what, ...ways,
     typed(`gitboot approve ${digest} ${options} --reason … --state …`));
 }
 
-// A status that is stale: all that the page shows may be old. A live endpoint compares by its own clock (StatusCurrent).
+// If the status is stale, all data on the page may be old. A live endpoint compares with its own clock (StatusCurrent).
 function stale(at) {
   if (!at || Date.now() - Date.parse(at) < STALE_MINUTES * 60000) return [];
-  return [note("bad", "Stale", `the instance has said nothing since ${away(at)}; all that is below may be old`,
-    source.live ? "Look whether it runs: systemctl status gitboot, journalctl -u gitboot" : "These files lie here since then; the instance's endpoint shows what is live.")];
+  return [note("bad", "Stale", `the instance last wrote its status ${away(at)}; all data below may be old`,
+    source.live ? "Check that the instance runs: systemctl status gitboot, journalctl -u gitboot" : "These files were published then. The instance's endpoint shows live data.")];
 }
 
 function lacking() {
@@ -90,7 +90,7 @@ function lacking() {
   if (!missing) return [];
   const lost = Math.max(0, shared.servers - all.length).toLocaleString("en");
   return [note("bad", "Incomplete", `${missing} of ${shared.shards.length} files of the table could not be read: ${lost} of ${shared.servers.toLocaleString("en")} servers are not shown`,
-    "They are copied or published only in part: look for data/shard/ beside this page.")];
+    "The copy is incomplete. Check the files in data/shard/ beside this page.")];
 }
 
 function notes(status) {
@@ -110,12 +110,12 @@ function notes(status) {
   if (progress) found.push(note("busy", progress.work, progress.message));
   if (!found.length) {
     const told = conditions?.length > 0 && status.applied?.commit;
-    found.push(told ? note("good", "Healthy:", "all conditions are true") : note("busy", "Unknown", "no instance has said yet how it fares"));
+    found.push(told ? note("good", "Healthy:", "all conditions are true") : note("busy", "Unknown", "no instance has written a status yet"));
   }
   return found;
 }
 
-// What fails, the instance's own first; what is the same of many servers is one note that names them.
+// Conditions that are false, those of the instance first. The same condition of several servers is one note.
 function failing(conditions) {
   const groups = new Map();
   for (const each of conditions.filter((each) => !each.status)) {
@@ -130,25 +130,25 @@ function failing(conditions) {
   });
 }
 
-// What other views say of it.
+// The short form of the notes, for other views.
 function brief(wrong) {
   const made = element("p", undefined, "note bad");
-  made.append(link(`${wrong} ${wrong === 1 ? "thing needs" : "things need"} attention`, "#/"));
+  made.append(link(`${wrong} ${wrong === 1 ? "problem needs" : "problems need"} attention`, "#/"));
   return made;
 }
 
 function showStatus() {
   const { status, shared } = fleet;
   const applied = status?.applied?.commit ?? shared?.commit;
-  $("commit").replaceChildren(...(applied ? ["boots commit ", commit(applied), ...branch(status)] : ["no commit is applied"]));
+  $("commit").replaceChildren(...(applied ? ["published commit ", commit(applied), ...branch(status)] : ["no commit is published"]));
   $("at").replaceChildren(...(status?.at ? [source.live ? "live, " : "published, ", "as of ", instant(status.at)] : []));
-  const said = status ? notes(status) : [note("busy", "Files", "as they were rendered: no instance runs by them")];
+  const said = status ? notes(status) : [note("busy", "Files only", "there is no status of an instance")];
   const told = [...lacking(), ...said];
   const wrong = told.filter((each) => each.classList.contains("bad")).length;
   $("state").replaceChildren(...(asked().title === null ? told : wrong ? [brief(wrong)] : []));
 }
 
-// What differs once servers may boot something else; null: no instance says so, and the fleet is read each time.
+// A value that changes when boots may have changed. null: there is no status, and the fleet is read each time.
 function version(status) {
   if (!status?.at) return null;
   const { applied, changes, installing, installs, nextTransition, phases, records } = status;
@@ -169,11 +169,11 @@ async function readFleet() {
 
 // One server
 
-// Why it boots what it boots, in a sentence or two.
+// What the server boots and why, in a sentence or two.
 function lead(server) {
   const made = element("p", undefined, "lead");
   const image = imageOf(server);
-  const boots = image ? `boots ${image} from the network` : server.phase ? "boots its own disk" : "is given no boot";
+  const boots = image ? `boots ${image} from the network` : server.phase ? "boots its own disk" : "has no plan";
   made.append(phase(server), " It ", element("strong", boots), `: ${server.cause}.`);
   const [then] = server.later ?? [];
   if (then) made.append(` Next, ${away(then.from)}: ${then.image ?? "its own disk"}${then.by ? ` by ${then.by}` : ""}; ${then.cause ?? "no plan"}.`);
@@ -187,7 +187,7 @@ function facts(server) {
     ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Method", server.method],
     ["Installation", server.installing?.message ?? server.step], ["Next change", nextChange(server)], ["Site", server.site], ["Labels", labels],
     ["UUID", mono(server.uuid)], ["MAC", mono(server.macs.join(" "))], ["Kernel arguments", mono(server.kernelArguments.join(" "))],
-    ["Differs", Object.values(server.drift ?? {}).join("; ")], ["Plan's digest", mono(server.digest)],
+    ["Differs", Object.values(server.drift ?? {}).join("; ")], ["Digest of the plan", mono(server.digest)],
   ];
 }
 
@@ -218,10 +218,10 @@ function why(server) {
     const caption = under ? `Under the maintenance ${under}` : "Under its policy";
     const rows = lines.filter((each) => each[4] === under)
       .map(([field, value, rule, reason, , resource, path, number]) =>
-        [field, element("span", value, "mono"), resource ? line(revision, path, number) : element("span", "a rule adds it", "quiet"), resource, rule === "-" ? reason : `${reason} (${rule})`]);
-    return table(caption, ["Field", "Value", "Written at", "In", "Why"], rows);
+        [field, element("span", value, "mono"), resource ? line(revision, path, number) : element("span", "added by a rule", "quiet"), resource, rule === "-" ? reason : `${reason} (${rule})`]);
+    return table(caption, ["Field", "Value", "Source", "Document", "Reason"], rows);
   });
-  const as = element("p", "Lines as of commit ", "quiet");
+  const as = element("p", "Line numbers of commit ", "quiet");
   as.append(commit(revision), ".");
   return part("Why", as, ...tables);
 }
@@ -230,9 +230,9 @@ function commits(server) {
   const own = server.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
   const address = own ? forge("history", { commit: fleet.shared.commit, path: own }) : null;
   const document = element("p");
-  if (address) document.append("Commits that changed its document: ", link(own, address));
+  if (address) document.append("Commits that changed the document of this server: ", link(own, address));
   return part("History", ...(address ? [document] : []),
-    element("p", "Commits that changed what it boots, in whichever document:", "quiet"), typed(`gitboot history ${server.name}`));
+    element("p", "To list all commits that changed what this server boots:", "quiet"), typed(`gitboot history ${server.name}`));
 }
 
 // The facts of a record that the page shows, and their names.
@@ -249,7 +249,7 @@ function record(known) {
     const hasEnded = !each.failed && known.provisionedAt && known.provisionedAt >= at;
     return [String(each.number), hasEnded ? "Provisioned" : each.step, instant(each.boots[0].at), instant(each.started?.at)];
   });
-  const content = pairs.length ? [described(pairs)] : attempts.length ? [] : [element("p", "No installation was seen.")];
+  const content = pairs.length ? [described(pairs)] : attempts.length ? [] : [element("p", "No evidence of an installation.")];
   if (attempts.length) content.push(table("Attempts", ["Attempt", "Step", "Boot fetched", "Installer started"], attempts));
   return part("Record", ...content);
 }
@@ -258,14 +258,14 @@ function bmc(server) {
   const says = fleet.status?.conditions?.find((each) => each.type === `Bmc/${server.name}`);
   const wanted = server.override && `${server.override.enabled} ${server.override.target}, for ${server.override.reason}`;
   return part("BMC", described([
-    ["Address", server.bmc?.address], ["System", server.bmc?.system], ["Is to boot", wanted ?? "nothing but what it is set to"],
-    ["Condition", says && `${says.reason}: ${says.message}`], ["Way out", says && !says.status && says.remedy],
+    ["Address", server.bmc?.address], ["System", server.bmc?.system], ["Override to set", wanted ?? "none"],
+    ["Condition", says && `${says.reason}: ${says.message}`], ["Remedy", says && !says.status && says.remedy],
   ]));
 }
 
 function later(server) {
   const rows = server.later.map((each) => [instant(each.from), each.phase ?? "no plan", each.image ?? "local disk", each.by, each.cause]);
-  return part("Next", rows.length ? table("Changes without another commit", ["From", "Phase", "Boots", "By", "Because"], rows)
+  return part("Next", rows.length ? table("Changes without another commit", ["From", "Phase", "Boots", "By", "Reason"], rows)
     : element("p", "Nothing changes without another commit."));
 }
 
@@ -283,10 +283,10 @@ async function showServer(asked) {
   return [lead(server), columns, ...(server.lines && fleet.shared ? [why(server), commits(server)] : []), more];
 }
 
-// What needs the published page
+// Views that need published data
 
 function unpublished() {
-  return [note("busy", "Not published", "the Fleet's outputs have no pages: outputs: [ipxe, grub, pages] in its document shows this")];
+  return [note("busy", "Not published", "this view needs the output pages; add it to the Fleet: outputs: [ipxe, grub, pages]")];
 }
 
 function count(name) {
@@ -307,7 +307,7 @@ function joining(stream) {
 
 function next(stream) {
   const [first] = joining(stream);
-  return first ? `at ${first[0]} %: ${some(first[1])}` : "nobody waits";
+  return first ? `at ${first[0]} %: ${some(first[1])}` : "no server waits";
 }
 
 async function showImages() {
@@ -324,12 +324,12 @@ async function showImages() {
     return [each.what, each.image, until, String(kept.get(each.id) ?? 0), each.reason];
   });
   return [
-    part("Images", table("Who boots which", ["Image", "Version", "Decided for", "Provisioned with", "In streams"], images)),
-    part("Streams", shared.streams.length ? table("Where each stream is", ["Stream", "Current", "Rollout", "Percent", "Next", "Written at"],
+    part("Images", table("Servers by image", ["Image", "Version", "Decided for", "Provisioned with", "In streams"], images)),
+    part("Streams", shared.streams.length ? table("Images of each stream", ["Stream", "Current", "Rollout", "Percent", "Next", "Source"],
       shared.streams.map((each) => [each.name, each.current, each.rollout, each.rollout && `${each.percent} %`, each.rollout && next(each), line(shared.commit, each.path, each.line)]))
-      : element("p", "There is no stream.")),
-    part("Pins and holds", behind.length ? table("Who stays where it is, and until when", ["What", "At", "Until", "Servers", "Reason"], behind)
-      : element("p", "Nobody is kept back.")),
+      : element("p", "There are no streams.")),
+    part("Pins and holds", behind.length ? table("Servers that keep an image", ["Pin or hold", "Image", "Until", "Servers", "Reason"], behind)
+      : element("p", "There are no pins and holds.")),
   ];
 }
 
@@ -344,19 +344,19 @@ async function showTimeline() {
     return [
       element("h4", `${each.name}: ${each.rollout} at ${each.percent} %`),
       ladder(`${each.name} is at ${each.percent} percent; ${next(each)}`, each.percent, waits),
-      upcoming.length ? table(`Who is next in ${each.name}`, ["From", "Servers", "Which"], upcoming) : element("p", "Nobody waits for it."),
+      upcoming.length ? table(`Next servers of ${each.name}`, ["From", "Servers", "Names"], upcoming) : element("p", "No server waits for this rollout."),
     ];
   });
   return [
-    part("Windows", ...(rows.length ? [windows("Windows of maintenances in time; the table below says the same", rows),
-      table("Windows of maintenances", ["Maintenance", "From", "Until", "Servers", "Profile", "Priority", "Written at"], rows.map((each) =>
+    part("Windows", ...(rows.length ? [windows("Windows of maintenances on a time axis; the table below has the same data", rows),
+      table("Windows of maintenances", ["Maintenance", "From", "Until", "Servers", "Profile", "Priority", "Source"], rows.map((each) =>
         [each.name, instant(each.start), instant(each.end), String(servers.get(each.name) ?? 0), each.profile, String(each.priority), line(shared.commit, each.path, each.line)]))]
-      : [element("p", "There is no maintenance.")])),
-    part("Rollouts", ...(rollouts.length ? rollouts : [element("p", "No stream rolls anything out.")])),
+      : [element("p", "There are no maintenances.")])),
+    part("Rollouts", ...(rollouts.length ? rollouts : [element("p", "There are no rollouts.")])),
   ];
 }
 
-const KINDS = [["reinstalled", "reinstalled"], ["changed", "changed otherwise"], ["less", "offer less"], ["added", "added"], ["removed", "removed or retired"]];
+const KINDS = [["reinstalled", "reinstalled"], ["changed", "changed in other ways"], ["less", "harmless"], ["added", "added"], ["removed", "removed or retired"]];
 
 function key(kind, words) {
   const made = element("span");
@@ -366,7 +366,7 @@ function key(kind, words) {
 
 async function showChanges() {
   const { status } = fleet;
-  if (!status) return [note("busy", "Not known", "no instance has accepted these files")];
+  if (!status) return [note("busy", "Not known", "there is no status of an instance")];
   const areas = status.accepted?.changed ?? [];
   const commits = [...new Set(areas.map((each) => each.commit))];
   const legend = element("p", undefined, "legend");
@@ -377,9 +377,9 @@ async function showChanges() {
   return [
     part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")]),
       ...(status.attempted?.withheld?.length ? [withheld(status.attempted.withheld)] : [])),
-    part("Accepted last", ...(commits.length ? [legend] : [element("p", "What it changed is not known: nothing was accepted since this instance began.")]),
+    part("Accepted last", ...(commits.length ? [legend] : [element("p", "No changes are known: the instance has accepted no commit since it started.")]),
       ...commits.flatMap((each) => extent(known.find(({ commit: other }) => other === each) ?? { commit: each }, areas.filter((area) => area.commit === each)))),
-    ...(lately.length ? [part("Lately", table("Accepted commits, the newest first, and how many servers each has changed",
+    ...(lately.length ? [part("History", table("Accepted commits, the newest first, and the number of servers that each one changed",
       ["When", "Commit", "Subject", "Approved by", ...KINDS.map(([, words]) => words)], lately))] : []),
   ];
 }
@@ -404,21 +404,21 @@ function extent(accepted, areas) {
   return [
     title,
     ...approvals(accepted).map((each) => element("p", `Approved by ${each}`)),
-    bars("How many servers the commit changed, by group and kind; the table below says the same",
+    bars("How many servers the commit changed, by group and kind; the table below has the same data",
       rows.map(([label, parts], place) => [label, parts, areas[place].size, areas[place].size ? `${touched(parts)} of ${areas[place].size}` : `${touched(parts)}`])),
-    table("The same in numbers", ["Group", "Servers before", ...KINDS.map(([, words]) => words)],
+    table("Changed servers by group", ["Group", "Servers before", ...KINDS.map(([, words]) => words)],
       rows.map(([label, parts], place) => [label, String(areas[place].size), ...parts.map(([, size]) => String(size))])),
   ];
 }
 
 async function showUnknown() {
   const found = await readSeen();
-  if (!found.length) return [element("p", "No machine asked for a boot that no document describes.")];
-  return [table("Machines that no document describes", ["MAC", "UUID", "Address", "Last asked", "Times", "Found in it"], found.map((each) =>
+  if (!found.length) return [element("p", "No unknown machine has requested a boot.")];
+  return [table("Machines that no document describes", ["MAC", "UUID", "Address", "Last request", "Requests", "Hardware"], found.map((each) =>
     [each.macs.join(" ") || null, each.uuid, each.client, instant(each.last), String(each.times), inventoryOf(each.inventory)]))];
 }
 
-// What an image has sent of a machine, in a line; gitboot/fetchlog/unknown_machines.py says it likewise
+// The inventory of a machine in one line, in the same format as gitboot/fetchlog/unknown_machines.py
 function inventoryOf(found) {
   if (!found) return null;
   const size = (bytes) => !bytes ? "" : bytes < 1e12 ? ` ${Math.round(bytes / 1e9)} GB` : ` ${(bytes / 1e12).toPrecision(3)} TB`;
@@ -428,7 +428,7 @@ function inventoryOf(found) {
   return [kind, how, found.cpus && `${found.cpus} CPUs`, found.memoryMiB && `${Math.round(found.memoryMiB / 1024)} GiB`, ...disks].filter(Boolean).join(", ");
 }
 
-// What is asked for stands in the address
+// The address names the view
 
 const VIEWS = { images: ["Images and streams", showImages], timeline: ["Windows and rollouts", showTimeline], changes: ["Changes", showChanges], unknown: ["Unknown machines", showUnknown] };
 
@@ -461,10 +461,10 @@ async function show() {
   const heading = element("h2", title);
   heading.tabIndex = -1;
   const content = await made().catch((error) => [note("bad", "Not known", error.message)]);
-  if (location.hash === wanted) fill($("view"), heading, content); // another was asked for meanwhile
+  if (location.hash === wanted) fill($("view"), heading, content); // the user may have chosen another view in the meantime
 }
 
-// Put a view in its place. Of the view that is there already, replace only what changed, and keep the focus on its heading.
+// Show a view. If it is already shown, replace only what changed, and keep the focus on its heading.
 function fill(view, heading, content) {
   const shown = view.querySelector("h2");
   if (shown?.textContent !== heading.textContent) return view.replaceChildren(heading, ...content);
@@ -484,9 +484,9 @@ async function refresh() {
     if (document.documentElement.dataset.read === undefined) showStatus();
     await readFleet();
     await show();
-    document.documentElement.dataset.read = ""; // for whoever waits for it
+    document.documentElement.dataset.read = ""; // a sign for scripts that the page is complete
   } catch (error) {
-    $("state").replaceChildren(note("bad", "Not read", `${error.message}; what is below may be old`));
+    $("state").replaceChildren(note("bad", "Not read", `${error.message}; all data below may be old`));
   }
 }
 
@@ -495,7 +495,7 @@ async function go() {
   ($("view").hidden ? $("servers-title") : $("view").querySelector("h2"))?.focus();
 }
 
-// Whether somebody uses a control or selects text in the view: a refresh would take it away.
+// Whether the user has the focus or a selection in the view: a refresh would remove it.
 function isUsed(view) {
   const focused = document.activeElement;
   const selection = getSelection();

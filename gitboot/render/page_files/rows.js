@@ -1,23 +1,23 @@
-// The table of servers: which are asked for, in which order. Only the rows that are seen are in the document.
+// The table of servers: filters and order. Only the visible rows are in the document.
 "use strict";
 
 const ROW = 36; // as --row in page.css
-const MARGIN = 8; // rows above and below what is seen
+const MARGIN = 8; // rows above and below the visible ones
 const DAY_MS = 86400000;
 const FIELDS = ["site", "phase", "image"];
 
 const fleet = { all: [], ordered: [], chosen: [], printing: false, version: null, shared: null, status: null, missing: 0 };
 const order = { by: "name", down: false };
 const drawn = new Map(); // the row of each server that has one
-let narrowed = ""; // what `chosen` was searched by
+let narrowed = ""; // the search text of `fleet.chosen`
 
-// What a phase means to somebody in a hurry: a colour, always with its word.
+// The colour of each phase. It is always shown with the word.
 const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
 
-// Steps of an installation, in words.
+// The steps of an installation, for people.
 const STEPS = { Attempted: "boot fetched", Started: "installer started", Failed: "installer failed" };
 
-// Each column: what it is called, what it is sorted by, and what stands in it.
+// Each column: title, sort key and content.
 const COLUMNS = [
   ["Server", "name", (server) => toServer(server.name)],
   ["Site", "site", (server) => server.site ?? "–"],
@@ -33,12 +33,12 @@ function by(server) {
   return server.maintenance ?? server.policy;
 }
 
-// An image with its version, where its name does not end with that.
+// An image with its version, unless its name ends with the version.
 function imageOf({ image, version }) {
   return image && version && !image.endsWith(version) ? `${image} · ${version}` : image;
 }
 
-// Whether an installation began, and there is no evidence of its completion yet.
+// Whether an installation has begun, without evidence of its completion yet.
 function isInstalling(server) {
   return Boolean(server.installing);
 }
@@ -53,7 +53,7 @@ function phase(server) {
   return made;
 }
 
-// The API alone does not tell when a server installs; "–" would mean never.
+// The API alone does not show when a server installs. "–" means never.
 function installs(server) {
   if (isInstalling(server)) return `${STEPS[server.installing.step]} ${server.installing.at.slice(11, 16)}Z`;
   if (!("installs" in server)) return element("span", "not published", "quiet");
@@ -62,7 +62,7 @@ function installs(server) {
   return instant(server.installs);
 }
 
-// What is ahead: a word, whose servers it counts, and how much it matters.
+// The counters above the table: label, predicate of the servers that it counts, and colour.
 const AHEAD = {
   installing: ["installing now", isInstalling, "busy"],
   reinstall: ["may install at their next boot", (server) => server.installs === "now", "bad"],
@@ -72,7 +72,7 @@ const AHEAD = {
   waiting: ["wait for a rollout", (server) => server.joins, ""],
   kept: ["pinned or on hold", (server) => server.kept, ""],
 };
-let ahead = null; // which of these is asked for
+let ahead = null; // the chosen counter
 
 function isSoon(at) {
   return at && Date.parse(at) - Date.now() < DAY_MS;
@@ -95,7 +95,7 @@ function showAhead() {
   }));
 }
 
-// What is asked for stands in the address: it can be sent to somebody, and is there again after a look at a server
+// The address has the filters, so that a link keeps them, and they are still set after the view of a server
 
 function filters() {
   const found = new URLSearchParams();
@@ -129,7 +129,7 @@ function sort() {
   const sign = order.down ? -1 : 1;
   const keyed = order.by === "name" ? null : fleet.all.map((server) => [key(server) ?? "", server]);
   if (keyed) {
-    // What has none comes last, whichever way; those that are alike stay in the order of their names.
+    // Servers without a value come last in both directions. Equal ones stay in the order of their names.
     keyed.sort(([a], [b]) => (a === b ? 0 : a === "" ? 1 : b === "" ? -1 : a < b ? -sign : sign));
     fleet.ordered = keyed.map(([, server]) => server);
   } else {
@@ -168,7 +168,7 @@ function askAnew() {
   remember();
 }
 
-// Whoever types on looks among what was found already.
+// If the user only adds letters, search only in the previous result.
 function choose() {
   const wanted = $("search").value.trim().toLowerCase();
   const fields = FIELDS.map((name) => [name, $(name).value]).filter(([, value]) => value);
@@ -216,7 +216,7 @@ function drawRows() {
   $("fleet").setAttribute("aria-rowcount", chosen.length + 1);
 }
 
-// Bring the document to have the rows of these, between the gaps; a row that stays is not touched, nor its focus.
+// Put the rows of these servers between the gaps. A row that is already there is not touched, so it keeps the focus.
 function put(servers, first) {
   const body = $("fleet").tBodies[0];
   if (!body.rows.length) { gap(0); gap(1); }

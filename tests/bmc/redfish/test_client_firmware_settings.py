@@ -59,7 +59,7 @@ def test_firmware_keeps_the_loaders_uri_from_the_reset_on_that_power_asks_for(
 ) -> None:
     rack = rack_of(make_rack, profile)
     done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
-    message = f"ForceRestart was asked for, for power/check/1; firmware keeps {LOADER} from then on"
+    message = f"gitboot requested ForceRestart for power/check/1; firmware boots {LOADER} from then on"
     assert (done.outcome, done.message, done.firmware_uri) == (Outcome.APPLIED, message, LOADER)
     (attributes,) = written(rack)
     assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()
@@ -103,7 +103,7 @@ def test_what_somebody_else_keeps_there_is_neither_booted_nor_replaced(
     rack = rack_of(make_rack, profile, OTHERS)
     done = rack.bring_about(wanted, wanted_power=RESTART)
     assert done.observed is not None
-    assert explain_dhcp_loader(HTTP, done.observed) == f"would boot {OTHERS}, which stands in its firmware's settings"
+    assert explain_dhcp_loader(HTTP, done.observed) == f"would boot {OTHERS}, which is in its firmware settings"
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("Pxe", None))
 
@@ -149,7 +149,7 @@ def test_where_firmware_does_not_keep_it_dhcp_names_the_loader_as_before(why: st
     if why == "taken and forgotten":
         rack.server.fault(Ignored(), on="PATCH", times=1)
     done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
-    assert ("DHCP names the loader, as firmware was to keep" in done.message) is (why in ("read-only", "a job"))
+    assert ("DHCP names the loader, because the BMC did not store" in done.message) is (why in ("read-only", "a job"))
     rack.wait(600)
     assert booted(rack) == ("UefiHttp", None)
     for _ in range(3):

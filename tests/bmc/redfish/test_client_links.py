@@ -1,4 +1,4 @@
-"""Links and redirects of a BMC: followed within the BMC, in whatever form, and never to another place."""
+"""Links and redirects of a BMC: gitboot follows them in any form, and only within the BMC."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_a_write_that_is_redirected_elsewhere_changes_nothing(
     with pytest.raises(BmcRejected) as raised:
         bmc.set_override(ONCE.override, bmc.observe())
     assert str(raised.value) == (
-        f"PATCH {rack.server.url}{rack.machine.path}: {status}: redirected to {location}, where gitboot does not follow"
+        f"PATCH {rack.server.url}{rack.machine.path}: {status}: redirected to {location}, "
+        "and gitboot does not follow this redirect"
     )
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
 

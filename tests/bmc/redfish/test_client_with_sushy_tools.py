@@ -50,7 +50,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replaces: bool = True) -> list[TaskResult]:
-    """What comes of a wanted override at once, and five minutes later; ``replaces``: a person lets it."""
+    """Return the results of an override, immediately and after five minutes. ``replaces``: a person allowed it."""
     wanted = WantedOverride(
         reason=f"provision/{enabled}",
         plan_digest="d" * 64,
@@ -89,7 +89,7 @@ def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replac
 def test_what_stands_there_already_is_a_persons_to_replace(emulator: str) -> None:
     asked, _ = _bring_about(emulator, FOREIGN, OverrideEnabled.ONCE, replaces=False)
     assert asked.condition is OperatorCondition.FOREIGN_OVERRIDE
-    assert "the BMC shows Continuous Hdd, which gitboot has not set" in asked.message
+    assert "the BMC shows Continuous Hdd, which gitboot did not set" in asked.message
 
 
 def test_a_continuous_override_is_set_and_seen(emulator: str) -> None:
@@ -99,9 +99,9 @@ def test_a_continuous_override_is_set_and_seen(emulator: str) -> None:
 
 
 def test_a_bmc_that_makes_once_continuous_is_quoted(emulator: str) -> None:
-    """It takes Once, and keeps Continuous: for ever, if nobody says so."""
+    """The BMC accepts Once and keeps Continuous."""
     first, later = _bring_about(emulator, ONCE, OverrideEnabled.ONCE)
     assert first.outcome is Outcome.WAITING
-    assert first.message == "Once Pxe was set a moment ago, and the BMC shows Continuous Pxe"
+    assert first.message == "gitboot set Once Pxe a moment ago, and the BMC shows Continuous Pxe"
     assert later.condition is OperatorCondition.NEEDS_OPERATOR
     assert "the BMC shows Continuous Pxe" in later.message

@@ -37,9 +37,9 @@ FROM_PXE = structs.replace(FROM_CD, target=OverrideTarget.PXE)
 OLD = structs.replace(FROM_PXE, mode="Legacy")
 
 
-# What real BMCs sent
+# Resources of real BMCs
 
-# payload, its row, where overrides are written, what an HTTP boot once and for good and one from a CD become
+# payload, its row, the resource with the override, and the overrides for one HTTP boot, for all, and for a CD boot
 READ = [
     ("dell-r750", "Dell iDRAC", "System.Embedded.1", "Once UefiHttp", "Continuous Pxe", "Once Cd"),
     ("dell-r750-settings", "Dell iDRAC", "System.Embedded.1", "Once UefiHttp", "Continuous Pxe", "Once Cd"),
@@ -137,7 +137,7 @@ def _row_of(profile: Profile) -> str:
 
 
 def _life(profile: Profile) -> list[str]:
-    """What becomes of overrides that are set and booted, changed, and switched off."""
+    """Return the states of overrides that are set and booted, changed, and disabled."""
     machine = Machine(profile=profile)
     found = []
     with (
@@ -158,7 +158,7 @@ def _life(profile: Profile) -> list[str]:
 
 
 def _beside_a_uri_of_firmware(bmc: BmcConnection, machine: Machine) -> list[str]:
-    """What is booted by HTTP where somebody has written another URI into firmware's own settings."""
+    """Return the boot by HTTP after somebody else wrote another URI into the firmware settings."""
     before = dict(machine.bios.attributes)
     machine.bios.attributes |= {machine.profile.bios_uri: "http://old.example.net/install.efi"} if before else {}
     machine.bios.attributes |= {machine.profile.bios_switch: "Enabled"} if machine.profile.bios_switch else {}

@@ -47,7 +47,7 @@ def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[Out
 
 
 def asked(rack: Rack) -> list[tuple[str, str]]:
-    """What the BMC was asked since the last time: methods and paths, and how its client was known."""
+    """Return the requests since the last call: method, path and kind of login."""
     found = [(each.method, each.path) for each in rack.server.service.requests]
     rack.server.service.requests.clear()
     return found
@@ -231,7 +231,7 @@ def test_a_logout_that_fails_holds_up_nobody(rack: Rack, fault: Fault) -> None:
 def test_finding_p5_a_bmc_with_basic_authentication_off_is_read_if_no_system_is_named(
     rack: Rack, monkeypatch: pytest.MonkeyPatch, challenge: dict[str, str]
 ) -> None:
-    """It answers the service root without a login, which proves nothing about the password."""
+    """The BMC returns the service root without a login, so that response does not prove that the password is right."""
     rack.server.service.takes_basic = False
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
@@ -292,11 +292,11 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_login_tha
     with rack.fleet() as fleet:
         results = [read(fleet, rack, system=None) for _ in range(2)]
     assert {result.outcome for result in results} == {Outcome.STALLED}
-    for result in results:  # the second job opens no session, and says the same
+    for result in results:  # the second task opens no session, and has the same message
         assert result.message == (
             f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC refuses the user name or password of credentials "
-            f'"rack" by basic authentication, and opens no session: POST {rack.server.url}{SESSIONS}: {status}: '
-            f"redirected to {location}, where gitboot does not follow"
+            f'"rack" by basic authentication, and does not open a session: POST {rack.server.url}{SESSIONS}: {status}: '
+            f"redirected to {location}, and gitboot does not follow this redirect"
         )
 
 
@@ -403,7 +403,7 @@ def test_without_basic_authentication_a_token_that_the_bmc_refuses_is_asked_for_
         results = [read(fleet, rack) for _ in range(3)]
         assert asked(rack).count(LOGIN) == 1
     assert {result.outcome for result in results} == {Outcome.STALLED}
-    assert all("the BMC refuses the token of the session that it opened" in result.message for result in results)
+    assert all("the BMC refuses the token of its new session" in result.message for result in results)
 
 
 SESSION_7 = f"{SESSIONS}/7"
@@ -510,7 +510,7 @@ def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> No
         seen = bmc.observe()
         with (
             reach.measure_requests(),
-            pytest.raises(BmcUnreachable, match=r"its answers to a job took more than 0\.5 s in all"),
+            pytest.raises(BmcUnreachable, match=r"its responses in one task took more than 0\.5 s in total"),
         ):
             bmc.media.with_slots(seen)
         assert len(rack.server.service.requests) < 8000
@@ -526,11 +526,11 @@ def test_a_job_at_a_bmc_without_end_waits_for_the_next_one(rack: Rack, monkeypat
         assert fleet.submit([job])
         result = fleet.take_results(wait_all=True)[job.uuid]
     assert (result.outcome, result.is_reachable) == (Outcome.WAITING, False)
-    assert "its answers to a job took more than 300 s in all" in result.message
+    assert "its responses in one task took more than 300 s in total" in result.message
 
 
 def limited_to(rack: Rack, requests: int) -> Callable[[ConnectionPolicy], float]:
-    """Return a `Reach.left_s` for which the time of a job ends after so many requests."""
+    """Return a `remaining_s` with which the time of a task ends after so many requests."""
     left_s = ConnectionPolicy.remaining_s
 
     def left(reach: ConnectionPolicy) -> float:
@@ -597,7 +597,7 @@ def test_no_form_of_etag_writes_over_a_change_by_somebody_else(
     bmc = rack.connect()
     seen = bmc.observe()
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-    with pytest.raises(BmcChanged, match="the BMC has changed since it was read"):
+    with pytest.raises(BmcChanged, match="the BMC has changed since gitboot read it"):
         bmc.set_override(ONCE.override, seen)
     assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
 

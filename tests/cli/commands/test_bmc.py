@@ -62,7 +62,7 @@ def diff(rack: Rack, *more: object) -> Done:
 
 def test_what_is_the_same_of_many_is_said_once(night: Rack) -> None:
     done = night.typed("bmc", "diff")
-    (line,) = [line for line in done.out.splitlines() if "no directory of credentials" in line]
+    (line,) = [line for line in done.out.splitlines() if "name their directory with --credentials" in line]
     assert re.match(r"\w+, \w+, \w+ and \d+ more: no access: ", line)
 
 
@@ -86,14 +86,14 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
         "web03   Network  Once Pxe  Disabled     Withdrawn provision/1  pending   Set",
         *(f"{name}    Disk     -         Disabled     -                      Adopted   Leave" for name in FINE),
         "",
-        "web01: NeedsOperator: Once Pxe was to be set for provision/1 and does not stand: it was never set,",
-        "    or it was set and consumed",
+        "web01: NeedsOperator: Once Pxe for provision/1 is not set: gitboot never set it, or it was set and",
+        "    consumed",
         f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'  # or: --not-set",
         f"web02: GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)",
         f"    curl -ksS {dead}/redfish/v1/",
         "web03: wanted for provision/1",
         "",
-        "23 BMCs: 1 waiting for a person, 1 not read, 1 not as wanted yet, 20 as wanted",
+        "23 BMCs: 1 needs a person, 1 not read, 1 differs from the plan, 20 as planned",
     ]
 
 
@@ -104,18 +104,21 @@ def test_what_waits_for_a_name_is_told_with_the_line_for_the_fleet(tmp_path: Pat
         rack.push()
         rack.once(*rack.spooling)
         (item,) = get(rack, "-o", "json").json["items"]
-        assert item["hint"] == "gitboot records begin fresh --state STATE  # or: adopt"
+        assert item["hint"] == (
+            "gitboot records begin fresh --state STATE  # installs all servers. If they are installed already, use "
+            "adopt instead of fresh"
+        )
         rack.once(*rack.spooling, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)
         assert item["why"] == "the Fleet names no ledger, and another instance may set the same BMC"
-        assert item["hint"] == f"provisioning: {{ledger: {rack.ledger()}}}  # in the spec of the Fleet"
+        assert item["hint"] == f"provisioning: {{ledger: {rack.ledger()}}}  # add to spec of the Fleet"
         assert rack.typed("bmc", "diff", "--credentials", rack.credentials, "--detailed-exitcode").code == 2
         with rack.running():
             done = rack.typed("bmc", "apply", "web01")
         assert done == (
             0,
-            "1 BMC is asked now\n",
+            "gitboot contacts 1 BMC now\n",
             "nothing new is set there before the Fleet names a ledger: gitboot status\n",
         )
         web.machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
@@ -164,7 +167,7 @@ def test_diff_shows_each_patch_and_exits_with_2_where_it_is_asked_to(night: Rack
     assert "db00" not in done.out and done.out.count("PATCH") == 1
     assert diff(night, "web01", "web03", "--detailed-exitcode").code == Exit.CHANGES
     fine = diff(night, "db00", "--detailed-exitcode")
-    assert (fine.code, fine.out) == (Exit.FINE, "every BMC is as it is wanted\n")
+    assert (fine.code, fine.out) == (Exit.FINE, "all BMCs match their plans\n")
 
 
 def test_one_that_has_not_answered_is_told_by_the_exit_code(night: Rack) -> None:
@@ -185,7 +188,7 @@ def test_what_went_wrong_names_bmc_credentials_cause_and_next_step(night: Rack) 
 
 def test_secure_boot_and_boot_order_are_shown_of_who_is_named(night: Rack) -> None:
     order = "boot order: Boot0001, Boot0002"
-    assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as wanted\n" in get(night, "db00").out
+    assert f"\n\ndb00: Secure Boot is off; {order}\n1 BMC: 1 as planned\n" in get(night, "db00").out
     (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
     assert (seen["bootOrder"], seen["secureBoot"]) == (["Boot0001", "Boot0002"], False)
     assert "Secure Boot" not in get(night).out
@@ -245,11 +248,11 @@ def test_diff_shows_a_reset_to_come_and_what_it_waits_for(rack: Rack) -> None:
     done = diff(rack, "--detailed-exitcode")
     assert (done.code, "web01: Power: On for provision/1, at once\n" in done.out) == (Exit.CHANGES, True), done
     uri = "http://boot.test/assets/flatcar-1/loader"
-    told = f"On for provision/1, at once; before it firmware is told to keep {uri} for its HTTP boots"
+    told = f"On for provision/1, at once; before that, gitboot sets the firmware's HTTP boot URI to {uri}"
     assert f"web03: Power: {told}\n" in done.out
     patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "UefiHttp", "HttpBootUri": '
     patch += f'"{uri}"}}}}'
-    waits = "  then On for provision/1 waits: its override is not known to stand\n"
+    waits = "  then On for provision/1 waits: its override is not confirmed\n"
     assert (
         f"web02: Set: wanted for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out
     )
@@ -274,8 +277,8 @@ def test_looking_writes_nothing(night: Rack) -> None:
 def test_servers_whose_bmcs_all_fail_alike_share_one_line(night: Rack) -> None:
     done = night.typed("bmc", "get", *FINE)
     assert done.out.splitlines()[-4:] == [
-        "db00, db01, db02, db03, db04 and 15 more: no directory of credentials is given, and rack is needed",
-        "    (--credentials)",
+        "db00, db01, db02, db03, db04 and 15 more: the credentials rack are needed: name their directory with",
+        "    --credentials",
         "",
         "20 BMCs: 20 not read",
     ]
@@ -304,7 +307,7 @@ def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: 
     ]
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'  # or: pending"
     assert lines[-3] == f"    {line}"
-    assert lines[-1] == "1 BMC: 1 waiting for a person"
+    assert lines[-1] == "1 BMC: 1 needs a person"
 
 
 def test_what_a_bmc_says_cannot_steer_the_terminal(rack: Rack) -> None:
@@ -322,7 +325,7 @@ def test_resolve_without_an_instance_is_carried_out_and_set_by_the_next_pass(rac
     rack.leave_in_doubt("web01")
     said = rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "console is empty")
     assert said == (
-        "web01: its override counts as one that was never set, and is set where wanted (console is empty)\n"
+        "web01: recorded the override as not set; gitboot sets it if the plan wants it (console is empty)\n"
     )
     assert rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x") == "web01: there was nothing to resolve\n"
     rack.once(*rack.spooling)
@@ -337,7 +340,7 @@ def test_another_machine_is_accepted_by_the_line_that_get_shows(rack: Rack) -> N
     (shown,) = get(rack, "-o", "json").json["items"]
     assert shown["why"].startswith("AnotherMachine: the BMC shows UUID")
     assert "gitboot bmc resolve web01 --same" in shown["hint"]
-    assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: it is the machine")
+    assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: accepted the machine")
     rack.once(*rack.spooling)
     assert (web.times_set, web.stands) == (1, True)
 
@@ -367,7 +370,7 @@ def test_what_a_bmc_has_never_shown_cannot_be_accepted(rack: Rack) -> None:
     ("command", "said"),
     [
         ("bmc get wbe01", "the accepted commit has no server 'wbe01'; did you mean web01?"),
-        ("bmc get xyzzy", "the accepted commit has no server 'xyzzy'; gitboot plan lists those that there are"),
+        ("bmc get xyzzy", "the accepted commit has no server 'xyzzy'; `gitboot plan` lists the servers"),
         ("bmc diff wbe01", "did you mean web01?"),
         ("bmc resolve wbe01 --consumed --reason x", "did you mean web01?"),
         ("bmc resolve web01 --reason x", "Missing option '--consumed'"),
@@ -385,7 +388,7 @@ def test_what_cannot_be_done_is_said_with_its_hint(night: Rack, command: str, sa
 def test_credentials_that_are_missing_are_named_for_each_server(night: Rack, tmp_path: Path) -> None:
     done = night.typed("bmc", "get", "db00", "--credentials", tmp_path)
     assert (done.code, "no access" in done.out) == (Exit.PARTIAL, True), done
-    assert f"no credentials named rack: {tmp_path / 'rack'} needs the files" in " ".join(done.out.split())
+    assert f"there are no credentials rack: {tmp_path / 'rack'} needs the files" in " ".join(done.out.split())
 
 
 def test_an_instance_does_not_start_with_a_directory_of_credentials_that_is_not_there(rack: Rack) -> None:
@@ -448,13 +451,13 @@ def observed(**more: Any) -> BmcObservation:
         ("reset", True, observed(reset_types=ALL), ResetType.FORCE_RESTART),
         ("reset", True, observed(reset_types=frozenset({"PowerCycle"})), ResetType.POWER_CYCLE),
         ("reset", False, observed(power=None), ResetType.GRACEFUL_RESTART),
-        ("reset", False, observed(power="Off"), PowerChangeRefused(why="it is off: gitboot bmc power on")),
-        ("reset", True, observed(in_post=True), PowerChangeRefused(why="it is in POST: ask again when that is over")),
+        ("reset", False, observed(power="Off"), PowerChangeRefused(why="it is off: use gitboot bmc power on")),
+        ("reset", True, observed(in_post=True), PowerChangeRefused(why="it is in POST: try again later")),
         (
             "reset",
             False,
             observed(reset_types=frozenset({"On", "ForceRestart"})),
-            PowerChangeRefused(why="the BMC allows only ForceRestart, On; --force asks no operating system"),
+            PowerChangeRefused(why="the BMC allows only ForceRestart, On; --force does not need the operating system"),
         ),
         (
             "off",
@@ -510,7 +513,7 @@ def test_several_are_shown_first_and_need_a_yes_where_nobody_can_be_asked(pair: 
     command = ("reset", "-l", "role!=db", "--force", "--reason", "kernel")
     done = power(pair, *command)
     assert (done.code, done.out) == (Exit.USAGE, "")
-    assert "say --yes if this is meant" in done.err
+    assert "add --yes to confirm" in done.err
     assert "reset for 2 servers, of which 1 would boot what writes disks: kernel" in done.err
     assert resets(pair) == before
     dry = power(pair, *command, "--dry-run", "-o", "json")
@@ -549,7 +552,7 @@ def test_an_answer_that_is_lost_is_told_and_nothing_is_sent_again(pair: Rack) ->
     done = power(pair, "reset", "web01", "--force", "--reason", "x", "-o", "json")
     (item,) = done.json["items"]
     assert (done.code, item["sent"]) == (Exit.PARTIAL, None)
-    assert "whether it has taken ForceRestart is not known; look before you ask again" in item["why"]
+    assert "The BMC may have executed ForceRestart. Check the machine before you try again" in item["why"]
     assert resets(pair)[0] == before[0] + 1
     assert "web01 may have been switched: " in pair.said("events")
 

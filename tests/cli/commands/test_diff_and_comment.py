@@ -149,12 +149,12 @@ def test_what_clashes_beside_the_fleet_is_not_the_fleets_own(work: Work) -> None
     [
         (("nowhere..HEAD",), "has no commit nowhere"),
         (("main..nowhere",), "has no commit nowhere"),
-        (("..HEAD",), "is no range"),
-        (("WORKTREE..HEAD",), "is no range"),
-        (("main..WORKTREE", "--merge"), "compared as it is"),
-        (("main...WORKTREE",), "compared as it is"),
+        (("..HEAD",), "is not a range"),
+        (("WORKTREE..HEAD",), "is not a range"),
+        (("main..WORKTREE", "--merge"), "the work tree cannot be merged"),
+        (("main...WORKTREE",), "the work tree cannot be merged"),
         (("main..HEAD", "nowhere"), "not a directory"),
-        (("main..HEAD", "/"), "in no Git repository"),
+        (("main..HEAD", "/"), "is not in a Git repository"),
     ],
 )
 def test_what_is_no_range_is_wrong_usage(work: Work, arguments: tuple[str, ...], told: str) -> None:

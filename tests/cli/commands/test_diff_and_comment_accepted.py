@@ -111,7 +111,7 @@ def test_a_mirror_says_what_it_serves(rack: Rack) -> None:
     with served(partial(Mirror, directory=str(rack.output))) as url:
         assert fetch_accepted_commit(url) == accepted
         (rack.output / "ops" / "manifest.json").unlink()
-        with pytest.raises(UsageError, match="names no commit that was accepted"):
+        with pytest.raises(UsageError, match="has no accepted commit"):
             fetch_accepted_commit(url)
 
 
@@ -135,7 +135,7 @@ def test_an_answer_that_cannot_be_used_is_none(answer: type[Answering], said: st
     [
         ("ftp://boot.test", "no URL of a web server"),
         ("http://user:secret@boot.test", "must not hold a user or a password"),
-        ("/nowhere", "names no commit"),
+        ("/nowhere", "has no accepted commit"),
     ],
 )
 def test_a_place_that_cannot_be_meant_is_said(where: str, said: str) -> None:
@@ -153,7 +153,7 @@ def test_an_instance_that_has_accepted_nothing_says_so(rack: Rack) -> None:
     rack.repository.push({"fleet.yaml": "nonsense"})
     with rack.running(ready=False) as instance:
         eventually(lambda: instance.status()["attempted"]["commit"])
-        with pytest.raises(UsageError, match="names no commit that was accepted"):
+        with pytest.raises(UsageError, match="has no accepted commit"):
             fetch_accepted_commit(instance.url)
 
 

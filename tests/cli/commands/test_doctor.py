@@ -67,7 +67,7 @@ def test_all_that_is_looked_at_is_said_by_the_settings_of_run(rack: Rack) -> Non
     wrong = {name: each for name, them in items.items() for each in them if each["health"] == "failed"}
     assert (code, wrong) == (Exit.FINE, {})
     assert items.keys() >= {"git", "clock", "state", "disk", "ledger", "output", "credentials", "DHCP", "loaders"}
-    assert "knows 2 machines; nobody has it open" in items["ledger"][0]["message"]
+    assert "has 2 machines; no gitboot process uses it" in items["ledger"][0]["message"]
     assert items["credentials"][0]["message"] == "rack, for 2 BMCs"
 
 
@@ -77,7 +77,7 @@ def test_what_is_missing_is_named_with_what_to_do(rack: Rack, tmp_path: Path) ->
     shutil.move(moved, rack.output / "boot/assets/loaders")
     (loaders,), (credentials,) = items["loaders"], items["credentials"]
     assert code == Exit.PARTIAL
-    assert loaders["message"].endswith("/assets/ lacks what DHCP names: loaders/snponly-x86_64.efi")
+    assert loaders["message"].endswith("/assets/ lacks boot loaders that DHCP names: loaders/snponly-x86_64.efi")
     assert "2 servers (web01, web02)" in credentials["message"]
     assert credentials["hint"].startswith(f"{tmp_path}/rack/username")
     (rack.output / "boot/boot.ipxe").rename(tmp_path / "boot.ipxe")
@@ -91,7 +91,9 @@ def test_credentials_that_may_not_go_where_a_document_sends_them_are_named(rack:
     (credentials / "rack" / "access.toml").write_text('networks = ["192.0.2.0/24"]\n')
     _, items = found("--state", rack.state, "--credentials", credentials)
     (networks,) = items["networks"]
-    assert networks["message"] == "rack may not be sent to the BMCs of 2 servers (web01, web02)"
+    assert networks["message"] == (
+        "access.toml does not allow gitboot to send the credentials rack to the BMCs of 2 servers (web01, web02)"
+    )
     assert networks["hint"].startswith(f"gitboot bmc access-files --state {rack.state} ")
 
 
@@ -123,7 +125,7 @@ def test_a_machine_without_time_or_a_library_without_ssh_is_wrong(tmp_path: Path
     found = [each.message for each in of_output(tmp_path, tmp_path, servers=10**15) if each.health is Health.WRONG]
     unreadable, small = found
     assert "cannot be read" in unreadable
-    assert small.endswith("and the fleet's tree has about 6,000,000,000,000,000")
+    assert small.endswith("but the output tree of the fleet has about 6,000,000,000,000,000")
 
 
 def test_who_sets_bmcs_is_looked_at(tmp_path: Path) -> None:
@@ -132,10 +134,10 @@ def test_who_sets_bmcs_is_looked_at(tmp_path: Path) -> None:
         rack.push()
         rack.once()
         said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
-        assert "wrong    ledger       the Fleet names no ledger: nothing is set at the BMCs of 1 server" in said
-        assert f"provisioning: {{ledger: {rack.ledger()}}}  # in the spec of the Fleet" in said
+        assert "failed   ledger       the Fleet names no ledger, so gitboot does not set the BMCs of 1 server" in said
+        assert f"provisioning: {{ledger: {rack.ledger()}}}  # add to spec of the Fleet" in said
         rack.settings += f", provisioning: {{ledger: {uuid_of('another')}}}"
         rack.push()
         assert rack.once("--allow-takeover").code == Exit.PARTIAL
         said = " ".join(typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out.split())
-        assert f"the Fleet names another than {rack.ledger()}: nothing is set, and nothing installed" in said
+        assert f"the Fleet names another ledger than {rack.ledger()}, so this instance does not act" in said

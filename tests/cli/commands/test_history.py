@@ -112,7 +112,9 @@ def test_history_shows_commits_and_what_each_changed(gitboot: Typed, work: Work,
         f"{head} {day}: Plan a repair",
         "    maintenances.repair  none  -> memtest-7, from 2026-11-20T22:00:00Z to 2026-11-21T04:00:00Z",
     ]
-    assert lines[2].startswith(f"(2 commits, {broken} to {more}, are invalid and decided nothing: bad.yaml:1:7: GB1021")
+    assert lines[2].startswith(
+        f"(2 commits, {broken} to {more}, are invalid and changed no decision: bad.yaml:1:7: GB1021"
+    )
     assert lines[3:] == [
         f"{quiet} {day}: Be quiet",
         "    policy.boot.kernelArguments              +quiet",
@@ -155,7 +157,7 @@ def test_no_cache_computes_anew_and_stores_nothing(gitboot: Typed, work: Work, t
     with DiskCache(cache, pytest.fail) as other:
         key = encode(work.git("rev-parse", "HEAD^{tree}"))
         other.insert_many("history-problem", {key: encode("a problem of the cache")})
-    assert "no commit that led to HEAD decided anything" in gitboot("history", "web01", "--path", work.path)[2]
+    assert "no commit on the path to HEAD has a server" in gitboot("history", "web01", "--path", work.path)[2]
     assert gitboot("history", "web01", "--path", work.path, "--no-cache") == expected
 
 
@@ -206,12 +208,12 @@ def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed,
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("history web02 --path {work}", "no commit that led to HEAD decided anything for a server 'web02'"),
-        ("history web01 --path {work} --rev WORKTREE", "what lies uncommitted has no history"),
+        ("history web02 --path {work}", "no commit on the path to HEAD has a server 'web02'"),
+        ("history web01 --path {work} --rev WORKTREE", "WORKTREE has no history"),
         ("history web01 --path {work} --rev nonsense", "has no commit nonsense"),
-        ("history web01 --path {nothing}", "is in no Git repository, so it has no history"),
+        ("history web01 --path {nothing}", "is not in a Git repository, so it has no history"),
         ("history web01 --path {work} -n 0", "0 is not in the range x>=1"),
-        ("images {nothing} --rev HEAD", "is in no Git repository"),
+        ("images {nothing} --rev HEAD", "is not in a Git repository"),
     ],
 )
 def test_a_wrong_input_is_answered_in_one_message(gitboot: Typed, work: Work, typed: str, said: str) -> None:

@@ -184,10 +184,8 @@ def test_fleets_of_one_repository_have_ci_of_their_own(
     for folder in ("infra/boot", "lab"):
         gitboot("init", tmp_path, "--subpath", folder)
     err = capsys.readouterr().err
-    assert (
-        ".gitlab-ci.yml is there already, and left as it is: let it have `include: [{local: .gitlab/gitboot-lab" in err
-    )
-    assert "let it have a hook that runs `gitboot validate lab`" in err
+    assert ".gitlab-ci.yml exists already, and was not changed: add `include: [{local: .gitlab/gitboot-lab" in err
+    assert "add a hook that runs `gitboot validate lab`" in err
     assert yaml.safe_load((tmp_path / CI[1]).read_text()) == {"include": [{"local": ".gitlab/gitboot-infra-boot.yml"}]}
     jobs = [yaml.safe_load((tmp_path / place_ci_file(CI[1], folder)).read_text()) for folder in ("infra/boot", "lab")]
     assert jobs[0].keys() & jobs[1].keys() == {"variables"}

@@ -79,7 +79,7 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
         "web02   1       unknown      -          -     -         -                  -",
         f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "say what is on their disks, provisioned or pending:",
+        "State what is on their disks, provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
         "2 servers: 1 unknown, 1 as wanted",
@@ -90,12 +90,12 @@ def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> 
 
 def test_a_record_that_is_set_without_an_instance_counts_at_its_next_pass(rack: Rack) -> None:
     said = rack.said("records", "set", "web01", "pending", *REASON)
-    assert said == "web01 is pending: it is installed as soon as its plan wants it (INC-4711)\n"
+    assert said == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-4711)\n"
     assert shown(rack)["web01"]["record"]["provision"] is None
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 0)
     said = rack.said("records", "set", "web01", "provisioned", *REASON)
-    assert said == "web01 is provisioned: provision 1 with BootImage/flatcar-1 (INC-4711)\n"
+    assert said == "recorded web01 as provisioned: provision 1 with BootImage/flatcar-1 (INC-4711)\n"
     assert shown(rack)["web01"]["record"]["evidence"] == "Operator"
     assert '"Requested"' in rack.said("events")
 
@@ -110,7 +110,7 @@ def test_many_records_are_set_by_one_order_that_shows_them_and_asks(rack: Rack) 
     assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
     assert "web01   1       1            flatcar-1  web   Adopted" in done.out
     assert "2 servers would be pending: INC-4711" in done.out
-    assert rack.said(*order, "--yes").endswith("2 records are set (INC-4711)\n")
+    assert rack.said(*order, "--yes").endswith("set 2 records (INC-4711)\n")
     assert [item["step"] for item in shown(rack).values()] == ["Pending", "Pending"]
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 1)
@@ -134,7 +134,7 @@ def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
     file = rack.folder / "told.json"
     file.write_text(json.dumps(document))
     done = rack.typed("records", "import", file, *REASON)
-    assert (done.code, done.out) == (Exit.FINE, "2 records are set (INC-4711)\n")
+    assert (done.code, done.out) == (Exit.FINE, "set 2 records (INC-4711)\n")
     assert done.err == "1 of 3 records are of servers that the accepted commit does not have\n"
     assert [list(item["drift"]) for item in shown(rack).values()] == [["ImageDrift"], []]
 
@@ -166,19 +166,20 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
     nothing = rack.typed("approve", "0" * 64, *REINSTALL, *REASON)
     assert (nothing.code, nothing.err) == (
         Exit.STALE,
-        "gitboot: no commit is held: there is nothing to acknowledge\n",
+        "gitboot: no commit is held, so there is nothing to approve\n",
     )
     digest = hold(rack)
     for other_digest in ("0" * 64, digest[:12]):
         stale = rack.typed("approve", other_digest, *REINSTALL, *REASON)
         assert (
             stale.code,
-            f"the commit that is held changes {digest}, not {other_digest}: look at it again" in stale.err,
+            f"the changes of the held commit have the digest {digest}, not {other_digest}: review them again"
+            in stale.err,
         ) == (Exit.STALE, True), stale
     other = rack.typed("approve", digest, "--guard", "maxDeletes", *REASON)
     assert (other.code, other.err) == (
         Exit.STALE,
-        "gitboot: maxDeletes does not hold it; maxReinstalls does\n",
+        "gitboot: the commit is held by maxReinstalls, not by maxDeletes\n",
     )
     assert rack.once().code == Exit.HELD
     assert rack.said("approve", digest, *REINSTALL, *REASON).startswith("maxReinstalls acknowledged")
@@ -213,9 +214,11 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
     assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
-        assert rack.said("allow-installs") == "boots are offered again\n1 server to boot from the network now: web09\n"
+        assert (
+            rack.said("allow-installs") == "gitboot offers boots again\n1 server to boot from the network now: web09\n"
+        )
         eventually(lambda: planned_phase(instance, web) == "Network")
-    assert rack.said("allow-installs") == "nothing was stopped with gitboot stop-installs\n"
+    assert rack.said("allow-installs") == "no stop by gitboot stop-installs was in force\n"
 
 
 @pytest.fixture
@@ -297,15 +300,18 @@ def test_e16_a_place_that_cannot_be_written_is_named_and_does_not_keep_others_fr
 
 def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) -> None:
     until = soon(hours=1)
-    assert rack.said("suspend", "--until", until, *REASON) == f"suspended until {until}: INC-4711\n"
+    assert (
+        rack.said("suspend", "--until", until, *REASON)
+        == f"suspended the acceptance of commits until {until}: INC-4711\n"
+    )
     rack.add("web03")
     commit = rack.push()
     assert rack.once().code == Exit.SUSPENDED
     document = json.loads(rack.said("status", "-o", "json"))
     assert document["applied"]["commit"] != commit
     assert [each["type"] for each in document["conditions"] if not each["status"]] == ["AcceptingCommits"]
-    assert rack.said("resume") == "resumed\n"
-    assert rack.said("resume") == "it was not suspended\n"
+    assert rack.said("resume") == "resumed the acceptance of commits\n"
+    assert rack.said("resume") == "the acceptance was not suspended\n"
     assert rack.once().code == Exit.FINE
     assert json.loads(rack.said("status", "-o", "json"))["applied"]["commit"] == commit
 
@@ -322,7 +328,7 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
 def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: str) -> None:
     done = rack.typed("suspend", *arguments.split())
     assert (done.code, said in done.err) == (Exit.USAGE, True), done
-    assert rack.said("resume") == "it was not suspended\n"
+    assert rack.said("resume") == "the acceptance was not suspended\n"
 
 
 # Beside an instance that runs
@@ -331,10 +337,10 @@ def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: 
 def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
     web = rack.blades["web01"]
     with rack.running() as instance:
-        assert "web01 is pending" in rack.said("records", "set", "web01", "pending", *REASON)
+        assert "recorded web01 as pending" in rack.said("records", "set", "web01", "pending", *REASON)
         eventually(lambda: web.stands)
         assert boots(instance, web) == "flatcar-1"
-        assert "web01 is provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
+        assert "recorded web01 as provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
         eventually(lambda: not web.stands)
         rack.said("suspend", "--until", soon(hours=1), *REASON)
         found = until_condition(instance, "AcceptingCommits", status=False, reason="Suspended")
@@ -442,7 +448,7 @@ def test_a_state_directory_on_which_nothing_ran_is_named_and_left_alone(
 ) -> None:
     for state in (tmp_path, tmp_path / "missing"):
         done = type_on(state, ended, command)
-        said = "no gitboot runs with" if command in RUNNING_ONLY else "no gitboot has run with"
+        said = "no gitboot runs with" if command in RUNNING_ONLY else "no instance has run with"
         assert (done.code, done.out) == (Exit.USAGE, "")
         assert done.err.startswith(f"gitboot: {said} the state directory {state}")
         assert "gitboot run" in done.err  # the hint
@@ -468,10 +474,8 @@ def test_what_is_damaged_is_named_by_its_own_path(tmp_path: Path, ended: Rack, c
     done = type_on(state, ended, command)
     if command.startswith(OF_THE_STATUS):
         assert done.code == Exit.USAGE
-        assert (
-            done.err
-            == f"gitboot: {state}/status.json is not a status file; the next pass of `gitboot run` writes it anew\n"
-        )
+        problem = f"{state}/status.json is not a valid status file"
+        assert done.err == f"gitboot: {problem}; the next reconcile of `gitboot run` replaces it\n"
     else:
         assert done.code == Exit.FAULT
         assert done.err.startswith(f"gitboot: {state}/ledger.sqlite: the ledger cannot be read")

@@ -62,7 +62,7 @@ def test_what_was_seen_becomes_a_document_that_validates_and_boots_nothing(path:
     assert (path / "servers" / "web02.yaml").read_text() == (
         "# It asked for a boot from 10.0.0.7 at 2026-11-20 22:00 UTC, and said this of itself.\n"
         "# yaml-language-server: $schema=../.gitboot/schemas/Server.json\n"
-        "# Parked until somebody knows what it is to be: take that line out then; provision: 1 lets it be installed.\n"
+        "# Parked until you decide what it is for: then remove lifecycle. provision: 1 allows its installation.\n"
         "apiVersion: gitboot.dev/v1alpha1\n"
         "kind: Server\n"
         "metadata:\n"
@@ -110,7 +110,7 @@ def test_what_cannot_be_written_is_refused(path: Path, arguments: list[str], why
 def test_a_machine_without_a_known_uuid_is_described_without_one(path: Path) -> None:
     assert new(path, "--seen", "52:54:00:99:99:98", "--like", "web01").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
-    assert "uuid:" not in text and "# Its UUID is not known" in text
+    assert "uuid:" not in text and "# Its UUID is missing" in text
     assert typed("validate", path).code == Exit.FINE
     (path / "servers" / "web02.yaml").write_text(text.replace("lifecycle: Parked", "provision: 1"))
     refused = typed("validate", path)

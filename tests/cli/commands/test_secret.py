@@ -45,11 +45,11 @@ def test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked(tmp_
     assert found.exit_code == Exit.INVALID
     items = json.loads(found.stdout)["items"]
     assert [(each["path"], each["closed"]) for each in items] == [
-        ("s/join.age", "none of the keys opens it"),
+        ("s/join.age", "no key in the key file decrypts it"),
         ("s/own.age", None),
     ]
     text = run("check", fleet, "--secret-keys", other)
-    assert text.output == "s/join.age: none of the keys opens it\n2 secrets, 1 closed to these keys\n"
+    assert text.output == "s/join.age: no key in the key file decrypts it\n2 secrets, 1 not decrypted by these keys\n"
     assert "hunter2" not in found.output + text.output
 
 
@@ -58,9 +58,9 @@ def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> No
     (tmp_path / "large").write_bytes(b"x" * 70_000)
     (tmp_path / "none").write_text("hunter2")
     public = run("keygen", tmp_path / "key").output.strip()
-    assert "encrypted to somebody" in fails("encrypt", tmp_path / "none", "--file", out)
+    assert "a secret needs a recipient" in fails("encrypt", tmp_path / "none", "--file", out)
     assert "begins with age1" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--file", out)
-    assert "over 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--file", out)
+    assert "the limit is 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--file", out)
     no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--file", out)
     assert "line 1 is no key of age" in no_key and "hunter2" not in no_key
     assert "exists already" in fails("keygen", tmp_path / "key")

@@ -188,9 +188,9 @@ def test_a_fetch_while_the_override_stands_is_someone_elses_and_is_said_to_be(si
     site.bench.fetch(plan, client="10.0.0.99")
     site.bench.reconcile()
     (event,) = [event for event in site.bench.events if event.type == "FetchIgnored"]
-    assert (
-        event.message
-        == "web01: 10.0.0.99 fetched boot/v1/boot/m/boot.ipxe, but the override still stands: another client"
+    assert event.message == (
+        "web01: ignored the fetch of boot/v1/boot/m/boot.ipxe by 10.0.0.99: the override is still set, so it was "
+        "another client"
     )
     assert event.facts == {"server": "web01", "client": "10.0.0.99"}
     again = site.bench.reconcile()
@@ -302,7 +302,7 @@ def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
     site.apply(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.bench.reconcile()
     lacks = {IDRAC9.name: "takes no HttpBootUri", OPENBMC.name: "has no UefiHttp"}[profile.name]
-    message = f"plans name a URI, and DHCP names the loader all the same: web01, whose BMC {lacks}"
+    message = f"the BMC cannot be given a boot URI, so DHCP has to name the boot loader: web01, whose BMC {lacks}"
     assert site.bench.condition("HttpBoot") == (True, "HttpBootByDhcp", message)
     site.boot()
     site.bench.reconcile()
@@ -552,7 +552,7 @@ def test_what_a_bmc_shows_is_pinned_and_a_change_holds(site: Site, again: bool) 
     if again:
         site.restart()
     site.reconcile_after(300)
-    assert why(site).startswith("AnotherMachine: what the BMC shows has changed: serial")
+    assert why(site).startswith("AnotherMachine: the BMC reports another identity than before: serial")
     assert "provision/1" not in site.states
 
 
@@ -571,7 +571,7 @@ def test_a_board_that_went_with_its_override_leaves_nothing_to_be_withdrawn_from
     another_answers(site)
     site.decide(spec="provision: 1, lifecycle: Parked")
     site.reconcile_after(60)
-    assert why(site).startswith("AnotherMachine: Once Pxe for provision/1 was set where the BMC showed UUID")
+    assert why(site).startswith("AnotherMachine: Once Pxe for provision/1 was set on a BMC that reported UUID")
     assert (site.shown, site.patches, site.states) == ("Once Pxe", 1, {"provision/1": OverrideState.CONFIRMED})
 
 
@@ -917,7 +917,7 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
         events = [each.type for each in other.events if each.type.startswith("Override")]
         assert events == ["OverrideSetByAnother", "OverrideStalled"]
         (message,) = [each.message for each in other.events if each.type == "OverrideSetByAnother"]
-        assert message.endswith(" for provision/1 was set by another instance, and is not set")
+        assert message.endswith(" for provision/1 was set by another instance, so this instance does not set it")
         plan = other.reconcile()
         assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.CONSUMED), (
             "nor is it given to who asks"
@@ -933,7 +933,7 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
         assert site.patches == 1, "neither sets it once more, also where nothing shows any more that it was set"
         standing = other.instance.reconciler.state
         (told,) = [each for each in standing.conditions if each.type == "InstallsCompleted"]
-        assert told.reason == "NeedsOperator" and "or another instance has set it" in told.message
+        assert told.reason == "NeedsOperator" and "or was set by another instance" in told.message
         given = {"uuid": site.machine.uuid, "server": "web01", "bmc": None, "reason": "nothing is installed"}
         other.request("resolve", **given, consumed=False, key="provision/1")
         plan = other.plan()
@@ -963,14 +963,14 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
             both()
         assert site.patches == 0, "neither knows more of it than the other, and no BMC would show which came first"
         message = (
-            "the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of web01 "
-            "until it names this one's, "
+            "the Fleet names no ledger, so another instance may set the same BMCs. gitboot does not set the BMCs of "
+            "web01 until the Fleet names the ledger of this instance, "
         )
         for each in (site.bench, other):
             identity = each.ledger.progress[0]
             assert each.condition("BmcsSet") == (False, "LedgerNotNamed", f"{message}{identity}")
             (told,) = [c for c in each.instance.reconciler.state.conditions if c.type == "BmcsSet"]
-            assert told.remedy == f"provisioning: {{ledger: {identity}}}  # in the spec of the Fleet"
+            assert told.remedy == f"provisioning: {{ledger: {identity}}}  # add to spec of the Fleet"
             assert [event.type for event in each.events].count("LedgerNotNamed") == 1
             plan = each.plan()
             assert plan is not None and plan.phase is Phase.NETWORK, "who asks by DHCP is given it all the same"
@@ -1118,7 +1118,7 @@ def test_what_only_a_bmc_could_prove_is_not_given_where_nothing_may_be_set_there
         assert plan is not None and plan.phase is Phase.DISK
         status, reason, message = other.condition("EvidenceAvailable") or (None, "", "")
         assert (status, reason) == (False, "NoEvidence")
-        assert "or name a ledger in the Fleet, for BMCs to be set of web01" in message
+        assert "or name a ledger in the Fleet, so that gitboot sets the BMCs of web01" in message
         other.commits.ledger = named
         site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
         for _ in range(2):
@@ -1132,16 +1132,18 @@ def test_what_only_a_bmc_could_prove_is_not_given_where_nothing_may_be_set_there
 
 
 TOLD = {
-    OverrideState.RECORDED: "Once Pxe for provision/1 is about to be set, or was",
+    OverrideState.RECORDED: "Once Pxe for provision/1 is about to be set, or was just set",
     OverrideState.CONFIRMED: "Once Pxe for provision/1 is set",
-    OverrideState.CLEARING: "Once Pxe for provision/1 is about to be withdrawn",
+    OverrideState.CLEARING: "Once Pxe for provision/1 is about to be cleared, or was just cleared",
     OverrideState.INSERTED: "the medium of Once Pxe for provision/1 is inserted",
-    OverrideState.CLEARED: "Once Pxe for provision/1 is withdrawn",
-    OverrideState.CONSUMED: "Once Pxe for provision/1 is consumed",
-    OverrideState.LOST: "Once Pxe for provision/1 is gone, and nothing proves that a boot has consumed it",
-    OverrideState.SET_BY_ANOTHER: "Once Pxe for provision/1 was set by another instance, and is not set",
-    OverrideState.OPENED: "Once Pxe for provision/1 may be set in place of whatever stands there",
-    OverrideState.UNSENT: "Once Pxe for provision/1 was not set: the BMC had changed since it was read",
+    OverrideState.CLEARED: "Once Pxe for provision/1 was cleared",
+    OverrideState.CONSUMED: "Once Pxe for provision/1 was consumed",
+    OverrideState.LOST: "Once Pxe for provision/1 is gone, without evidence that a boot consumed it",
+    OverrideState.SET_BY_ANOTHER: (
+        "Once Pxe for provision/1 was set by another instance, so this instance does not set it"
+    ),
+    OverrideState.OPENED: "Once Pxe for provision/1 may replace the current override",
+    OverrideState.UNSENT: "Once Pxe for provision/1 was not set, because the BMC changed after it was read",
 }
 
 

@@ -138,12 +138,12 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         web = begun(rack, hosts)
         (event,) = eventually(lambda: told(hosts.two, "Prepared"))
         assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
-        eventually(lambda: re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"]))
+        eventually(lambda: re.search(r"is active for .*; its output tree is as of 20", hosts.two.condition["message"]))
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
         assert [path for path in apart if not names(web).search(path)] == []
         assert "flatcar" not in entry(hosts.two, web.entry).read_text()
-        assert why_not(hosts.two) == "the tree is prepared for a host that does not act yet"
+        assert why_not(hosts.two) == "the tree was prepared for a host that is not active yet"
         assert verify_tree(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
         hosts.one.kill()
@@ -262,9 +262,9 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
         assert date < int(datetime.fromisoformat(alive).timestamp())
         assert_nothing_is_prepared_where_who_acts_publishes(hosts)
         rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
-        eventually(lambda: "is not fetched yet" in refused(hosts.two))
+        eventually(lambda: "has not fetched the accepted commit" in refused(hosts.two))
         hosts.one.kill()
-        eventually(lambda: refused(hosts.two) == "no instance acts")
+        eventually(lambda: refused(hosts.two) == "no instance is active")
 
 
 def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:

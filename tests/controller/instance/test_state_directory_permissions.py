@@ -125,9 +125,9 @@ def test_t7_what_an_older_gitboot_left_open_is_closed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("owner", "group", "rights", "refused"),
     [
-        (NOBODY, NOBODY, 0o777, "everybody may write"),
-        (NOBODY, NOBODY, 0o1777, "everybody may write"),
-        (NOBODY, 12345, 0o770, "group 12345, which this process is not in, may write"),
+        (NOBODY, NOBODY, 0o777, "every user may write"),
+        (NOBODY, NOBODY, 0o1777, "every user may write"),
+        (NOBODY, 12345, 0o770, "group 12345, which does not include this process, may write"),
         (NOBODY, 0, 0o2770, None),  # as OpenShift: another user at each start, the group is ours
         (NOBODY, 0, 0o770, None),
         (NOBODY, NOBODY, 0o755, None),
@@ -177,7 +177,7 @@ def test_t7_a_spool_that_everybody_may_write_is_refused(folder: Path) -> None:
     assert mode(folder / "spool") == 0o775, "what is ours is put right"
     (folder / "spool").chmod(0o1777)
     os.chown(folder / "spool", NOBODY, NOBODY)
-    with pytest.raises(UsageError, match="say what is installed: chmod o-w"):
+    with pytest.raises(UsageError, match="mark servers as installed: chmod o-w"):
         check_spool_rights(folder / "spool")
 
 

@@ -52,15 +52,15 @@ def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
 def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_evidence(bench: Bench) -> None:
     line(bench, bench.plan())
     assert shown(bench.plan()) == TO_INSTALL, "a retry gets the same boot"
-    assert bench.condition("InstallsCompleted") == (True, "Completed", "no boot waits for evidence")
+    assert bench.condition("InstallsCompleted") == (True, "Completed", "no installation waits for evidence")
     assert shown(bench.wait(seconds=59).plan()) == TO_INSTALL
     assert shown(bench.wait(seconds=1).plan()) == UNKNOWN
     assert install_step(bench.decisions.servers["web01"], bench.record) == "Pending"
     status, reason, message = bench.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown")
     assert message == (
-        "a boot was perhaps served, and its outcome is unknown: web01 (10.0.0.7 fetched boot/v1/boot/m/boot.ipxe at "
-        "2026-11-20T12:00:00Z); look at them first"
+        "the endpoint may have served a one-time boot, and the outcome is unknown: web01 (10.0.0.7 fetched "
+        "boot/v1/boot/m/boot.ipxe at 2026-11-20T12:00:00Z). Look at these servers first"
     )
     assert bench.told("Attempted", "Provisioned") == []
     assert shown(bench.wait(days=2).plan()) == UNKNOWN, "no time gives it back"

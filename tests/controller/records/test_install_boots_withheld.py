@@ -425,7 +425,7 @@ def assert_is_gone(parts: Parts, revert: str) -> None:
     """Assert that the condition names the revert, and the number of servers whose boots it withholds."""
     condition = history_kept(parts)
     assert condition is not None and (condition.status, condition.reason) == (False, "CommitMissing")
-    assert f"{revert[:12]}, which takes the install boots of {len(SERVERS)} servers back" in condition.message
+    assert f"{revert[:12]} removed the install boots of {len(SERVERS)} servers" in condition.message
     assert condition.remedy is not None and "--allow-rewind" in condition.remedy
     assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
 
@@ -466,7 +466,7 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
     ) as parts:
         turn(parts, 7, 8, 9)
         condition = history_kept(parts)
-        assert condition is not None and f"{revert[:12]}, which takes the install boots of" in condition.message
+        assert condition is not None and f"{revert[:12]} removed the install boots of" in condition.message
         assert [each.server for each in parts.reconciler.status.withheld] == list(SERVERS)
     with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
         turn(parts, 10, 11, 12)
@@ -651,7 +651,7 @@ def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_i
         lose(state / CLONE, repository)
     with run() as instance:
         found = until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
-        assert f"{revert[:12]}, which takes the install boots of {len(SERVERS)} servers back" in found["message"]
+        assert f"{revert[:12]} removed the install boots of {len(SERVERS)} servers" in found["message"]
         assert f"{BAD}/kernel" not in instance.get(path).text
     words = shlex.split(found["remedy"], comments=True)
     assert words[:3] == ["gitboot", "run", "…"]

@@ -193,7 +193,7 @@ def test_a_word_of_who_has_not_seen_the_newest_evidence_is_refused(web01: Ordere
     words = map(last_provisioning_facts, (before, web01.record))
     numbers = [web01.request("records", items=[{**item, "seen": seen}], reason="x") for seen in words]
     web01.planned()
-    assert [web01.outcome(each).partition(":")[0] for each in numbers] == ["refused", "web01 is pending"]
+    assert [web01.outcome(each).partition(":")[0] for each in numbers] == ["refused", "recorded web01 as pending"]
 
 
 # Commits

@@ -89,7 +89,7 @@ def test_what_a_new_ledger_is_told_decides_what_is_installed(
 ) -> None:
     with Bench(tmp_path, initial=initial) as bench:
         assert shown(bench.decide(*fleet_of(provision)).plan()) == expected
-        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger knows every server")
+        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record of each server")
 
 
 def test_a_server_that_a_continuing_ledger_sees_for_the_first_time_is_installed_if_it_asks(bench: Bench) -> None:
@@ -141,7 +141,7 @@ def test_what_a_ledger_in_doubt_is_told(
             assert "gitboot records begin" in message
         else:
             assert bench.told("RecordsBegun") == ["RecordsBegun"]
-            assert (status, reason) == ((False, "UnverifiedServers") if expected == UNKNOWN else (True, "Known"))
+            assert (status, reason) == ((False, "UnverifiedServers") if expected == UNKNOWN else (True, "Verified"))
     with Bench(tmp_path, initial=None) as bench:  # and it is remembered
         again = shown(bench.decide(*fleet_of(provision=2)).plan())
         assert again == expected or (doubt == "ForeignLedger" and not answered)  # that is seen anew at each start
@@ -422,11 +422,11 @@ def test_evidence_meets_the_key_and_is_told_once(bench: Bench) -> None:
     given, event = (event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun"))
     assert (given.type, given.message) == (
         "Attempted",
-        "web01: attempt 1 at provision/3 was given: 10.0.0.7 fetched boot/v1/boot/m/boot.ipxe at 2026-11-20T12:00:00Z",
+        "web01: attempt 1 at provision/3 was served: 10.0.0.7 fetched boot/v1/boot/m/boot.ipxe at 2026-11-20T12:00:00Z",
     )
     assert (event.type, event.message) == (
         "Provisioned",
-        "web01: provision 3 is installed with BootImage/flatcar-1 as far as its fetches show (Fetched)",
+        "web01: installed provision 3 with BootImage/flatcar-1, according to its fetches (Fetched)",
     )
     assert event.facts == {"server": "web01", "evidence": "Fetched", "image": "flatcar-1", "plan": plan.digest}
 
@@ -559,7 +559,7 @@ def test_a_maintenance_that_boots_once_is_done_a_minute_after_its_fetch(bench: B
     (event,) = [event for event in bench.events if event.type not in ("Accepted", "Published", "RecordsBegun")]
     assert (event.type, event.message) == (
         "MaintenanceBooted",
-        "web01: run 1 of Maintenance/repair was booted (Fetched)",
+        "web01: booted run 1 of Maintenance/repair (Fetched)",
     )
     assert shown(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     assert shown(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)

@@ -119,7 +119,7 @@ def test_its_data_is_its_start_and_ends_it_where_a_fetch_is_the_evidence(web01: 
     assert attempt.started is not None
     assert attempt.started.path.endswith("/user-data") and attempt.started.at == NOON + timedelta(seconds=20)
     assert web01.told("Attempted", "Started", "Provisioned") == ["Attempted", "Started", "Provisioned"]
-    assert "as far as its fetches show" in web01.events[-1].message
+    assert "according to its fetches" in web01.events[-1].message
 
 
 def test_its_data_alone_says_that_its_boot_was_given(web01: Installing) -> None:
@@ -216,7 +216,7 @@ def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installi
     assert web01.boots == (*OFFERED, "provision/2")
     said = [each for each in web01.events if each.type == "ReportOutdated"]
     assert [(each.warning, each.facts["log"]) for each in said] == [(True, "no disk found")]
-    assert "an installer of provision/1 (flatcar-1) says that it has failed: no disk found" in said[0].message
+    assert "report by an installer of provision/1 (flatcar-1): failed: no disk found" in said[0].message
 
 
 def test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address(web01: Installing) -> None:
@@ -270,7 +270,7 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
     assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
     assert web01.step == "Provisioned"
-    assert web01.condition("InstallsCompleted") == (True, "Completed", "no boot waits for evidence")
+    assert web01.condition("InstallsCompleted") == (True, "Completed", "no installation waits for evidence")
 
 
 @pytest.mark.parametrize(

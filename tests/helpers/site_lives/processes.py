@@ -312,8 +312,8 @@ class Given(NamedTuple):
 
     @property
     def why_not(self) -> str | None:
-        """Why a boot is not given."""
-        found = re.search(r"# gitboot: not given: .* \((\w+)\); look", self.body)
+        """Why a boot is withheld."""
+        found = re.search(r"# gitboot: boot withheld: .* \((\w+)\); see", self.body)
         return found[1] if found else None
 
 

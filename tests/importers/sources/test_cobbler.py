@@ -92,7 +92,7 @@ ANSWERS: Final = {
     "static-1": _debian("static-1", domain="example.org"),
     "suse-1": _files("leap", f"info=URL/cblr/svc/op/nopxe/system/suse-1  autoyast={_LED}/suse-1"),
 }
-# Templates are not translated, and an argument of a server stands after those of its profile: the rest is equal.
+# Differences: templates are not translated, and arguments of a server come after those of its profile.
 DIFFERENT: Final = {
     "child-1": {"user data"},
     "child-2": {"user data", "order of arguments"},
@@ -146,10 +146,10 @@ def test_what_cobbler_answers_is_what_gitboot_would_or_is_listed(fleet: Path) ->
 @pytest.mark.parametrize(
     "word",
     [
-        "kernel argument c=3: another of its name stands after it",
+        "kernel argument c=3: a later argument has the same name",
         "its template sample.ks is not translated",
         "its template of Cobbler's settings is not translated",
-        "info=, by which Cobbler hears of an installation",
+        "info=, which reports an installation to Cobbler",
     ],
 )
 def test_the_report_has_the_reason_of_each_difference(fleet: Path, word: str) -> None:

@@ -235,7 +235,7 @@ def test_no_symlink_leads_out_of_the_folder(site: Site, tmp_path: Path) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
     (site.folder / "boot").symlink_to(elsewhere)
     site.publish(1)
-    with pytest.raises(PublishError, match="boot: expected a folder, found something else"):
+    with pytest.raises(PublishError, match="boot: expected a folder, found a file or a symlink"):
         site.follow()
     assert list(elsewhere.iterdir()) == []
 
@@ -251,7 +251,7 @@ def test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error(path: 
         parse_units(json.dumps({"web01": {"state": "", "files": {path: digest}}}).encode())
     with pytest.raises(ValueError, match="not a list of paths"):
         parse_unlisted(json.dumps(["boot/boot.ipxe", path]).encode())
-    with pytest.raises(ValueError, match="not what a target"):
+    with pytest.raises(ValueError, match="not the head of a target"):
         parse_head(json.dumps({**head, "shards": {"00": path}}).encode())
     assert parse_head(json.dumps({**head, "shards": {"00": digest}}).encode()).shards == {"00": digest}
 
@@ -261,7 +261,7 @@ def test_a_folder_that_is_absent_is_not_made_and_a_disk_that_comes_there_is_fill
     first = open_folder()
     assert open_folder() is first
     away = site.folder.rename(site.folder.with_name("away"))
-    with pytest.raises(PublishError, match=r"mirror: No such file or directory \(make it"):
+    with pytest.raises(PublishError, match=r"mirror: No such file or directory \(create the folder"):
         open_folder()
     away.rename(site.folder)
     opened = open_folder()

@@ -222,7 +222,7 @@ def any_site(request: pytest.FixtureRequest, tmp_path: Path, hosts: dict[str, st
     ],
     indirect=["any_site"],
 )
-def test_what_is_in_the_way_is_named_and_left(any_site: Site, tmp_path: Path, kind: str) -> None:
+def test_a_foreign_file_at_a_target_path_is_an_error_and_stays(any_site: Site, tmp_path: Path, kind: str) -> None:
     path = any_site.folder / ENTRIES[1]
     path.parent.mkdir(parents=True)
     (elsewhere := tmp_path / "elsewhere").write_bytes(b"theirs")
@@ -239,7 +239,7 @@ def test_what_is_in_the_way_is_named_and_left(any_site: Site, tmp_path: Path, ki
     assert path.is_dir() if kind == "folder" else path.read_bytes() == b"theirs"
 
 
-def test_what_others_keep_in_the_folder_is_not_touched(any_site: Site) -> None:
+def test_other_files_in_the_folder_do_not_change(any_site: Site) -> None:
     theirs = {"boot/assets/kernel": b"theirs", "README": b"theirs", "ops/notes": b"theirs"}
     for path, content in theirs.items():
         (any_site.folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -258,7 +258,7 @@ def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_
     name = os.path.relpath(mine, by_daemon.own / "read")
     (by_daemon.folder / UNLISTED).write_text(json.dumps([name]))
     by_daemon.begin()
-    with pytest.raises(PublishError, match=f"{UNLISTED} is not what gitboot wrote"):
+    with pytest.raises(PublishError, match=f"{UNLISTED} is damaged"):
         by_daemon.follow()
     assert mine.read_bytes() == b"mine"
 
@@ -273,7 +273,7 @@ def test_another_ledger_and_another_process_are_noticed(by_daemon: OtherHost, tm
     copy.begin("a copy of this instance")
     copy.follow()
     site.publish(2)
-    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this process is me"):
         site.follow()
     site.assert_holds(1)
 
@@ -294,7 +294,7 @@ def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(by_daemon:
     (slow / "begun").read_bytes()  # waits until rsync begins
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with pytest.raises(HostUnreachable, match="an rsync that an earlier process has started still runs"):
+    with pytest.raises(HostUnreachable, match="an rsync process of an earlier gitboot is still running"):
         by_daemon.follow()
     with (slow / "gate").open("w"):
         pass
@@ -314,7 +314,7 @@ def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(by_daemon:
     [
         ("ssh", "known%20hosts", "others", PublishError, "Host key verification failed"),
         ("ssh", "/plain", "/stranger", PublishError, "Permission denied"),
-        ("ssh", "/srv?", "/srv/absent?", PublishError, "No such file or directory .* .make the folder"),
+        ("ssh", "/srv?", "/srv/absent?", PublishError, "No such file or directory .* .create the folder"),
         ("rsync", "/boots", "/others", PublishError, "Unknown module 'others'"),
         ("rsync", "127.0.0.1:", "127.0.0.1:1", HostUnreachable, "(?i)refused|port"),
     ],

@@ -113,15 +113,15 @@ def test_a_target_is_one_url(text: str, address: TargetAddress) -> None:
         ("s3://boots?style=both", "style is path or virtual"),
         ("s3://boots?endpoint=s3.example.net", "endpoint is a URL"),
         ("s3://boots?endpoint=https://id:s3cret@s3.example.net", "endpoint is a URL, https://HOST, without"),
-        ("s3://id:s3cret@boots", "credentials do not belong into a URL"),
-        ("git+https://me:s3cret@git.example.net/x#boot", "credentials do not belong into a URL"),
-        ("git+https://s3cret@git.example.net/x#boot", "credentials do not belong into a URL"),
-        ("git+https://git.example.net/x", "name the branch"),
-        ("git+https://git.example.net/x#refs/tags/v1", "name the branch"),
+        ("s3://id:s3cret@boots", "remove the credentials from the URL"),
+        ("git+https://me:s3cret@git.example.net/x#boot", "remove the credentials from the URL"),
+        ("git+https://s3cret@git.example.net/x#boot", "remove the credentials from the URL"),
+        ("git+https://git.example.net/x", "name a branch"),
+        ("git+https://git.example.net/x#refs/tags/v1", "name a branch"),
         ("git+https://[::1/x#boot", "Invalid IPv6 URL"),
     ],
 )
-def test_what_no_target_can_be_is_said_without_its_secret(text: str, message: str) -> None:
+def test_the_error_for_a_malformed_target_contains_no_secret(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as raised:
         parse_target(text)
     assert "s3cret" not in str(raised.value)
@@ -230,7 +230,7 @@ def step_of(root: Path, units: Shard, most: int, *, head: TargetHead | None = No
     return step
 
 
-def test_what_a_target_has_of_a_server_comes_before_what_it_lacks(tmp_path: Path) -> None:
+def test_servers_that_a_target_has_come_before_new_ones(tmp_path: Path) -> None:
     """An entry that is out of date boots what Git wants no more; one that is missing boots nothing."""
     publish(tmp_path, fleet(1, tuple(range(9))))
     units = {f"server-52-54-00-00-00-{number:02x}": ServerFiles("old", {}) for number in (7, 8)}
@@ -257,7 +257,7 @@ def test_servers_of_one_shard_follow_one_another(tmp_path: Path) -> None:
     assert len(set(numbers)) < len(numbers)
 
 
-def test_what_another_version_has_made_is_made_anew(tmp_path: Path) -> None:
+def test_files_of_another_version_are_written_again(tmp_path: Path) -> None:
     publish(tmp_path, fleet(1))
     glance = (tree := FollowedTree(tmp_path)).read_summary()
     assert glance is not None
@@ -268,7 +268,7 @@ def test_what_another_version_has_made_is_made_anew(tmp_path: Path) -> None:
     assert made_by == ["0.0.1", __version__], "some servers are left, and then none"
 
 
-def test_a_tree_that_is_published_to_is_read_when_it_fits(tmp_path: Path) -> None:
+def test_a_tree_that_changes_during_a_read_is_read_again(tmp_path: Path) -> None:
     publish(tmp_path / "out", fleet(1))
     tree = FollowedTree(tmp_path / "out")
     glance = tree.read_summary()
@@ -282,7 +282,7 @@ def test_a_tree_that_is_published_to_is_read_when_it_fits(tmp_path: Path) -> Non
         tree.read_file("boot/boot.ipxe", fleet(1)["boot/boot.ipxe"].sha256)
 
 
-def test_nothing_follows_where_nothing_is_published(tmp_path: Path) -> None:
+def test_a_target_stays_empty_without_a_publication(tmp_path: Path) -> None:
     assert FollowedTree(tmp_path).read_summary() is None
 
 
@@ -455,7 +455,7 @@ def test_a_target_that_another_process_has_taken_over_is_left_alone_and_nobody_h
     assert shelf.loads == 1
 
 
-def test_what_is_published_while_a_step_is_made_is_made_next(out: Path) -> None:
+def test_a_publication_during_a_step_is_in_the_next_step(out: Path) -> None:
     shelf = Shelf(most=99)
     shelf.gate.clear()
     with Followers([one := follower(out, shelf)]).running() as followers:

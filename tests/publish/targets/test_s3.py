@@ -269,7 +269,7 @@ def test_a_path_that_another_server_takes_over_stays(site: Site, store: Store, b
         assert machines_see(store, bucket) == {entry: b"2", other: b"1"}
 
 
-def test_what_others_keep_beside_it_is_not_touched(site: Site, store: Store, bucket: str) -> None:
+def test_other_objects_in_the_bucket_do_not_change(site: Site, store: Store, bucket: str) -> None:
     theirs = {"site/boot/README": b"theirs", "site/ops/notes": b"theirs", "elsewhere": b"theirs"}
     for path, content in theirs.items():
         store.put(bucket, path, content)
@@ -281,7 +281,7 @@ def test_what_others_keep_beside_it_is_not_touched(site: Site, store: Store, buc
     assert {path: store.get(bucket, path).content for path in theirs} == theirs
 
 
-def test_what_stands_in_the_way_is_named_and_left(site: Site, store: Store, bucket: str) -> None:
+def test_a_foreign_object_at_a_target_path_is_an_error_and_stays(site: Site, store: Store, bucket: str) -> None:
     store.put(bucket, f"site/{ENTRY.format(1)}", b"theirs")
     site.publish(fleet(1))
     with pytest.raises(PublishError, match=rf"gitboot's own at {ENTRY.format(1)}, found something"):
@@ -306,19 +306,19 @@ def test_a_bucket_of_another_ledger_is_left_alone_until_it_is_taken_over(
         site.follow()
 
 
-def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, store: Store, bucket: str) -> None:
+def test_a_process_that_loses_a_target_to_another_one_reports_it(site: Site, store: Store, bucket: str) -> None:
     site.bring(fleet(1))
     first = site.target
     site.begin("a copy of this instance")
     site.follow()
     site.target = first
     site.publish(fleet(2))
-    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this process is me"):
         site.follow()
     assert_holds(machines_see(store, bucket), fleet(1))
 
 
-def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bucket: str) -> None:
+def test_a_process_that_lost_a_target_writes_no_boot_script(site: Site, store: Store, bucket: str) -> None:
     site.bring(fleet(1))
     first, holding = site.target, site.target.load()
     site.begin("a copy of this instance")
@@ -329,7 +329,7 @@ def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bu
     step = plan_next_step(site.tree, glance, holding, partial(first.shard, holding.head), 2)
     assert step is not None
     store.writes.clear()
-    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
+    with pytest.raises(LockedByAnother, match="a copy of this instance; this process is me"):
         first.apply(step, holding, site.tree)
     assert store.writes == []
 
@@ -346,7 +346,7 @@ def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_
             store.put(bucket, f"site/{HEAD}", render_head(structs.replace(head, writer="other")))
 
     store.fails = other_comes
-    with pytest.raises(LockedByAnother, match="other; this is me"):
+    with pytest.raises(LockedByAnother, match="other; this process is me"):
         site.follow()
     assert parse_head(store.get(bucket, f"site/{HEAD}").content).writer == "other"
 
@@ -363,7 +363,7 @@ def test_of_two_that_begin_at_once_only_one_writes_entries(site: Site, store: St
             )
 
     store.fails = other_is_first
-    with pytest.raises(HostUnreachable, match="another has just begun to write there"):
+    with pytest.raises(HostUnreachable, match="another process has just started to write there"):
         site.follow()
     with pytest.raises(ForeignTree, match="theirs"):
         site.follow()
@@ -424,7 +424,7 @@ def test_an_entry_that_went_back_to_what_it_was_while_nothing_could_be_written_i
     assert_holds(machines_see(store, bucket), fleet(1))
 
 
-def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, store: Store, bucket: str) -> None:
+def test_a_file_that_changed_after_the_write_is_an_error(site: Site, store: Store, bucket: str) -> None:
     site.bring(fleet(1))
     site.publish(fleet(2), commit="2")
     paths = store.paths(bucket, "site/boot/v1/")
@@ -435,7 +435,7 @@ def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, stor
                 store.put(bucket, path, b"theirs")
 
     store.seen = other_overwrites
-    with pytest.raises(HostUnreachable, match="was written, and is read as something else"):
+    with pytest.raises(HostUnreachable, match=r"the content of .* changed after gitboot wrote it"):
         site.follow()
     assert parse_head(store.get(bucket, f"site/{HEAD}").content).commit != "2"
     store.seen = lambda: None
@@ -443,12 +443,12 @@ def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, stor
     assert_holds(machines_see(store, bucket), fleet(2))
 
 
-def test_what_was_damaged_there_is_named(site: Site, store: Store, bucket: str) -> None:
+def test_a_damaged_record_of_a_target_is_an_error(site: Site, store: Store, bucket: str) -> None:
     site.bring(fleet(1))
     shard = store.paths(bucket, "site/ops/shards/")[0]
     store.put(bucket, shard, b"{}")
     site.begin()
-    with pytest.raises(PublishError, match=r"ops/shards/\w+\.json is not what gitboot wrote"):
+    with pytest.raises(PublishError, match=r"ops/shards/\w+\.json is damaged"):
         site.follow()
 
 
@@ -571,12 +571,17 @@ def _error(request: Callable[[], object]) -> GitbootError:
         (
             "403 Forbidden",
             "AccessDenied",
-            "it refuses the credentials, or what they may do: AccessDenied",
+            "the store rejects the credentials, or they lack a permission: AccessDenied",
             PublishError,
         ),
-        ("400 Bad Request", "ExpiredToken", "it refuses the credentials, or what they may do: Expired", PublishError),
-        ("404 Not Found", "NoSuchBucket", "there is no such bucket", PublishError),
-        ("503 Slow Down", "SlowDown", "it answers 503 Service Unavailable SlowDown", HostUnreachable),
+        (
+            "400 Bad Request",
+            "ExpiredToken",
+            "the store rejects the credentials, or they lack a permission: Expired",
+            PublishError,
+        ),
+        ("404 Not Found", "NoSuchBucket", "the bucket does not exist", PublishError),
+        ("503 Slow Down", "SlowDown", "the store answers 503 Service Unavailable SlowDown", HostUnreachable),
     ],
 )
 def test_finding_m10_the_cause_comes_first_whatever_the_request_of_a_store(
@@ -587,7 +592,7 @@ def test_finding_m10_the_cause_comes_first_whatever_the_request_of_a_store(
         assert "the cause" not in str(error), "the words of the store"
 
 
-@pytest.mark.parametrize(("begins_days", "words"), [(2, "is not valid before"), (-4, "has expired at")])
+@pytest.mark.parametrize(("begins_days", "words"), [(2, "is not valid before"), (-4, "expired at")])
 def test_finding_m10_a_certificate_that_this_clock_rejects_is_named_with_both_times(
     tmp_path: Path, begins_days: int, words: str
 ) -> None:
@@ -598,7 +603,10 @@ def test_finding_m10_a_certificate_that_this_clock_rejects_is_named_with_both_ti
         pytest.raises(HostUnreachable, match=f"^s3://boots/site: the certificate of the store {words} ") as raised,
     ):
         strange_bucket(server.url, ca_bundle=certificate).get(HEAD)
-    assert re.search(r"clock of this host shows \d{4}-\d\d-\d\dT[\d:]+Z \(correct one of them\)", str(raised.value))
+    assert re.search(
+        r"clock of this host shows \d{4}-\d\d-\d\dT[\d:]+Z \(renew the certificate, or correct the clock\)",
+        str(raised.value),
+    )
 
 
 def _tls(certificate: Path, begins: datetime, ends: datetime) -> ssl.SSLContext:
@@ -649,5 +657,5 @@ def test_finding_s8_a_shard_that_gitboot_did_not_write_is_an_error(
     written.create(f"ops/shards/{digest}.json", content)
     head = TargetHead(ledger="ours", commit="c0ffee", gitboot="0", writer="me", shards={"00": digest})
     written.create(HEAD, render_head(head))
-    with pytest.raises(PublishError, match="is not what gitboot wrote"):
+    with pytest.raises(PublishError, match="is damaged"):
         site.target.load()
