@@ -127,7 +127,7 @@ def test_it_is_about_whom_the_step_reaches() -> None:
         ("one is unknown", {FIRST[0]: None}, {}, "Waits", f"cannot tell what is on the disks of {FIRST[0]}"),
         ("one was to have another", {FIRST[0]: OVERTAKEN}, {"after": 100}, "Waits", f"not yet {FIRST[0]}"),
         ("one has failed to", {FIRST[0]: OVERTAKEN_FAILED}, {}, "Stopped", f"the installation failed on {FIRST[0]}"),
-        ("one was overwritten", {FIRST[0]: replace(HAS_IT, overwritten_by="m")}, {}, "Waits", "not known"),
+        ("one was overwritten", {FIRST[0]: replace(HAS_IT, overwritten_by="m")}, {}, "Waits", "cannot tell"),
         ("one has failed", {FIRST[3]: FAILED}, {}, "Stopped", f"the installation failed on {FIRST[3]}"),
         ("one has failed, one is unknown", {FIRST[0]: None, FIRST[3]: FAILED}, {}, "Stopped", "failed"),
         ("whom it does not reach has failed", {NAMES[-1]: FAILED}, {}, "Next", "4 of 4"),

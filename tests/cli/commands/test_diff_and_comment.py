@@ -371,7 +371,7 @@ def test_t9_an_instance_may_demand_a_signature_or_an_approval_for_reinstallation
     people["ada"].commit(work, message=f"Fine\n\n{line}")
     assert diff("main..topic", *signed).code == 0
     done = diff("main..topic", *approved)
-    assert (done.code, "gitboot approve alone" in done.out) == (4, True)
+    assert (done.code, "only gitboot approve" in done.out) == (4, True)
     assert "\n    Gitboot-Ack:" not in done.out
 
 
