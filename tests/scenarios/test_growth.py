@@ -178,7 +178,7 @@ def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
         yield "none", steps(reconcile)
         bmcs.answer(Outcome.UNCHANGED)
         yield "one", steps(reconcile)
-        bmcs.answer(Outcome.WAITING, answered=False)
+        bmcs.answer(Outcome.WAITING, is_reachable=False)
         yield "one that failed", steps(reconcile)
 
 
