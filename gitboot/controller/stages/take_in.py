@@ -53,7 +53,7 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     begun = state.knowledge.facts.begun
     if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
         return state, taken
-    instance_tables.mark_unverified(store, "RestoredLedger", forge_changes if is_behind and forge_changes is not None else 0)
+    instance_tables.mark_unverified(store, "RestoredLedger", forge_changes or 0 if is_behind else 0)
     doubted = structs.replace(read_knowledge(store), published_records=state.knowledge.records)
     everyone = state.unplanned | state.knowledge.accepted_machines
     return structs.replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken
