@@ -437,10 +437,10 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         yield "Serving", is_whole, "Running" if is_whole else "NotResponding" if serving.hung else "Restarting", message
         if serving.unread:
             message = f"{'; '.join(serving.unread)}. The endpoint rejects requests that need these files"
-            yield "CredentialsRead", False, "Unreadable", message
+            yield "CredentialsReadable", False, "Unreadable", message
         if serving.certificate is not None:
             message = f"{serving.certificate}. The endpoint goes on with the earlier certificate, if it has one"
-            yield "CertificateRead", False, "Unusable", message
+            yield "CertificateReadable", False, "Unusable", message
     if (telling := state.telling) is not None and telling.failure is not None:
         yield "CommitStatusReported", False, *telling.failure
     elif telling is not None:

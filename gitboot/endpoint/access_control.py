@@ -215,4 +215,4 @@ class CredentialFiles:
         if self._failures:
             message = f"{'; '.join(self._failures)}: requests that need these files are refused until they can be read"
             return Event(at=at, type="CredentialsUnreadable", message=message, warning=True)
-        return Event(at=at, type="CredentialsRead", message="all credential files can be read again")
+        return Event(at=at, type="CredentialsReadable", message="all credential files can be read again")

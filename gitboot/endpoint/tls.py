@@ -50,7 +50,7 @@ class Certificate:
             self.failure = str(error)
         if self.failure is None:
             message = f"the endpoint now uses the certificate in {self._file}"
-            return None if is_first else Event(at=at, type="CertificateRead", message=message)
+            return None if is_first else Event(at=at, type="CertificateReadable", message=message)
         if self.failure == failure:
             return None
         effect = "the previous certificate stays in use" if self._current is not None else "connections are refused"

@@ -1,4 +1,4 @@
-"""Boot files of a server in all formats, and in copies without an endpoint."""
+"""Boot files of a server in all formats, and the versions for copies without an endpoint."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from gitboot.resolve.server_plan import BootPlan
 def select_copy_files(
     decision: Decision, plan: BootPlan | None, stop: StopScope, files: Files, policy_files: Files
 ) -> dict[str, File]:
-    """Return the files of a plan as they lie in OUTPUT and in its copies, while ``stop`` is in force.
+    """Return the files of a plan for OUTPUT and its copies.
 
-    ``files`` are what the endpoint answers for ``planned``. ``alone`` is what the policies alone boot if that writes no
-    disk, else the disk.
+    ``files`` are the files that the endpoint serves for the plan. ``policy_files`` are the files of the boot that the
+    policies alone select if that boot writes no disk, else of the disk boot.
 
-    A one-time boot is not in a copy, because every client could fetch it again and again. A maintenance is not in a
-    copy either, because the copy does not end it if the publisher dies. Their boot scripts ask the endpoint, and boot
-    ``alone`` if it does not answer. A loader that cannot ask gets ``alone`` at once, unless the Fleet accepts more.
+    A copy contains no one-time boot, because every client could fetch it many times. A copy also contains no boot of a
+    maintenance, because the copy cannot end the maintenance if the publisher stops. Instead, the boot scripts in the
+    copy ask the endpoint first, and boot ``policy_files`` if the endpoint does not answer. A loader that cannot ask
+    gets ``policy_files`` at once, unless the Fleet allows more.
     """
     is_once = plan is not None and plan.key is not None and plan.writes_disk
     if is_once and not decision.copies.one_time_boots:
@@ -39,9 +40,10 @@ def select_copy_files(
 
 
 def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope) -> bool:
-    """Return whether a plan is a maintenance's whose end changes the boot, and an endpoint is named.
+    """Return whether a copy must ask the endpoint if a maintenance has ended.
 
-    While all boots from the network are stopped, the disk boots before and after the end.
+    False without a maintenance, without an endpoint, and if the boot is the same before and after the end. With
+    ``Halt.ALL``, the disk boots before and after the end.
     """
     if plan.maintenance is None or decision.endpoint is None or stop is StopScope.ALL:
         return False
@@ -49,9 +51,9 @@ def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope
 
 
 def render_asking_scripts(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
-    """Return the boot scripts that ask the endpoint for the boot of ``files``, and boot ``alone`` without an answer.
+    """Return boot scripts that ask the endpoint first, and boot ``policy_files`` if it does not answer.
 
-    An endpoint that cannot record fetches answers them, too. There are none if no endpoint is named.
+    Return no scripts if the Fleet names no endpoint. An endpoint that cannot record fetches serves these scripts too.
     """
     kinds = {
         path: kind for path in files.keys() & policy_files.keys() if (kind := paths.find_path_kind(path)) is not None
@@ -64,7 +66,7 @@ def render_asking_scripts(decision: Decision, files: Files, policy_files: Files)
 
 def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
     found = {**files}
-    # User data at a path that has no token: both boots ask for it there, so a copy has that of the boot in its scripts.
+    # User data at a path without a token: both boots fetch it, so a copy has the data of the boot in its scripts.
     data = {path: policy_files[path] for path in files.keys() & policy_files.keys() if _has_role(path, Role.DATA)}
     found |= data
     can_ask = all(files[path] == file for path, file in data.items())
@@ -75,7 +77,7 @@ def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files
         if (policy_file := policy_files.get(path)) is None:
             del found[path]
         else:
-            # An iPXE without https fails to ask, and boots the same as if it had not asked.
+            # An iPXE without https cannot ask, and boots the same as if it had not asked.
             found[path] = (_render_asking_script(decision, kind, path, policy_file) if can_ask else None) or policy_file
     return found
 
@@ -93,7 +95,7 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
     for path in sorted(files.keys() | policy_files.keys()):
         kind, own_file, policy_file = paths.find_path_kind(path), files.get(path), policy_files.get(path)
         chosen = own_file or policy_file
-        if kind is not None and kind.role is Role.DATA:  # user data at a path that has no token: it cannot ask
+        if kind is not None and kind.role is Role.DATA:  # user data at a path without a token cannot ask
             chosen = (
                 own_file if own_file is not None and (policy_file is None or (finds_data and is_late)) else policy_file
             )
@@ -101,7 +103,7 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
             names_loader = kind is paths.HTTP_BOOT and boot is not None and boot.http_boot is HttpBoot.LOADER
             chosen = (
                 own_file if is_late or (names_loader and own_file is not None) else policy_file
-            )  # a loader asks by its boot script
+            )  # the boot script of the loader asks
         elif kind is not None and kind.role is Role.BOOT_SCRIPT and own_file != policy_file:
             can_ask = not (finds_data and data) and own_file is not None and policy_file is not None
             asking_script = (
@@ -121,13 +123,13 @@ def _has_role(path: str, role: Role) -> bool:
 
 
 def _render_asking_script(decision: Decision, kind: PathKind, path: str, fallback: File) -> File | None:
-    """Return the boot script that asks the endpoint first; None: there is no endpoint, or its loader cannot ask."""
+    """Return the boot script that asks the endpoint first. None: there is no endpoint, or the loader cannot ask."""
     if decision.endpoint is None or kind.role is not Role.BOOT_SCRIPT:
         return None
     write, below = _find_script_writer(kind), path.removeprefix(paths.BOOT)
     if write is pxelinux.render_endpoint_request:
-        # PXELINUX has no variables to remember that it has asked. A load balancer that answers with a copy of this very
-        # configuration would use up the TCP connections of lwIP, so that the fallback's kernel cannot be fetched.
+        # PXELINUX has no variable that could stop it from asking again. If a load balancer answered with a copy of this
+        # same configuration, lwIP would run out of TCP connections, and PXELINUX could not fetch the fallback's kernel.
         below = f"{paths.ASKED}{below}"
     text = write(f"{decision.endpoint}/{below}", fallback.content.decode())
     return File(text.encode(), fallback.content_type) if text is not None else None
@@ -142,7 +144,7 @@ def _find_script_writer(kind: PathKind) -> Callable[[str, str], str | None]:
     return next(write for loader, write in _LOADERS if loader in kind.text)
 
 
-# By a part of the path that boot scripts of this loader have.
+# The loader of a boot script, by a part of its path.
 _LOADERS: Final[tuple[tuple[str, Callable[[str, str], str | None]], ...]] = (
     ("ipxe", ipxe.render_endpoint_request),
     ("grub.cfg", grub.render_endpoint_request),
@@ -152,10 +154,10 @@ Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 
 
 def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """``v1/boot/<mac>/provisioned/<token>``, and ``failed/`` beside it, whatever the server boots now.
+    """Yield ``v1/boot/<mac>/provisioned/<token>`` and ``v1/boot/<mac>/failed/<token>``, for every plan.
 
-    An installation may outlast the time that its evidence may take, or run into a maintenance's window; it is
-    heard all the same.
+    An installation can end after its deadline, or during the window of a maintenance. The endpoint accepts its report
+    in both cases.
     """
     named = (decision.token, plan.token if plan is not None else None)
     for token in (each for each in named if each is not None):
@@ -163,7 +165,7 @@ def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[t
 
 
 _EMPTY: Final = File(b"")
-# Each format: a path that it makes, whose line in the table says what asks for it, and what makes its files.
+# Each format: one of its paths, which determines the output that turns the format on, and its renderer.
 RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.IPXE_BY_MAC, ipxe.render),
     (paths.IPXE_BY_SERIAL, ipxe.render_by_serial),
@@ -180,9 +182,9 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.USER_DATA, user_data_files.render_matchbox),
     (paths.BOOT_PARAMETERS, emulated_apis.render_boot_parameters),
 )
-# What a loader finds by an interface that its machine may not boot from.
+# Renderers of the files that a loader finds if it asks by an interface that its machine may not boot from.
 IDLE_RENDERERS: Final = ((Output.GRUB, grub.render_idle), (Output.PXELINUX, pxelinux.render_idle))
-# What every machine begins with, and what is for the whole fleet, by the output that asks for it.
+# Renderers of the files that every machine fetches first, and of other files of the fleet, by output.
 SHARED_RENDERERS: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File]]]], ...]] = (
     (Output.IPXE, ipxe.render_shared),
     (Output.GRUB, grub.render_shared),
@@ -191,14 +193,14 @@ SHARED_RENDERERS: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple
     (Output.DHCP_KEA, dhcp.render_kea),
     (Output.MATCHBOX, ipxe.build_first_script_renderer("boot.ipxe.0")),
     (Output.SMEE, ipxe.build_first_script_renderer("auto.ipxe")),
-    (Output.SMEE, ipxe.build_first_script_renderer("ipxe/script/auto.ipxe")),  # where Tinkerbell has it
+    (Output.SMEE, ipxe.build_first_script_renderer("ipxe/script/auto.ipxe")),  # the path that Tinkerbell uses
 )
 
 
 def render_server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None) -> dict[str, File]:
-    """Return the files of one server, by path.
+    """Return the files of one server by path.
 
-    A server that boots its disk has the same boot script by each lookup, or no boot script at all if it is restricted.
+    A server that boots its disk has the same boot script at each path. A restricted server has no boot script then.
     """
     found: dict[str, File] = {}
     for render in _select_renderers(decisions.outputs, decisions.evidence):
@@ -212,16 +214,17 @@ def render_server_files(decisions: Decisions, decision: Decision, plan: BootPlan
 def _select_renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[Renderer, ...]:
     requested = {None, evidence, *outputs}
     if Output.EC2 in requested:
-        requested.add(Output.NOCLOUD)  # whose files it answers
+        requested.add(Output.NOCLOUD)  # EC2 metadata serves the NoCloud files
     return tuple(render for made, render in RENDERERS if made.requested_by in requested)
 
 
 def render_idle_files(
     outputs: Collection[Output], decision: Decision, idle_macs: tuple[MacAddress, ...]
 ) -> dict[str, File]:
-    """Return the files of interfaces that a server may not boot from. No plan changes them, and a fetch proves nothing.
+    """Return the files of interfaces that a server may not boot from.
 
-    A restricted server has no such files: these lookups answer 404, too.
+    The plan does not change these files, and a fetch of them is not evidence. A restricted server has no such files, so
+    these paths answer 404.
     """
     if decision.restrict:
         return {}
@@ -234,14 +237,14 @@ def render_idle_files(
 
 
 def lists_interfaces(outputs: Collection[Output]) -> bool:
-    """Return whether shared files name each server's interfaces."""
+    """Return whether the files of the fleet list the interfaces of each server."""
     return Output.DHCP_DNSMASQ in outputs or Output.DHCP_KEA in outputs
 
 
 def render_fleet_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[str, File]:
-    """Return the files that every machine begins with, and the configuration of DHCP and mirrors.
+    """Return the files that every machine fetches first, and the configuration of DHCP servers and web servers.
 
-    ``monitors`` are the networks of the Fleet's `provisioning.monitors`.
+    ``monitors`` are the networks in `provisioning.monitors` of the Fleet.
     """
     files = {
         **dict(emulated_apis.render_alias_list(decisions.outputs)),

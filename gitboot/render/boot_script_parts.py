@@ -1,4 +1,4 @@
-"""Parts of boot scripts: header, and boot from the local disk."""
+"""Parts of boot scripts: the heading, and the boot from the local disk."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from gitboot.resolve.server_plan import BootPlan
 
-# Below \EFI without `.efi`, in the order in which they are tried; {cpu} is x64 or aa64. A distribution's shim comes
-# before its GRUB, for under Secure Boot firmware trusts only the former; what it refuses is passed over. The last is
-# the path that the UEFI specification gives every disk (3.5.1.1).
+# Files below \EFI without `.efi`. GRUB tries them in this order. {cpu} is x64 or aa64. The shim of a distribution
+# comes before its GRUB, because firmware with Secure Boot trusts only the shim. GRUB skips a file that the firmware
+# rejects. The last file is the default path on every disk (UEFI specification 3.5.1.1).
 EFI_LOADERS: Final = (
     "debian/shim{cpu}",
     "ubuntu/shim{cpu}",
@@ -27,19 +27,18 @@ EFI_LOADERS: Final = (
     "systemd/systemd-boot{cpu}",
     "BOOT/BOOT{cpu}",
 )
-# By architecture, what a loader says that it was built for: a BIOS build says i386 on any x86 machine.
+# The build architectures that loaders report, by machine architecture. A BIOS build reports i386 on any x86 machine.
 LOADER_ARCHITECTURES: Final = {"x86_64": ("x86_64", "i386"), "aarch64": ("arm64",)}
-IDENTITY_QUERY: Final = (
-    "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
-)
-# To UEFI, success means that something was booted: it stops at its menu. Only an error lets it go on (2.10, 3.1.2).
+IDENTITY_QUERY: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # lets the endpoint detect another machine
+# After a success, UEFI firmware stops at its menu. Only after an error does it try the next boot option
+# (UEFI specification 2.10, 3.1.2).
 IPXE_DISK_BOOT: Final = """\
 iseq ${platform} efi && exit 1 ||
 sanboot --no-describe --drive 0x80 ||
 exit 0
 """
-# Firmware that is left by `exit` may come back to the network, or end in its menu: so GRUB looks for itself first.
-# What it chains to is told that it came from $root, whatever path it is given by (GRUB: loader/efi/chainloader.c).
+# After `exit`, the firmware may boot from the network again, or stop at its menu. So GRUB searches the disks first.
+# GRUB passes $root to the loader that it starts, regardless of the path (GRUB: loader/efi/chainloader.c).
 GRUB_DISK_BOOT: Final = f"""\
 if [ "$grub_platform" = efi ]; then
   set cpu=x64
@@ -69,17 +68,17 @@ _LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
 
 
 def render_ipxe_disk_boot(local_disk: str | None) -> str:
-    """Return the end of an iPXE script, which boots the disk. ``how`` is from a document; None: the default way."""
+    """Return the end of an iPXE script, which boots the disk. ``local_disk`` is from a document. None: the default."""
     if local_disk is None:
         return IPXE_DISK_BOOT
     if local_disk == EXIT:
         return _LEAVE_IPXE
-    # Drives are numbered from 0 there, by iPXE of 2023 and newer (commit b1c13cc); an older one has none, and goes on.
+    # With UEFI, iPXE of 2023 and newer numbers drives from 0 (commit b1c13cc). An older iPXE finds no drive.
     path = f" --filename {local_disk.replace('/', _BACKSLASH)}" if local_disk != SANBOOT else ""
     return f"iseq ${{platform}} efi && sanboot --no-describe --drive 0{path} ||\n{IPXE_DISK_BOOT}"
 
 
-_BACKSLASH: Final = "\\"  # as UEFI has it in paths (10.3.5.4)
+_BACKSLASH: Final = "\\"  # the separator in UEFI paths (UEFI specification 10.3.5.4)
 
 
 def render_grub_disk_boot(local_disk: str | None) -> str:
@@ -111,7 +110,7 @@ def render_pxelinux_disk_boot(local_disk: str | None) -> str:
 
 
 def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | None = None) -> str | None:
-    """Return the boot script at ``path`` that boots the disk; None: no boot loader fetches the path."""
+    """Return the boot script at ``path`` that boots the disk. None: boot loaders do not fetch this path."""
     for loader, first, to_disk in _LOADERS:
         if loader in path:
             return f"{first}# {machine}: {reason}, on to the local disk\n{to_disk(local_disk)}"
@@ -127,7 +126,7 @@ IDLE_REASON: Final = "may not boot from this interface"
 
 
 def render_heading(plan: BootPlan) -> str:
-    """Return the comment that begins a boot script; all of it follows from the plan."""
+    """Return the comment at the top of a boot script. It depends only on the plan."""
     source = f"Maintenance/{plan.maintenance}" if plan.maintenance else f"BootPolicy/{plan.policy}"
     source_line = f"{source} boots the local disk"
     if (boot := plan.boot) is not None:

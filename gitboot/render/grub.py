@@ -1,4 +1,4 @@
-"""GRUB: a configuration for each boot NIC and UUID, the shared one that finds it, the unknown machine's."""
+"""GRUB configurations for each boot NIC and UUID, the shared first configuration, and the one for unknown machines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield a server's GRUB configurations by MAC address, and as ``grub.cfg-01-<mac>``, which GRUB looks up by itself.
+    """Yield the GRUB configurations of a server by MAC address, in the folder ``v1`` and at ``grub.cfg-01-<mac>``.
 
-    A server without a plan has configurations that boot its disk, so that a known machine never boots what unknown
-    machines boot.
+    GRUB itself looks for the second path. Without a plan, the configurations boot the disk, so that a known machine
+    never boots as an unknown machine.
     """
     configuration = _render_file(decision, plan)
     yield from (
@@ -35,13 +35,13 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """Yield the configurations by interfaces that the server may not boot from. They boot its disk."""
+    """Yield the configurations for interfaces that the server may not boot from. They boot the disk."""
     configuration = _render_disk_boot(decision, IDLE_REASON)
     yield from ((paths.GRUB_LOOKUP.build_path(mac), configuration) for mac in idle_macs)
 
 
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """``grub.cfg-<uuid>`` in both byte orders, for every Server document."""
+    """Yield ``grub.cfg-<uuid>`` in both byte orders."""
     configuration = _render_file(decision, plan)
     yield from ((paths.GRUB_BY_UUID.build_path(uuid), configuration) for uuid in lookup_uuids(decision.uuid))
 
@@ -66,11 +66,11 @@ def _render_file(decision: Decision, plan: BootPlan | None) -> File:
 
 
 def _render_attempts(boot: Boot) -> str:
-    """Return the lines that boot, tried a few times; they fall through when they never succeed.
+    """Return lines that try the boot several times. If all attempts fail, GRUB continues after these lines.
 
-    GRUB has two dialects. Under UEFI that of older distributions boots by ``linuxefi`` and ``initrdefi`` alone, at
-    least where Secure Boot is on; elsewhere these two may be missing. So ``linux`` is tried, and where it fails the
-    other: a command that GRUB does not have fails before anything is fetched.
+    GRUB has two dialects. With UEFI and Secure Boot, the GRUB of older distributions boots only with ``linuxefi`` and
+    ``initrdefi``. Other builds do not have these two commands. So the lines try ``linux`` first, then ``linuxefi``. A
+    command that GRUB does not have fails before GRUB fetches a file.
     """
     steps = build_boot_steps(boot)
     if isinstance(steps, str):
@@ -89,10 +89,11 @@ def _render_attempts(boot: Boot) -> str:
 
 
 def render_endpoint_request(url: str, fallback: str) -> str | None:
-    """Return a configuration that asks the endpoint at ``url`` once, and boots ``instead`` if that does not answer.
+    """Return a configuration that asks the endpoint at ``url`` once, and boots ``fallback`` if there is no answer.
 
-    None: GRUB has no https. `configfile` reads the answer in a context of its own, which has the exported variables, so
-    an answer that is this very configuration does not ask again (GRUB manual, "export" and "configfile").
+    Return None for https, which GRUB does not have. `configfile` reads the answer in a new context with the exported
+    variables. So if the answer is this same configuration, it does not ask again (GRUB manual, "export" and
+    "configfile").
     """
     parts = urlsplit(url)
     if parts.scheme != "http":
@@ -111,11 +112,10 @@ echo "gitboot: no answer from the endpoint"
 
 
 class _NotForGrub(Exception):
-    """A file that GRUB cannot fetch."""
+    pass
 
 
 def _format_device_path(file: BootFile) -> str:
-    """``(http,HOST:PORT)/PATH``, as GRUB names a file on an HTTP server; it has no HTTPS."""
     parts = urlsplit(file.url)
     if parts.scheme != "http":
         raise _NotForGrub(f"GRUB fetches by http only, not {parts.scheme}")
@@ -124,7 +124,7 @@ def _format_device_path(file: BootFile) -> str:
 
 
 def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """Return the commands that load what is to boot, or why GRUB cannot boot this."""
+    """Return the commands that load the boot, or the reason why GRUB cannot boot it."""
     try:
         if boot.direct:
             if boot.direct_uki is None:
@@ -140,7 +140,7 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
 
 def _nest_steps(steps: tuple[str, ...], last: str) -> list[str]:
-    """Return the lines that run each step if the step before it succeeded."""
+    """Return lines that run each step only if the step before succeeded."""
     if not steps:
         return [last]
     return [f"if {steps[0]}; then", *_indent(_nest_steps(steps[1:], last)), "fi"]
@@ -154,14 +154,14 @@ def _indent(lines: list[str]) -> list[str]:
 
 
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``grub.cfg``, and ``unknown.grub.cfg`` but where unknown servers are answered 404."""
+    """Yield ``grub.cfg``, and ``unknown.grub.cfg`` unless unknown machines get 404."""
     text = render_first_configuration(by_uuid=Output.UUID in decisions.outputs)
     yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:
         yield "boot/unknown.grub.cfg", File(_render_unknown(decisions.unknown).encode(), ContentType.TEXT)
 
 
-NICS: Final = 4  # that a machine is looked up by; GRUB has no way to count them
+NICS: Final = 4  # to try; GRUB cannot count the NICs of a machine
 _PAIRS: Final = tuple(f"m{number}" for number in range(1, 7))
 
 _FIND_BY_UUID: Final = """\
@@ -172,11 +172,11 @@ _FIND_BY_UUID: Final = """\
 
 
 def render_first_configuration(*, by_uuid: bool) -> str:
-    """``grub.cfg``: the entry of each NIC, and by UUID where that is published, several times over.
+    """Return ``grub.cfg``, which looks up the boot script of each NIC, and by UUID if that is published, several times.
 
-    GRUB's own lookup of ``grub.cfg-01-<mac>`` runs only under TFTP. ``$net_default_mac`` has colons, the tree's paths
-    have hyphens. What it looks for lies beside this file, wherever a mirror has it. ``net_bootp`` in the loader's own
-    configuration names a NIC ``efinet0_dhcp``, or ``efinet0_dhcp6``.
+    GRUB itself looks for ``grub.cfg-01-<mac>`` only over TFTP. ``$net_default_mac`` has colons, but the paths of the
+    tree have hyphens. The paths are relative to this file, so that a mirror may use any folder. ``net_bootp`` in the
+    configuration of the loader names a NIC ``efinet0_dhcp`` or ``efinet0_dhcp6``.
     """
     macs = " ".join(f'"$net_efinet{nic}_{way}_mac"' for nic in range(NICS) for way in ("dhcp", "dhcp6"))
     groups = " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))

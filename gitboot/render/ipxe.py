@@ -1,4 +1,4 @@
-"""iPXE: a script for each boot NIC, UUID, serial number; the shared first script; the unknown server's script."""
+"""iPXE scripts: by boot NIC, by UUID, by serial number, the shared first script, and the one for unknown machines."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield a server's iPXE scripts by MAC address, and by UUID in both byte orders.
+    """Yield the iPXE scripts of a server by MAC address, and by UUID in both byte orders.
 
-    A server without a plan has scripts that boot its disk, so that a known machine never boots what unknown machines
-    boot.
+    Without a plan, the scripts boot the disk, so that a known machine never boots as an unknown machine.
     """
     script = _render_file(decision, plan)
     yield from ((paths.IPXE_BY_MAC.build_path(mac), script) for mac in decision.macs)
@@ -30,7 +29,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def build_mac_renderer(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
-    """Return a renderer of the script of each interface that may boot, by paths of these kinds."""
+    """Return a renderer of the script of each boot interface at paths of these kinds."""
 
     def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
         script = _render_file(decision, plan)
@@ -40,12 +39,12 @@ def build_mac_renderer(*kinds: PathKind) -> Callable[[Decision, BootPlan | None]
 
 
 def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """``ipxe/serial/<serial>``, for every Server document whose serial number can be looked up."""
+    """Yield ``ipxe/serial/<serial>`` if the serial number of the server can identify it."""
     if decision.serial is None:
         return
     script = _render_file(decision, plan)
     if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
-        # Another UUID than the document's is why it is looked up by its serial number.
+        # A machine asks by serial number because its UUID differs from the UUID in the document.
         reason = (
             f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
         )
@@ -63,7 +62,7 @@ def _render_file(decision: Decision, plan: BootPlan | None) -> File:
     elif boot is None:
         message = sanitize_ipxe_text(f"gitboot: {plan.server} boots its local disk")
         text = f"{render_heading(plan)}echo {message}\n{disk_boot}"
-    elif (own := boot.entries.get("ipxe")) is not None:  # the author's own script, without its first line
+    elif (own := boot.entries.get("ipxe")) is not None:  # a template of the fleet, without its first line
         first, _, rest = own.partition("\n")
         body = rest if first.strip() == "#!ipxe" else own
         text = render_heading(plan) + body + ("" if body.endswith("\n") else "\n")
@@ -76,7 +75,7 @@ def _render_file(decision: Decision, plan: BootPlan | None) -> File:
 
 
 def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """Return the commands that boot, each of which may fail, or why iPXE cannot boot this."""
+    """Return the commands of a boot, each of which may fail, or the reason why iPXE cannot boot it."""
     if boot.direct:
         if boot.direct_uki is None:
             return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
@@ -95,7 +94,7 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
 
 def _render_attempts(steps: tuple[str, ...], label: str = "") -> str:
-    """Return lines that try the steps a few times. They fall through if the steps never succeed."""
+    """Return lines that try the steps several times. If all attempts fail, iPXE continues after these lines."""
     attempt_lines = "".join(f"{step} || goto failed{label}\n" for step in steps)
     return f"""\
 set attempt:int32 1
@@ -114,10 +113,11 @@ echo gitboot: no attempt succeeded, on to the local disk
 
 
 def render_endpoint_request(url: str, fallback: str) -> str:
-    """Return a boot script that asks the endpoint at ``url`` once, and boots ``instead`` if that does not answer.
+    """Return a boot script that asks the endpoint at ``url`` once, and boots ``fallback`` if there is no answer.
 
-    A setting remembers that this iPXE has asked: a load balancer may answer with a copy of this very script. iPXE
-    takes about 16 s to give up a host that drops packets, so `--timeout` bounds that (iPXE of March 2014 and newer).
+    The script stores in a setting that it has asked, because a load balancer may answer with a copy of this same
+    script. iPXE needs about 16 s to give up on a host that drops packets, so `--timeout` sets a shorter limit (iPXE of
+    March 2014 and newer).
     """
     _, _, fallback_body = fallback.partition("\n")
     request = f"{check_ipxe_url(url)}{IDENTITY_QUERY}&{paths.HOP}=1"
@@ -135,7 +135,7 @@ imgexec --autofree answer && exit 0 || exit 1
 """
 
 
-_ANSWER_MS: Final = 8000  # without a byte of the answer
+_ANSWER_MS: Final = 8000  # to wait for the first byte of the answer
 
 # The shared scripts.
 
@@ -145,12 +145,13 @@ _NICS: Final = 16
 
 
 def render_first_script(prefix: str = "") -> str:
-    """Return the script that every machine's iPXE starts with. ``prefix`` leads from its path to the tree's root.
+    """Return the script that every machine's iPXE starts with. ``prefix`` leads from its path to the root of the tree.
 
-    It asks for the entry of each NIC, then by UUID, several times over; then once by serial number, which says
-    least: a machine whose own entry is unavailable just now must not get another's. ``${errno}`` is not tested:
-    its value for a 404 differs between builds of iPXE. An entry that was found is the last word, also
-    where it ends in an error by which firmware goes on to the disk: so it is fetched first, then run.
+    The script looks up the boot script of each NIC, then by UUID, several times. Then it looks once by serial number,
+    which identifies a machine least reliably: while its own boot script is unavailable, a machine must not get the boot
+    script of another machine. The script does not test ``${errno}``, because its value for a 404 differs between builds
+    of iPXE. It fetches a boot script before it runs the script, because a boot script may end in an error on purpose,
+    after which the firmware boots the disk.
     """
     return f"""\
 #!ipxe
@@ -182,7 +183,7 @@ imgexec --autofree entry && exit 0 || exit 1
 
 
 def build_first_script_renderer(path: str) -> Callable[[Decisions], Iterator[tuple[str, File]]]:
-    """Return a renderer of the first script at a path of another system."""
+    """Return a renderer of the first script at a path that another system uses."""
 
     def render_copy(_: Decisions) -> Iterator[tuple[str, File]]:
         yield f"{paths.BOOT}{path}", File(render_first_script("../" * path.count("/")).encode(), ContentType.TEXT)
@@ -191,7 +192,7 @@ def build_first_script_renderer(path: str) -> Callable[[Decisions], Iterator[tup
 
 
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``boot.ipxe``, the same one level down, and ``unknown.ipxe`` but where unknown servers are answered 404."""
+    """Yield ``boot.ipxe``, ``ipxe/boot.ipxe``, and ``unknown.ipxe`` unless unknown machines get 404."""
     yield paths.FIRST_SCRIPT, File(render_first_script().encode(), ContentType.TEXT)
     yield paths.CHAIN, File(render_first_script("../").encode(), ContentType.TEXT)
     if not decisions.unknown_not_found:

@@ -1,6 +1,6 @@
-"""PXELINUX: a configuration for each boot NIC, and the one of machines that no Server document describes.
+"""PXELINUX configurations for each boot NIC, and the one for unknown machines.
 
-Its HTTP is lpxelinux.0's, and SYSLINUX's own under UEFI; pxelinux.0 has TFTP alone.
+PXELINUX fetches by HTTP as lpxelinux.0, and as SYSLINUX with UEFI. pxelinux.0 only supports TFTP.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gitboot.resolve.server_plan import BootPlan
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """``pxelinux.cfg/01-<mac>`` for every Server document: without a plan it goes on to the disk."""
+    """Yield ``pxelinux.cfg/01-<mac>``. Without a plan, the configuration boots the disk."""
     if plan is None:
         text = _render_disk_boot(decision, f"no plan ({decision.lifecycle})")
     else:
@@ -29,15 +29,15 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """Yield the configurations by interfaces that the server may not boot from. They boot its disk."""
+    """Yield the configurations for interfaces that the server may not boot from. They boot the disk."""
     file = File(_render_disk_boot(decision, IDLE_REASON).encode(), ContentType.TEXT)
     yield from ((paths.PXELINUX.build_path(mac), file) for mac in idle_macs)
 
 
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``default``, but where unknown servers are answered 404.
+    """Yield ``pxelinux.cfg/default``, unless unknown machines get 404.
 
-    PXELINUX takes it for every machine that has no file of its own; it runs on x86 alone.
+    PXELINUX uses this file for every machine without a file of its own. PXELINUX only runs on x86.
     """
     if not decisions.unknown_not_found:
         boot = (decisions.unknown or {}).get(Architecture.X86_64)
@@ -47,11 +47,11 @@ def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
 
 
 def render_endpoint_request(url: str, fallback: str) -> str | None:
-    """Return a configuration that includes the answer of the endpoint at ``url``; None: PXELINUX has no https.
+    """Return a configuration that includes the answer of the endpoint at ``url``. None: ``url`` is not http.
 
-    A file that is unavailable, as any is that pxelinux.0 would have to fetch by HTTP, is passed over, and what boots
-    ``instead`` stands. Of two labels of one name the first counts, of two defaults the last
-    (syslinux, com32/elflink/ldlinux/readconfig.c).
+    PXELINUX skips an include that it cannot fetch, and then boots ``fallback``. pxelinux.0 cannot fetch any file by
+    HTTP. Of two labels with the same name PXELINUX uses the first, of two defaults the last (syslinux,
+    com32/elflink/ldlinux/readconfig.c).
     """
     if urlsplit(url).scheme != "http":
         return None
@@ -80,7 +80,7 @@ def _render_configuration(boot: Boot | None, announcement: str, local_disk: str 
 
 
 class _NotForPxelinux(Exception):
-    """What PXELINUX cannot fetch or start."""
+    pass
 
 
 def _build_steps(boot: Boot) -> Iterator[str]:

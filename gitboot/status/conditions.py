@@ -186,7 +186,7 @@ _TYPES: Final = (
         announces_on=Announcement.STATUS,  # not for each branch that is checked out
     ),
     ConditionType(
-        "CertificateRead",
+        "CertificateReadable",
         {"Unusable": "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # both must print the same"},
         (
             Alert(
@@ -218,7 +218,7 @@ _TYPES: Final = (
         events={"GuardTripped": "Held"},
     ),
     ConditionType(
-        "CredentialsRead",
+        "CredentialsReadable",
         {"Unreadable": "ls -l FILE  # the file in the message. gitboot reads it again for each request"},
         (Alert("GitbootCredentialsUnreadable", "warning", "5m"),),
     ),

@@ -519,7 +519,7 @@ def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
         assert not is_gone(other)
         os.kill(other, signal.SIGSTOP)  # a stopped process handles only SIGKILL
     assert is_gone(other), "all end with the block"
-    assert f"endpoint process {stopped} has not responded for 5 s: replaced" in caplog.text
+    assert f"endpoint process {stopped} has not responded for 5 s and will be replaced" in caplog.text
 
 
 def test_an_endpoint_shows_life_again_and_again(tree: Site) -> None:

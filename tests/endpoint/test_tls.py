@@ -166,7 +166,7 @@ def test_a_new_certificate_is_shown_to_whoever_connects_next_and_drops_nobody(ma
             assert new != before
             eventually(lambda: pair.shown(operators) == new)
             assert ask(client).startswith(b"HTTP/1.1 200"), "who is connected notices nothing"
-        assert eventually(lambda: said(found, "CertificateRead"))
+        assert eventually(lambda: said(found, "CertificateReadable"))
 
 
 def break_it(how: str, pair: Pair, authority: Authority) -> None:
@@ -219,7 +219,7 @@ def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
         new = pair.renew()
         eventually(lambda: pair.shown(operators) == new)
         assert "gitboot_operators_certificate_readable 1.0" in pair.get(f"{operators}/metrics").text
-    assert len(said(found, "CertificateRead")) == 1
+    assert len(said(found, "CertificateReadable")) == 1
 
 
 @pytest.mark.parametrize("gone", ["operators.pem", "operators.key"])
@@ -246,7 +246,7 @@ def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
     pair.renew()
     found = certificate.reload_if_changed(START)
     assert found is not None
-    assert found.type == "CertificateRead"
+    assert found.type == "CertificateReadable"
 
 
 def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
@@ -284,7 +284,7 @@ def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
 
         def condition() -> dict[str, object]:
             found = pair.get(operators + STATUS).json()["conditions"]
-            return next((each for each in found if each["type"] == "CertificateRead"), {})
+            return next((each for each in found if each["type"] == "CertificateReadable"), {})
 
         eventually(lambda: pair.get(operators + STATUS).json()["applied"]["commit"])
         assert condition() == {}

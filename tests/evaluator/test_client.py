@@ -266,7 +266,7 @@ def test_a_commit_of_which_an_answer_is_wrong_is_not_accepted(
     stored(evaluation, cache, first)
     for key, value in cache.rows[ResultKind.DECIDED].items():
         cache.rows[ResultKind.DECIDED][key] = with_decision(value, uuid=SystemUuid(uuid_of("web02")))
-    with pytest.raises(NotEvaluated, match="killed twice"):
+    with pytest.raises(NotEvaluated, match="killed the evaluation twice"):
         evaluated_anew(state, first.revision, cache)
 
 
@@ -388,7 +388,7 @@ def test_a_process_cannot_have_more_time_by_beginning_again_and_again(
     source: Source, evaluation: EvaluatorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.evaluator.client.Child", lambda *_: Child("tests.helpers.evaluations", "begin"))
-    with pytest.raises(NotEvaluated, match="killed twice"):
+    with pytest.raises(NotEvaluated, match="killed the evaluation twice"):
         evaluate(evaluation, newest(source))
 
 
@@ -470,7 +470,7 @@ def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, sou
         repository.push({"many.yaml": many(2)})
         revision = newest(source)
         found = eventually(lambda: evaluation.evaluate(revision, base))
-        assert (found.changes.before, found.changes.after) == (FEW + 1, 3)
+        assert (found.extent.before, found.extent.after) == (FEW + 1, 3)
     assert evaluators(os.getpid()) == []
 
 
@@ -500,7 +500,7 @@ def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None
         os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGABRT)
-        with pytest.raises(InvalidRepository, match="more memory"):
+        with pytest.raises(InvalidRepository, match="exceeds its memory limit"):
             eventually(lambda: evaluation.evaluate(revision, None))
 
 
@@ -532,7 +532,7 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
         repository.push({"many.yaml": many()})
         parts.source.fetch()
         found = eventually(lambda: not_evaluated(start, "2026-11-20T12:01:00Z"))
-        assert "killed twice" in found.message
+        assert "killed the evaluation twice" in found.message
         assert parts.reconciler.reconcile(start) == start + timedelta(minutes=1)
         assert [each.type for each in parts.events].count("Rejected") == 1
 

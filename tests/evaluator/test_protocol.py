@@ -162,7 +162,7 @@ def test_no_machine_goes_without_its_server() -> None:
     with pytest.raises(ValueError, match="unchanged server"):
         assemble_commit(commit, commit.revision, [ServerParts((stolen,)), end])
     with pytest.raises(ValueError, match="unchanged server"):
-        assemble_commit(commit, commit.revision, [with_fields(end, gone_machines=(uuid_of("web02"),))])
+        assemble_commit(commit, commit.revision, [with_fields(end, removed_machines=(uuid_of("web02"),))])
     with pytest.raises(ValueError, match="new server"):
         assemble_commit(commit, commit.revision, [with_fields(end, come=("web03",))])
 
@@ -172,10 +172,10 @@ def test_a_server_that_is_gone_leaves_no_part_behind() -> None:
     commit = assemble_commit(None, snapshot().revision, answers).commit
     end = answers[-1]
     assert isinstance(end, CommitEnd)
-    gone = with_fields(end, gone=("web02",), come=())
+    gone = with_fields(end, removed_servers=("web02",), come=())
     with pytest.raises(ValueError, match="lacks a part"):
         assemble_commit(commit, commit.revision, [gone])
-    left = assemble_commit(commit, commit.revision, [with_fields(gone, gone_machines=(uuid_of("web02"),))]).commit
+    left = assemble_commit(commit, commit.revision, [with_fields(gone, removed_machines=(uuid_of("web02"),))]).commit
     assert (list(left.decisions.servers), len(left.machines)) == (["web01"], 1)
 
 

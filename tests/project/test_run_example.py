@@ -308,7 +308,7 @@ def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) ->
     changed = [line for line in printed["change"].splitlines() if line.startswith(("<", ">"))]
     assert [line for line in changed if not re.fullmatch("[<>] [0-9a-f]{64}", line)] == ["> quiet"] * 2  # iPXE and GRUB
     assert "held" in printed["hold"] and visited.commits["held"] in printed["hold"]
-    assert re.search(r"^maxReinstalls.* acknowledged", printed["approve"], re.MULTILINE)
+    assert re.search(r"^approved maxReinstalls", printed["approve"], re.MULTILINE)
     digest = re.search(r"\b[0-9a-f]{64}\b", printed["hold"])
     assert digest is not None and f"    {digest[0]}\n" in visited.said
     assert re.search(r"^\S+ Held +" + visited.commits["held"][:12], visited.said, re.MULTILINE)

@@ -164,7 +164,7 @@ def test_finding_p1_rotated_files_of_the_endpoints_count_at_the_next_request(
 
         def status() -> dict[str, Any]:
             found = json.loads((tmp_path / "state/status.json").read_bytes())["conditions"]
-            return next((each for each in found if each["type"] == "CredentialsRead"), {})
+            return next((each for each in found if each["type"] == "CredentialsReadable"), {})
 
         assert (ask(instance, FIRST), push(instance, FIRST)) == (200, 204)
         before = tokens.stat()

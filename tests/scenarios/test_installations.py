@@ -619,7 +619,10 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     assert (condition.remedy or "").startswith(f"rsync -a 'HOST:DIRECTORY/*.jsonl' {wanting.parts.spool}/ && rm {file}")
     wanting.request("stop", reason="smoke", everything=False)
     wanting.request("start")
-    assert f"still withholds boots that write disks: another host served the one-time boots {told}" in wanting.told("Requested")[-1].message
+    assert (
+        f"still withholds boots that write disks: another host served the one-time boots {told}"
+        in wanting.told("Requested")[-1].message
+    )
     wanting.turn(hours=8)  # the window ends as usual
     assert shown(wanting.plan("web11")) == DISK
     file.unlink()

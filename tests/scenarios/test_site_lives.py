@@ -205,7 +205,7 @@ HAPPENS = (
     "withdrawn",
     "power: ForceRestart",
     "power: On",
-    "refused: Given",
+    "refused: AlreadyServed",
     "refused: ClockOff",
     "reported provisioned",
     "reported failed",

@@ -355,7 +355,7 @@ def parse_target(text: str) -> TargetAddress:
         raise UsageError(f"--target {shown}: expected {_EXPECTED}")
     if parts.password is not None or (parts.username is not None and parts.scheme not in ("git+ssh", "ssh")):
         raise UsageError(
-            f"--target {shown}: a URL must not contain credentials; name a directory with ?credentials=DIR"
+            f"--target {shown}: remove the credentials from the URL; name a directory with ?credentials=DIR"
         )
     known_settings = _FOR_GIT if is_git else _FOR_FOLDER if is_folder else _SETTINGS[parts.scheme]
     if unknown := sorted(given.keys() - known_settings):

@@ -173,7 +173,7 @@ def test_what_firmware_would_not_boot_is_told(work: Work, web: ArtifactServer) -
     web.put("/disc.iso", DISC, "text/plain")
     code, out, _ = typed("artifacts", "verify", work.path)
     assert code == 8
-    assert "it is served as text/plain" in " ".join(out.split())
+    assert "the Content-Type is text/plain" in " ".join(out.split())
 
 
 def test_what_does_not_answer_is_another_exit_code(work: Work, web: ArtifactServer) -> None:

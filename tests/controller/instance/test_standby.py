@@ -77,7 +77,7 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert "stands by\n" in told.out
         assert "StandbyStarted" in told.out
         assert "servers" not in told.out
-        assert f"{socket.gethostname()}:{hosts.one.state} acts" in " ".join(
+        assert f"{socket.gethostname()}:{hosts.one.state} is active" in " ".join(
             typed("doctor", "--state", hosts.two.state).out.split()
         )
         for command in TYPED:
@@ -88,7 +88,7 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert typed("records", "show", "--state", hosts.one.state).code == 0
         said = typed("status", "--state", hosts.one.state).out
         assert re.search(r"^acts       under lease 1, until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", said, re.M), said
-        assert "this host's instance acts, under lease 1, until" in " ".join(
+        assert "the instance of this host is active, with lease 1, until" in " ".join(
             typed("doctor", "--state", hosts.one.state).out.split()
         )
         assert not hosts.one.told_of("TookOver"), "nobody had acted"
@@ -148,7 +148,7 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
         server.sql(f"UPDATE {hosts.schema}.lease SET place = 'elsewhere:/state'")
         for refused in (typed(*stop), typed(*start), typed("reconcile", "--state", state)):
             assert refused.code == 64
-            assert "type it on elsewhere, with --state /state" in " ".join(refused.err.split())
+            assert "run the command on elsewhere, with --state /state" in " ".join(refused.err.split())
         assert offers()
         assert [each.exists() for each in words] == [False, False]
         hosts.one.pause()  # else it publishes this file anew
@@ -225,7 +225,7 @@ def test_a_lone_host_on_a_copy_that_was_killed_says_so_and_begins_once_that_is_t
         server.sql(f"UPDATE {hosts.schema}.lease SET until = clock_timestamp()")
         hosts.one.start()
         eventually(lambda: hosts.one.reason == "LedgerUnfinished")
-        assert f"a copy of {other / LEDGER} that has not ended" in hosts.one.condition["message"]
+        assert f"an unfinished copy of {other / LEDGER}" in hosts.one.condition["message"]
         assert "run it again on that host: gitboot ledger copy" in hosts.one.condition["message"]
         assert typed(*copy).code == 0
         eventually(lambda: hosts.one.url)
