@@ -587,7 +587,8 @@ def test_a_tree_of_another_ledger_is_left_alone_and_the_endpoint_answers(
     with Instance(tmp_path) as instance:
         instance.reconcile(OPEN)
         assert instance.condition("Published") == (False, "ForeignTree")
-        line = f"gitboot records begin {instance.output}/ops/records --state STATE  # or: adopt"
+        line = f"gitboot records begin {instance.output}/ops/records --state STATE  "
+        line += "# if there is no such file and all servers are installed, use adopt instead of the file"
         assert instance.remedy("Published") == line
         assert (instance.boots(OPEN), instance.published) == ("memtest-7", "flatcar-1")
 

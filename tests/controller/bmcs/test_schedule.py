@@ -315,7 +315,9 @@ def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
 def test_an_iso_is_not_left_to_a_loader_that_cannot_start_it(make_site: MakeSite, profile: Profile) -> None:
     site = make_site(profile=profile)
     site.apply(method="UefiHttp", artifacts="iso", image_spec="configFrom: None")
-    assert why(site).startswith("Unsupported: an ISO is wanted by its URI, and the BMC takes no HttpBootUri")
+    assert why(site).startswith(
+        "Unsupported: the plan boots an ISO by its URI, and the BMC does not support HttpBootUri"
+    )
     assert site.patches == 0
 
 

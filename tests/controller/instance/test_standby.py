@@ -83,7 +83,8 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         for command in TYPED:
             refused = typed(*command, "--state", hosts.two.state)
             assert refused.code == 64, refused
-            assert f"type it on {socket.gethostname()}, with --state {hosts.one.state}" in " ".join(refused.err.split())
+            place = f"{socket.gethostname()}, with --state {hosts.one.state}"
+            assert f"run the command on {place}" in " ".join(refused.err.split())
             assert "Traceback" not in refused.err
         assert typed("records", "show", "--state", hosts.one.state).code == 0
         said = typed("status", "--state", hosts.one.state).out

@@ -270,7 +270,7 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
 def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
     shared = structs.replace(settings_of(hosts.two), output=hosts.one.folder / "output")
     before = tree(hosts.one)
-    with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
+    with pytest.raises(NotYetDone, match=r"\S+one/state, publishes to \S+one/output"):
         prepare(shared, clock=clock, warn=pytest.fail)
     assert tree(hosts.one) == before
 

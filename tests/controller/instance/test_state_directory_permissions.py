@@ -250,4 +250,4 @@ def test_finding_s6_a_group_that_does_not_exist_ends_the_start(folder: Path, rep
     places = ("--out", folder / "output", "--state", folder / "state")
     done = typed("run", repository.bare, *places, "--output-group", "no-such-group", "--once")
     assert done.code == Exit.USAGE
-    assert "--output-group no-such-group: this machine has no group of that name" in done.err
+    assert "--output-group no-such-group: this host has no group no-such-group" in done.err

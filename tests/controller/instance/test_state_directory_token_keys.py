@@ -98,8 +98,8 @@ def test_t6_an_earlier_key_counts_for_a_day(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("", "ends without a key"),
-        (f"2026-11-20T12:00:00Z {'ab' * 32}\n2026-11-20T12:00:00Z none\n", "ends without a key"),
+        ("", "has no key in its last line"),
+        (f"2026-11-20T12:00:00Z {'ab' * 32}\n2026-11-20T12:00:00Z none\n", "has no key in its last line"),
         (f"2026-11-20T12:00:00Z {'ab' * 31}\n", "token-keys:1: expected an instant and a key"),
         (f"2026-11-20T12:00:00 {'ab' * 32}\n", "token-keys:1: expected"),
         (f"today {'ab' * 32}\n", "token-keys:1: expected"),
@@ -274,7 +274,7 @@ def test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret(tm
                 for path in guesses(PUBLIC):
                     assert http_peers.get(url + path, headers=LOADER).status_code == 404, path
             counted = re.findall(
-                r'gitboot_http_requests_total\{.*"nothing".*"404".*\} (\d+)', http_peers.get(f"{other}/metrics").text
+                r'gitboot_http_requests_total\{.*"not_found".*"404".*\} (\d+)', http_peers.get(f"{other}/metrics").text
             )
             assert sum(map(int, counted)) == len(guesses(PUBLIC)), http_peers.get(f"{other}/metrics").text
             data = re.findall(r"s=http://boot\.test(\S+?)['\"\s]", script)[0]

@@ -465,7 +465,7 @@ def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01
     assert web01.due is not None
     web01.wait(minutes=29, seconds=59).reconcile()
     waits = "web01 (Installing since 2026-11-20T12:00:00Z; last step: boot fetched at 2026-11-20T12:00:00Z)"
-    assert web01.condition("InstallsCompleted") == (True, "Installing", f"no evidence of completion: {waits}")
+    assert web01.condition("InstallsCompleted") == (True, "Installing", f"no evidence of completion yet: {waits}")
     assert web01.due == NOON + timedelta(minutes=30)
     web01.wait(seconds=1).reconcile()
     status, reason, message = web01.condition("InstallsCompleted") or (None, "", "")
@@ -752,7 +752,7 @@ def test_what_was_seen_of_a_run_is_explained_and_counted(maintained: Maintained)
 
     assert said() == []
     maintained.entry(plan)
-    assert said() == [f"1 attempted: 10.0.0.7 fetched {ENTRY} at 2026-11-20T12:00:00Z"]
+    assert said() == [f"1 served: 10.0.0.7 fetched {ENTRY} at 2026-11-20T12:00:00Z"]
     maintained.data(plan.data)
     assert [each.partition(": ")[0] for each in said()] == ["1 started"]
     metrics = {metric.name: metric for metric in collect_status(maintained.instance.reconciler.status.facts())}
