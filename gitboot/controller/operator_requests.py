@@ -119,8 +119,8 @@ def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | N
         case "power":
             return f"power {facts['action']} by hand: {', '.join(map(str, facts['servers']))} ({facts['reason']})"
         case "powered":
-            told = "; ".join(f"{item['server']} {_describe_power_result(item)}" for item in facts["items"])
-            return f"power {facts['action']} by hand: {told} ({facts['reason']})"
+            results = "; ".join(f"{item['server']} {_describe_power_result(item)}" for item in facts["items"])
+            return f"power {facts['action']} by hand: {results} ({facts['reason']})"
         case "approve":
             check_approval(held, facts["digest"], facts["guards"])
             approval = Approval(facts["digest"], tuple(facts["guards"]), update.at, request.operator, facts["reason"])

@@ -163,8 +163,8 @@ class StatusFile:
 def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: datetime) -> dict[str, Any]:
     """Add the changes of accepted commits from the last status, because a restart does not compute them again."""
     then, accepted = before.get("accepted", {}), now["accepted"]
-    is_told = accepted["changed"] or then.get("commit") != accepted["commit"]
-    changed = accepted["changed"] if is_told else then.get("changed", [])
+    has_new_changes = accepted["changed"] or then.get("commit") != accepted["commit"]
+    changed = accepted["changed"] if has_new_changes else then.get("changed", [])
     earlier = then.get("lately", [])
     known = {each["commit"] for each in earlier}
     by_commit: dict[str, list[dict[str, str]]] = {each["commit"]: [] for each in changed}

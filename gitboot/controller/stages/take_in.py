@@ -48,12 +48,12 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
         taken = structs.replace(taken, given=find_unoffered_boots(store, taken.spooled))
     if not state.knowledge.is_trusted:
         return state, taken
-    told = state.telling.known_changes if state.telling is not None else None
-    is_behind = state.opened is not None and told is not None and told > state.opened
+    forge_changes = state.telling.known_changes if state.telling is not None else None
+    is_behind = state.opened is not None and forge_changes is not None and forge_changes > state.opened
     begun = state.knowledge.facts.begun
     if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
         return state, taken
-    instance_tables.mark_unverified(store, "RestoredLedger", told if is_behind and told is not None else 0)
+    instance_tables.mark_unverified(store, "RestoredLedger", forge_changes or 0 if is_behind else 0)
     doubted = structs.replace(read_knowledge(store), published_records=state.knowledge.records)
     everyone = state.unplanned | state.knowledge.accepted_machines
     return structs.replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken
