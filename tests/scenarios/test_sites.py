@@ -153,7 +153,7 @@ def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_wha
         if each.reason == "UnverifiedServers"
     ]
     assert "or with gitboot records take-over for servers that another site had before" in known.message
-    assert known.remedy is not None and known.remedy.endswith("# or: pending; or: take-over FILE, from another site")
+    assert known.remedy is not None and known.remedy.endswith("or: take-over FILE, from another site")
     country.push(*placed(web01="ams2", web02="fra1"))
     assert country.planned("ams2")["web01"] == UNKNOWN, (
         "its first ledger does not know what the other one has made of it"
