@@ -312,7 +312,7 @@ def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) ->
     digest = re.search(r"\b[0-9a-f]{64}\b", printed["hold"])
     assert digest is not None and f"    {digest[0]}\n" in visited.said
     assert re.search(r"^\S+ Held +" + visited.commits["held"][:12], visited.said, re.MULTILINE)
-    assert re.search(r"^\S+ Accepted +" + visited.commits["held"][:12], visited.said, re.MULTILINE)
+    assert re.search(r"^\S+ Accepted +accepted " + visited.commits["held"][:12], visited.said, re.MULTILINE)
     installed = re.findall(r"fra1-w09 GET /assets/flatcar/amd64-usr/([\d.]+)/", visited.said)
     assert list(dict.fromkeys(installed)) == ["4230.2.4", "4459.2.4"]
     phases = [line.split()[1] for line in printed["maintain"].splitlines() if re.match(r"\d{4}-", line)]
