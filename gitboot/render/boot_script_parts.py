@@ -1,4 +1,4 @@
-"""Parts of boot scripts: the heading, and the boot from the local disk."""
+"""Parts of boot scripts: the heading and the local-disk boot."""
 
 from __future__ import annotations
 

@@ -89,11 +89,11 @@ def _render_attempts(boot: Boot) -> str:
 
 
 def render_endpoint_request(url: str, fallback: str) -> str | None:
-    """Return a configuration that asks the endpoint at ``url`` once, and boots ``fallback`` if there is no answer.
+    """Return a configuration that queries the endpoint at ``url`` once, and boots ``fallback`` without a response.
 
-    Return None for https, which GRUB does not have. `configfile` reads the answer in a new context with the exported
-    variables. So if the answer is this same configuration, it does not ask again (GRUB manual, "export" and
-    "configfile").
+    Return None for https, which GRUB does not support. `configfile` reads the response in a new context with the
+    exported variables. So if the response is this same configuration, GRUB does not query the endpoint again (GRUB
+    manual, "export" and "configfile").
     """
     parts = urlsplit(url)
     if parts.scheme != "http":

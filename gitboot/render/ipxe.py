@@ -44,7 +44,7 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
         return
     script = _render_file(decision, plan)
     if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
-        # A machine asks by serial number because its UUID differs from the UUID in the document.
+        # A machine fetches this script only if its UUID differs from the UUID in the document.
         reason = (
             f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
         )
@@ -113,11 +113,11 @@ echo gitboot: no attempt succeeded, on to the local disk
 
 
 def render_endpoint_request(url: str, fallback: str) -> str:
-    """Return a boot script that asks the endpoint at ``url`` once, and boots ``fallback`` if there is no answer.
+    """Return a boot script that queries the endpoint at ``url`` once, and boots ``fallback`` without a response.
 
-    The script stores in a setting that it has asked, because a load balancer may answer with a copy of this same
-    script. iPXE needs about 16 s to give up on a host that drops packets, so `--timeout` sets a shorter limit (iPXE of
-    March 2014 and newer).
+    A setting prevents a second query, because a load balancer may answer with a copy of this same script. iPXE needs
+    about 16 s to give up on a host that drops packets, so `--timeout` sets a shorter limit (iPXE of March 2014 and
+    newer).
     """
     _, _, fallback_body = fallback.partition("\n")
     request = f"{check_ipxe_url(url)}{IDENTITY_QUERY}&{paths.HOP}=1"
@@ -145,7 +145,7 @@ _NICS: Final = 16
 
 
 def render_first_script(prefix: str = "") -> str:
-    """Return the script that every machine's iPXE starts with. ``prefix`` leads from its path to the root of the tree.
+    """Return the script with which iPXE starts. ``prefix`` is the relative path from the script to ``boot/``.
 
     The script looks up the boot script of each NIC, then by UUID, several times. Then it looks once by serial number,
     which identifies a machine least reliably: while its own boot script is unavailable, a machine must not get the boot
