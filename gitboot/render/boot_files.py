@@ -66,7 +66,8 @@ def render_asking_scripts(decision: Decision, files: Files, policy_files: Files)
 
 def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
     found = {**files}
-    # Both boots fetch user data at a path without a token. A copy has the data that its boot scripts need.
+    # The one-time boot and its fallback fetch user data from the same paths if these have no token. A copy has the user
+    # data of the fallback there.
     data = {path: policy_files[path] for path in files.keys() & policy_files.keys() if _has_role(path, Role.DATA)}
     found |= data
     can_ask = all(files[path] == file for path, file in data.items())

@@ -44,7 +44,7 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
         return
     script = _render_file(decision, plan)
     if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
-        # A machine fetches this script only if its UUID differs from the UUID in the document.
+        # A machine fetches this script if its UUID differs from the UUID in the document.
         reason = (
             f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
         )

@@ -160,7 +160,7 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
             if version.since is None
             and version.digest is not None
             and version.role is not Role.OFFER
-            # In the tree, a script may only query an endpoint. A fetch of that script is not evidence.
+            # Some scripts in the tree only query an endpoint. A fetch of such a script is not evidence.
             and path in self.files
             and self.files[path].sha256 == version.content
         }

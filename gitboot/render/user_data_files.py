@@ -274,8 +274,8 @@ _GENERIC: Final = "generic"
 def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield all files of ``nocloud/<uuid>/``, which a NoCloud seed with ``__dmi.system-uuid__`` reads.
 
-    A file without content is empty, because cloud-init fetches each file, and waits for a file that does not exist
-    (cloud-init: DataSourceNoCloud, util.read_seeded).
+    A file without content exists and is empty, because cloud-init fetches each file, and waits for a file that does not
+    exist (cloud-init: DataSourceNoCloud, util.read_seeded).
     """
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None or "meta-data" not in user_data.files:
