@@ -293,7 +293,9 @@ def test_an_output_that_was_not_chosen_has_no_paths() -> None:
     with site() as made, made.serve() as url:
         for path in (*ENTRIES.values(), *LOOKED_UP.values(), "/2009-04-04/user-data", f"/metadata?mac={MAC}"):
             answer = http_peers.get(f"{url}{path}", headers=LOADER)
-            assert answer.status_code == 404 or (path.startswith("/ipxe?") and "the boot entry of this" in answer.text)
+            assert answer.status_code == 404 or (
+                path.startswith("/ipxe?") and "looks up the boot script" in answer.text
+            )
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
