@@ -461,6 +461,21 @@ def test_an_installation_that_began_before_the_upgrade_ends_after_it(reporting: 
     assert progress(reporting)["boot01"][::2] == (1, False)
 
 
+def test_an_offer_of_2fefe59_keeps_its_identity(tmp_path: Path) -> None:
+    """An endpoint looks up by it whether the boot was served, and an installer reports by it."""
+    left = fetched_now(extracted("2fefe59-reports", tmp_path))
+
+    def identities() -> set[tuple[str, str]]:
+        paths = json.loads((left / "output/ops/servers/new01.json").read_bytes())["paths"]
+        boots = (each["writes"] for versions in paths.values() for each in versions if "writes" in each)
+        return {(each["offer"], each["report"]) for each in boots if each is not None}
+
+    before = identities()
+    assert len(before) == 1
+    assert once(left).code in ENDED
+    assert identities() == before
+
+
 def test_a_commit_that_the_earlier_version_had_not_read_is_accepted_by_the_line_that_it_computed(
     reporting: Path,
 ) -> None:
