@@ -270,7 +270,7 @@ INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
 def fetched_now(left: Path) -> Path:
-    """Date the fetches that the earlier version had not read five minutes back, and its last heartbeat too.
+    """Date the fetches that the earlier version had not read five minutes back, and its heartbeat and offers too.
 
     After an hour, an installation would be overdue, and the ledger might be an older copy. The fetches come from
     another start of the machine, whose uptime says nothing of their dates.
@@ -280,6 +280,7 @@ def fetched_now(left: Path) -> Path:
         read = dict(ledger.execute("SELECT file, taken FROM spool")) if _has_spool_positions(ledger) else {}
         for name, value in ledger.execute("SELECT name, value FROM facts WHERE name = 'heartbeat'").fetchall():
             ledger.execute("UPDATE facts SET value = ? WHERE name = ?", (INSTANT.sub(now, value), name))
+        ledger.execute("UPDATE offers SET at = ?", (now,))  # gitboot deletes old offers at the end of a day
     for spool in (left / "spool").glob("*.jsonl"):
         text = spool.read_text()
         place = read.get(spool.name, 0)
