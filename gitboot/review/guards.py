@@ -252,7 +252,10 @@ def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[
 class AckLine(Struct, frozen=True, kw_only=True):
     """A well-formed acknowledgement line of a commit message."""
 
-    STALE: ClassVar[str] = "it acknowledges other changes. The commits changed since then, so review them again"
+    STALE: ClassVar[str] = (
+        "it acknowledges other changes. The commits changed since then, or another version of gitboot computed the "
+        "digest. Review the commits again"
+    )
     USED: ClassVar[str] = (
         "a signed acknowledgement counts once, and a commit with the same signed content was accepted before "
         "(--reinstalls-need signed). Sign a new commit"

@@ -3,7 +3,7 @@
 `upgrades/0.1.0.tar.xz` is what `gitboot run` of that version (commit dec10da) left of the fleet that its `init` makes,
 with a second server. web01 had just fetched its boot script. web02 had not.
 
-`upgrades/make.py` made `upgrades/2fefe59.tar.xz` and says what is in it.
+`upgrades/make.py` made the other archives and says what is in them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import pytest
@@ -50,6 +50,27 @@ def _with_permissions(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
 
 
 ENDED: Final = (0, 8)  # the latter as long as a condition names web02, whose install boot left OUTPUT
+
+
+def read_spool(left: Path) -> str:
+    """Return the fetch log."""
+    return "".join(each.read_text() for each in (left / "spool").glob("*.jsonl"))
+
+
+@contextmanager
+def endpoint(left: Path) -> Iterator[Instance]:
+    places = ("--out", str(left / "output"), "--spool", str(left / "spool"))
+    found = Instance.start("serve", *places, "--listen", "127.0.0.1:0")
+    reader = threading.Thread(target=found.read, daemon=True)
+    reader.start()
+    try:
+        eventually(lambda: found.url)
+        yield found
+    finally:
+        found.process.kill()
+        found.process.wait()
+        reader.join()
+        found.errors.close()
 
 
 def boot_files(left: Path) -> dict[Path, bytes]:
@@ -143,6 +164,13 @@ def output_condition(left: Path) -> bool:
     return all(each["status"] for each in conditions if each["type"] == "OutputPrivate")
 
 
+def condition(left: Path, kind: str) -> tuple[bool, str, str]:
+    """The status, the reason and the message of a condition."""
+    conditions = json.loads((left / "state/status.json").read_bytes())["conditions"]
+    (found,) = (each for each in conditions if each["type"] == kind)
+    return found["status"], found["reason"], found["message"]
+
+
 def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) -> None:
     """A web server may read it, as another user."""
     assert once(left).code in ENDED
@@ -190,15 +218,16 @@ def test_finding_r2_an_upgraded_instance_asks_for_a_rev_if_the_default_branch_la
     assert "branch     main" in typed("status", "--state", left / "state").out
 
 
-# 2fefe59
+# Servers with BMCs
 
 
 @dataclass
 class Taken:
-    """What 2fefe59 left, and its machines with their BMCs."""
+    """What an earlier version left, and its machines with their BMCs."""
 
     folder: Path
     machines: dict[str, Machine]
+    version: str
 
     def once(self) -> Done:
         return once(self.folder, "--credentials", self.folder / "credentials")
@@ -209,7 +238,7 @@ class Taken:
 
     def is_served(self) -> bool:
         """Return whether the endpoint has recorded that a client received a boot."""
-        return any('"outcome":"served"' in each.read_text() for each in (self.folder / "spool").glob("*.jsonl"))
+        return '"outcome":"served"' in read_spool(self.folder)
 
     def end_grace(self) -> None:
         """Let the minute pass in which a machine may fetch its boot script again."""
@@ -236,37 +265,40 @@ class Taken:
         git(work, "commit", "--quiet", "--all", "--message", "Change")
         git(work, "push", "--quiet", "origin", "HEAD:main")
 
-    @contextmanager
-    def endpoint(self) -> Iterator[Instance]:
-        places = ("--out", str(self.folder / "output"), "--spool", str(self.folder / "spool"))
-        found = Instance.start("serve", *places, "--listen", "127.0.0.1:0")
-        reader = threading.Thread(target=found.read, daemon=True)
-        reader.start()
-        try:
-            eventually(lambda: found.url)
-            yield found
-        finally:
-            found.process.kill()
-            found.process.wait()
-            reader.join()
-            found.errors.close()
+
+INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
 def fetched_now(left: Path) -> Path:
-    """Date the fetch that 2fefe59 had not read five minutes back: after an hour the installation would be overdue.
+    """Date the fetches that the earlier version had not read five minutes back, and its heartbeat and offers too.
 
-    It comes from another start of the machine, whose uptime says nothing of its date.
+    After an hour, an installation would be overdue, and the ledger might be an older copy. The fetches come from
+    another start of the machine, whose uptime says nothing of their dates.
     """
-    (spool,) = (left / "spool").glob("*.jsonl")
-    *read, unread = spool.read_text().splitlines(keepends=True)
-    now = f'{{"at":"{datetime.now(UTC) - timedelta(minutes=5):%Y-%m-%dT%H:%M:%S.%f}Z"'
-    unread = re.sub(r'"up":\["[^"]+"', f'"up":["{uuid4()}"', re.sub(r'^{"at":"[^"]+"', now, unread))
-    spool.write_text("".join(read) + unread)
+    now = f"{datetime.now(UTC) - timedelta(minutes=5):%Y-%m-%dT%H:%M:%S.%fZ}"
+    with closing(sqlite3.connect(left / "state/ledger.sqlite", isolation_level=None)) as ledger:
+        read = dict(ledger.execute("SELECT file, taken FROM spool")) if _has_spool_positions(ledger) else {}
+        for name, value in ledger.execute("SELECT name, value FROM facts WHERE name = 'heartbeat'").fetchall():
+            ledger.execute("UPDATE facts SET value = ? WHERE name = ?", (INSTANT.sub(now, value), name))
+        ledger.execute("UPDATE offers SET at = ?", (now,))  # gitboot deletes old offers at the end of a day
+    for spool in (left / "spool").glob("*.jsonl"):
+        text = spool.read_text()
+        place = read.get(spool.name, 0)
+        unread = re.sub(r'"up":\["[^"]+"', f'"up":["{uuid4()}"', INSTANT.sub(now, text[place:]))
+        spool.write_text(text[:place] + unread)
     return left
 
 
-@pytest.fixture
-def taken(tmp_path: Path) -> Iterator[Taken]:
+def _has_spool_positions(ledger: sqlite3.Connection) -> bool:
+    """Return whether the ledger has the table `spool`. 0.1.0 deletes the lines that it has read."""
+    return bool(ledger.execute("SELECT 1 FROM sqlite_master WHERE name = 'spool'").fetchall())
+
+
+BEFORE_FIRST_RUN: Final = {"0.1.0-bmcs": 503, "2fefe59": 200}  # what an endpoint answers over the tree
+
+
+@pytest.fixture(params=BEFORE_FIRST_RUN)
+def taken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Taken]:
     give_credentials(tmp_path / "credentials", user=make.USER, password=make.PASSWORD)
     machines = make.machines()
     for name, machine in machines.items():
@@ -274,17 +306,28 @@ def taken(tmp_path: Path) -> Iterator[Taken]:
         if make.OVERRIDES[name] == "Disabled":
             machine.run_through()
     with make.bmcs(machines):
-        yield Taken(fetched_now(extracted("2fefe59", tmp_path)), machines)
+        yield Taken(fetched_now(extracted(request.param, tmp_path)), machines, request.param)
 
 
-def test_a_fetch_that_2fefe59_had_not_read_changes_the_records(taken: Taken) -> None:
+def test_a_fetch_that_the_earlier_version_had_not_read_changes_the_records(taken: Taken) -> None:
     assert taken.provisions() == {"web01": None, "web02": None, "web03": 1}
     done = taken.once()
     assert done.code in ENDED, done.err
     assert taken.provisions() == {"web01": 1, "web02": None, "web03": 1}
 
 
-def test_an_override_that_2fefe59_set_is_not_set_again(taken: Taken) -> None:
+def test_a_fetch_of_an_earlier_version_that_matches_no_offer_makes_the_ledger_unverified(tmp_path: Path) -> None:
+    """0.1.0 did not log which offer it served, so only a fetch by 2fefe59 shows that the ledger is an older copy."""
+    left = fetched_now(extracted("2fefe59", tmp_path))
+    with closing(sqlite3.connect(left / "state/ledger.sqlite", isolation_level=None)) as ledger:
+        ledger.execute("DELETE FROM offers WHERE json_extract(facts, '$.server') = 'web01'")
+    assert once(left).code in ENDED
+    assert condition(left, "RecordsVerified")[:2] == (False, "RestoredLedger")
+    offered = [name for name in make.NAMES if make.installs(typed("boot-script", name, "--tree", left / "output").out)]
+    assert offered == []
+
+
+def test_an_override_that_the_earlier_version_set_is_not_set_again(taken: Taken) -> None:
     for _ in range(2):
         done = taken.once()
         assert done.code in ENDED, done.err
@@ -294,29 +337,29 @@ def test_an_override_that_2fefe59_set_is_not_set_again(taken: Taken) -> None:
     assert {name: machine.override[ENABLED] for name, machine in taken.machines.items()} == make.OVERRIDES
 
 
-def test_an_override_that_2fefe59_set_is_withdrawn_when_its_server_is_parked(taken: Taken) -> None:
+def test_an_override_that_the_earlier_version_set_is_cleared_when_its_server_is_parked(taken: Taken) -> None:
     taken.change("web02", make.server("web02").replace("spec:", "spec:\n  lifecycle: Parked"))
     assert taken.once().code in ENDED
     assert taken.writes == {"web01": [], "web02": [{"Boot": {ENABLED: "Disabled"}}], "web03": []}
 
 
-def test_an_endpoint_serves_the_tree_of_2fefe59_and_withholds_installs_until_the_instance_has_run(taken: Taken) -> None:
+def test_an_endpoint_withholds_installs_of_the_earlier_tree_until_the_instance_has_run(taken: Taken) -> None:
     def answers() -> dict[str, tuple[int, bool]]:
-        with taken.endpoint() as endpoint:
-            found = {name: endpoint.get(make.entry(name)) for name in make.NAMES}
+        with endpoint(taken.folder) as serving:
+            found = {name: serving.get(make.entry(name)) for name in make.NAMES}
         return {name: (each.status_code, make.installs(each.text)) for name, each in found.items()}
 
-    assert answers() == {"web01": (200, False), "web02": (200, False), "web03": (200, False)}
+    assert answers() == dict.fromkeys(make.NAMES, (BEFORE_FIRST_RUN[taken.version], False))
     assert taken.once().code in ENDED
     assert answers() == {"web01": (200, False), "web02": (200, True), "web03": (200, False)}
 
 
-def test_the_machines_of_2fefe59_are_installed_once_each(taken: Taken) -> None:
+def test_the_machines_of_the_earlier_version_are_installed_once_each(taken: Taken) -> None:
     assert taken.once().code in ENDED
     assert taken.offers() == {"web01": False, "web02": True, "web03": False}
-    with taken.endpoint() as endpoint:
+    with endpoint(taken.folder) as serving:
         taken.machines["web02"].run_through()
-        assert make.installs(endpoint.get(make.entry("web02")).text)
+        assert make.installs(serving.get(make.entry("web02")).text)
         eventually(taken.is_served)
     assert taken.once().code in ENDED
     assert taken.provisions() == {"web01": 1, "web02": 1, "web03": 1}
@@ -333,16 +376,136 @@ def boots_memtest(taken: Taken) -> bool:
     return "memtest-" in (taken.folder / f"output/boot{make.entry('web03')}").read_text()
 
 
-def test_an_image_that_2fefe59_accepted_may_claim_to_write_no_disk(taken: Taken) -> None:
+def test_an_image_that_the_earlier_version_accepted_may_claim_to_write_no_disk(taken: Taken) -> None:
     taken.change("web03", f"{make.server('web03')}---\n{MEMORY_TEST}")
     done = taken.once()
     assert (done.code in ENDED, "maxReinstalls" in done.err, boots_memtest(taken)) == (True, False, True), done.err
 
 
-def test_an_image_that_comes_after_2fefe59_may_not(taken: Taken) -> None:
+def test_an_image_that_comes_after_the_earlier_version_may_not(taken: Taken) -> None:
     image_8 = image("memtest-8", "writesDisk: false", "kernel")
     profile_8 = profile("repair-8", "memtest-8")
     after = MEMORY_TEST.replace("profile: repair", "profile: repair-8")
     taken.change("web03", "---\n".join((make.server("web03"), image_8, profile_8, after)))
     done = taken.once()
     assert ("maxReinstalls" in done.err, boots_memtest(taken)) == (True, False), done.err
+
+
+# Servers whose installers report, and commits that the earlier version had not read
+
+
+@pytest.fixture(params=["0.1.0-reports", "2fefe59-reports"])
+def reporting(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return fetched_now(extracted(request.param, tmp_path))
+
+
+def wrote_steps(left: Path) -> bool:
+    """Return whether the version recorded fetches of user data and reports of failures. 0.1.0 did not."""
+    return (left / "output/ops/servers").exists()
+
+
+class Progress(NamedTuple):
+    provision: int | None
+    step: str | None
+    is_offered: bool
+
+
+def progress(left: Path) -> dict[str, Progress]:
+    """Return the provision number, the last step and whether an endpoint would serve an install boot, by server."""
+    found = {}
+    for each in typed("records", "show", "--state", left / "state", "-o", "json").json["items"]:
+        name, record = each["server"], each["record"]
+        step = record["attempts"][-1]["step"] if record["attempts"] else None
+        shown = typed("boot-script", name, "--tree", left / "output").out
+        found[name] = Progress(record["provision"], step, make.installs(shown))
+    return found
+
+
+def user_data_path(left: Path, name: str) -> str:
+    """Return the path of the user data, as the earlier version wrote it into the boot script of a server."""
+    state = left / f"output/ops/servers/{name}.json"
+    if state.exists():
+        scripts = [str(each) for each in json.loads(state.read_bytes())["contents"].values()]
+    else:
+        scripts = [(left / f"output/boot{make.entry(name)}").read_text()]
+    (path,) = {path for each in scripts for path in re.findall(r"http://boot\.test(/\S+\.ign)", each)}
+    return str(path)
+
+
+def test_each_installation_goes_on_from_its_last_step(reporting: Path) -> None:
+    has_steps = wrote_steps(reporting)
+    expected = {
+        "boot01": Progress(None, "Attempted", False),
+        "done01": Progress(1, "Started" if has_steps else None, False),
+        "fail01": Progress(None, "Failed", False) if has_steps else Progress(None, None, True),
+        "new01": Progress(None, None, True),
+        "old01": Progress(1, "Started" if has_steps else None, True),  # for the commit that installs it again
+        "once01": Progress(0, None, False),
+        "start01": Progress(None, "Started", False) if has_steps else Progress(None, None, True),
+    }
+    for _ in range(2):  # the second run reads no fetch again
+        assert once(reporting).code in ENDED
+        assert progress(reporting) == expected
+    shown = typed("records", "show", "once01", "--state", reporting / "state", "-o", "json").json["items"]
+    assert {name: each["run"] for name, each in shown[0]["record"]["runs"].items()} == {"memory": 1}
+
+
+def test_an_installation_that_began_before_the_upgrade_ends_after_it(reporting: Path) -> None:
+    path = user_data_path(reporting, "boot01")
+    assert once(reporting).code in ENDED
+    with endpoint(reporting) as serving:
+        data = serving.get(path)
+        assert data.status_code == 200, path
+        assert serving.get(data.json()["report"].removeprefix("http://boot.test")).is_success
+        eventually(lambda: "/provisioned/" in read_spool(reporting))
+    assert once(reporting).code in ENDED
+    assert progress(reporting)["boot01"][::2] == (1, False)
+
+
+def test_an_offer_of_2fefe59_keeps_its_identity(tmp_path: Path) -> None:
+    """An endpoint looks up by it whether the boot was served, and an installer reports by it."""
+    left = fetched_now(extracted("2fefe59-reports", tmp_path))
+
+    def identities() -> set[tuple[str, str]]:
+        paths = json.loads((left / "output/ops/servers/new01.json").read_bytes())["paths"]
+        boots = (each["writes"] for versions in paths.values() for each in versions if "writes" in each)
+        return {(each["offer"], each["report"]) for each in boots if each is not None}
+
+    before = identities()
+    assert len(before) == 1
+    assert once(left).code in ENDED
+    assert identities() == before
+
+
+def test_a_commit_that_the_earlier_version_had_not_read_is_accepted_by_the_line_that_it_computed(
+    reporting: Path,
+) -> None:
+    done = once(reporting)
+    newest = git(reporting / "fleet.git", "rev-parse", "main")
+    assert f"{newest[:12]}: maxReinstalls is acknowledged" in done.err
+    accepted = json.loads((reporting / "state/status.json").read_bytes())["accepted"]
+    assert (accepted["commit"], [each["guard"] for each in accepted["acknowledged"]]) == (newest, ["maxReinstalls"])
+
+
+def test_a_line_whose_digest_the_upgrade_made_void_holds_its_commit_and_the_condition_names_it(reporting: Path) -> None:
+    """The digest covers the change of `monitors`, which the digest of the earlier versions did not."""
+    bare = reporting / "fleet.git"
+    git(bare, "update-ref", "refs/heads/main", "void")
+    line = git(bare, "log", "-1", "--format=%b", "void").strip()
+    before = git(bare, "rev-parse", "main~1")
+    assert once(reporting).code == Exit.HELD
+    status, reason, message = condition(reporting, "CommitAccepted")
+    assert (status, reason) == (False, "GuardTripped")
+    assert f"{line!r} does not count: it acknowledges other changes" in message
+    assert "another version of gitboot" in message
+    found = json.loads((reporting / "state/status.json").read_bytes())
+    assert found["accepted"]["commit"] == before
+    assert not progress(reporting)["old01"].is_offered
+    (valid,) = found["attempted"]["held"]["lines"]
+    assert valid != line and valid in message
+    work = reporting / "work"
+    git(reporting, "clone", "--quiet", str(bare), str(work))
+    git(work, "commit", "--quiet", "--amend", "--message", f"Install old01 again\n\n{valid}")
+    git(work, "push", "--quiet", "--force", "origin", "HEAD:main")
+    assert once(reporting).code in ENDED
+    assert progress(reporting)["old01"].is_offered

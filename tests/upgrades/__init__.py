@@ -1,1 +1,1 @@
-"""What released versions left on disk, and the script that made it."""
+"""What released versions left on disk, and the scripts that made it."""

@@ -1,10 +1,13 @@
 """Make an archive of what an instance of another version leaves: its fleet, STATE, OUTPUT and fetch log.
 
     git worktree add --detach /tmp/checkout 2fefe59
-    python -m tests.upgrades.make /tmp/checkout tests/upgrades/2fefe59.tar.xz
+    python -m tests.upgrades.make /tmp/checkout bmcs tests/upgrades/2fefe59.tar.xz
+    python -m tests.upgrades.make /tmp/checkout reports tests/upgrades/2fefe59-reports.tar.xz
+
+0.1.0 is commit dec10da. Its archives are `0.1.0-bmcs.tar.xz` and `0.1.0-reports.tar.xz`.
 
 The script runs the commands of that version in processes of their own, with the packages of the present environment.
-The BMCs are the Redfish double of these tests. The archive contains three servers:
+The BMCs are the Redfish double of these tests. An archive of `bmcs` contains three servers:
 
 - web03 was installed, and the ledger has recorded it;
 - web01 consumed its override and fetched its install boot; the instance has not read that fetch;
@@ -12,9 +15,21 @@ The BMCs are the Redfish double of these tests. The archive contains three serve
 
 The fleet also has an image that writes no disk, and a profile for it. No server boots them.
 
-Wait a minute after the script has ended before you run `tests/scenarios/test_upgrade.py`. Until then web01 may fetch
-its install boot again. Two archives differ in identities and times only. All files in an archive have the same owner
-and time.
+An archive of `reports` contains servers without BMCs, whose installers report:
+
+- new01 has fetched nothing;
+- boot01 fetched its install boot;
+- start01 fetched its install boot, and its installer fetched the user data;
+- done01 fetched both, and its installer reported its completion;
+- fail01 fetched both, and its installer reported a failure (0.1.0 has no such report);
+- once01 fetched the one-time boot of a maintenance;
+- old01 was installed, and the ledger has recorded it.
+
+The instance has not read the last fetch or report of each server, except for old01. The instance has not read the two
+newest commits either. Both install old01 again, and their messages have the acknowledgement that this version computes:
+`main`, and the branch `void`, whose digest the present version computes in another way.
+
+Two archives differ in identities and times only. All files in an archive have the same owner and time.
 """
 
 from __future__ import annotations
@@ -22,11 +37,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,26 +55,27 @@ from tests.helpers.fleets import give_credentials, mac_of, uuid_of
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import Repository
+from tests.helpers.running_instance import Repository, git
 
 NAMES: Final = ("web01", "web02", "web03")
 HOST, PORT = "127.59.0.1", 8443  # of the BMCs: the ledger has recorded the address, so a test needs the same one
 _PATIENCE_S: Final = 120
 USER, PASSWORD = "root", "correct-horse-staple"
 OVERRIDES: Final = {"web01": "Disabled", "web02": "Once", "web03": "Disabled"}  # that the BMCs are left with
+REPORTING: Final = ("boot01", "done01", "fail01", "new01", "old01", "once01", "start01")
 PARTS: Final = ("fleet.git", "output", "spool", "state")
 
 _FLEET: Final = """\
 apiVersion: gitboot.dev/v1alpha1
 kind: Fleet
 metadata: {{name: test}}
-spec: {{baseURL: "http://boot.test"{provisioning}}}
+spec: {{baseURL: "http://boot.test"{more}}}
 ---
 apiVersion: gitboot.dev/v1alpha1
 kind: BootImage
 metadata: {{name: flatcar-1}}
 spec:
-  version: "1"
+  version: "1"{image}
   architectures:
     x86_64:
       kernel: {{url: "assets:flatcar-1/kernel", sha256: {digest}}}
@@ -67,7 +84,7 @@ spec:
 apiVersion: gitboot.dev/v1alpha1
 kind: BootProfile
 metadata: {{name: web}}
-spec: {{method: Pxe, image: flatcar-1}}
+spec: {{method: Pxe, image: flatcar-1{profile}}}
 ---
 apiVersion: gitboot.dev/v1alpha1
 kind: BootImage
@@ -87,6 +104,35 @@ apiVersion: gitboot.dev/v1alpha1
 kind: BootPolicy
 metadata: {{name: web}}
 spec: {{select: All, profile: web, networkBoot: Once}}
+"""
+
+_MAINTENANCE: Final = """\
+apiVersion: gitboot.dev/v1alpha1
+kind: Maintenance
+metadata: {name: memory}
+spec:
+  select: {servers: [once01]}
+  profile: repair
+  priority: 5
+  networkBoot: Once
+  run: 1
+  window: {start: "2026-01-01T00:00:00Z", end: "2100-01-01T00:00:00Z"}
+"""
+
+_USER_DATA: Final = """\
+{"ignition": {"version": "3.4.0"}, "report": "{{ urls.provisioned }}"}
+"""
+
+_REPORTING_SERVER: Final = """\
+apiVersion: gitboot.dev/v1alpha1
+kind: Server
+metadata: {{name: {name}}}
+spec:
+  uuid: {uuid}
+  architecture: x86_64
+  firmware: UEFI
+  interfaces: [{{mac: "{mac}"}}]
+  provision: {provision}
 """
 
 _SERVER: Final = """\
@@ -129,6 +175,22 @@ def server(name: str) -> str:
     return _SERVER.format(name=name, uuid=uuid_of(name), mac=mac_of(name), host=HOST, port=PORT, system=system)
 
 
+def _fleet(*, more: str = "", image: str = "", profile: str = "") -> str:
+    return _FLEET.format(digest="a" * 64, more=more, image=image, profile=profile)
+
+
+def _reporting_fleet(more: str = "") -> str:
+    return _fleet(
+        more=f", provisioning: {{evidence: Reported{more}}}",
+        image="\n  userData: Ignition/3.4",
+        profile=", userData: {format: Ignition/3.4, template: web.ign.j2}",
+    )
+
+
+def _reporting_server(name: str, provision: int) -> str:
+    return _REPORTING_SERVER.format(name=name, uuid=uuid_of(name), mac=mac_of(name), provision=provision)
+
+
 def entry(name: str) -> str:
     """Return the path of a server's boot script, as a loader requests it."""
     return f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
@@ -142,10 +204,12 @@ def installs(script: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.upgrades.make")
     parser.add_argument("checkout", type=Path, help="the version that writes")
+    parser.add_argument("scene", choices=("bmcs", "reports"))
     parser.add_argument("archive", type=Path, help="the file to write: NAME.tar.xz")
     arguments = parser.parse_args()
     with TemporaryDirectory(prefix="upgrade-") as folder, ExitStack() as stack:
-        _leave(_Version(arguments.checkout.resolve(), Path(folder)), stack)
+        leave: Callable[[_Version, ExitStack], None] = {"bmcs": _leave_bmcs, "reports": _leave_reports}[arguments.scene]
+        leave(_Version(arguments.checkout.resolve(), Path(folder)), stack)
         _pack(Path(folder), arguments.archive)
 
 
@@ -166,6 +230,8 @@ class _Version:
         ).stdout
         if not where.startswith(f"{checkout}/"):
             raise SystemExit(f"gitboot is imported from {where.strip()}, not from {checkout}")
+        self.is_first = "--reference" in self.run("run", "--help")  # 0.1.0
+        self._output = "--output" if self.is_first else "--out"
 
     def run(self, *command: str, expected: tuple[int, ...] = (0,)) -> str:
         done = subprocess.run(
@@ -182,13 +248,26 @@ class _Version:
 
     def once(self) -> None:
         """Reconcile once; 8 means that a condition is not met yet."""
-        places = ("--state", "state", "--out", "output", "--spool", "spool", "--credentials", "credentials")
-        self.run("run", "fleet.git", *places, "--once", expected=(0, 8))
+        places = ("--state", "state", self._output, "output", "--spool", "spool", "--credentials", "credentials")
+        fresh = ("--records", "fresh") if self.is_first else ()
+        self.run("run", "fleet.git", *places, *fresh, "--once", expected=(0, 8))
+
+    def begin(self) -> None:
+        """Reconcile the first commit. No server is installed yet."""
+        self.once()
+        if not self.is_first:
+            self.run("records", "begin", "fresh", "--state", "state", "--yes")
+            self.once()
+
+    def acknowledgement(self, old: str, new: str) -> str:
+        """The line that lets a reinstallation through."""
+        found = json.loads(self.run("diff", f"{old}..{new}", "fleet.git", "-o", "json", expected=(4,)))
+        return f"Gitboot-Ack: {found['digest']} maxReinstalls"
 
     @contextmanager
     def endpoint(self) -> Iterator[str]:
         """The URL of `gitboot serve` over the tree, with its fetch log."""
-        command = ["serve", "--out", "output", "--spool", "spool", "--listen", "127.0.0.1:0"]
+        command = ["serve", self._output, "output", "--spool", "spool", "--listen", "127.0.0.1:0"]
         process = subprocess.Popen(
             [sys.executable, "-m", "gitboot", *command],
             cwd=self.folder,
@@ -209,28 +288,81 @@ class _Version:
             process.wait()
 
 
-def _leave(version: _Version, stack: ExitStack) -> None:
+def _leave_bmcs(version: _Version, stack: ExitStack) -> None:
     folder, rack = version.folder, machines()
     repository = Repository.create(folder)
     give_credentials(folder / "credentials", user=USER, password=PASSWORD)
     (folder / "spool").mkdir()
     stack.enter_context(bmcs(rack))
     documents = {f"{name}.yaml": server(name) for name in NAMES}
-    repository.push({**documents, "fleet.yaml": _FLEET.format(digest="a" * 64, provisioning="")})
-    version.once()
-    version.run("records", "begin", "fresh", "--state", "state", "--yes")
-    version.once()
-    ledger = json.loads((folder / "output/ops/manifest.json").read_bytes())["ledger"]
-    named = f", provisioning: {{ledger: {ledger}}}"
-    repository.push({"fleet.yaml": _FLEET.format(digest="a" * 64, provisioning=named)})
+    repository.push({**documents, "fleet.yaml": _fleet()})
+    version.begin()
+    repository.push({"fleet.yaml": _fleet(more=f", provisioning: {{ledger: {_ledger(folder)}}}")})
     version.once()
     with version.endpoint() as url:
         for name in ("web03", "web01"):
             rack[name].run_through()
-            assert installs(httpx.get(f"{url}{entry(name)}", headers=LOADER, timeout=60).raise_for_status().text)
+            assert installs(_fetch(url, entry(name)))
             if name == "web03":
                 version.once()
     assert {name: each.override[ENABLED] for name, each in rack.items()} == OVERRIDES
+
+
+def _ledger(folder: Path) -> str:
+    return str(json.loads((folder / "output/ops/manifest.json").read_bytes())["ledger"])
+
+
+def _fetch(url: str, path: str) -> str:
+    return httpx.get(f"{url}{path}", headers=LOADER, timeout=60).raise_for_status().text
+
+
+def _leave_reports(version: _Version, stack: ExitStack) -> None:
+    folder = version.folder
+    repository = Repository.create(folder)
+    give_credentials(folder / "credentials", user=USER, password=PASSWORD)
+    (folder / "spool").mkdir()
+    documents = {f"{name}.yaml": _reporting_server(name, int(name != "once01")) for name in REPORTING}
+    more = {"fleet.yaml": _reporting_fleet(), "memory.yaml": _MAINTENANCE, "web.ign.j2": _USER_DATA}
+    base = repository.push({**documents, **more})
+    version.begin()
+    reports = {}
+    with version.endpoint() as url:
+        for name in ("done01", "fail01", "old01", "start01"):
+            script = _fetch(url, entry(name))
+            assert installs(script)
+            (data,) = re.findall(r"http://boot\.test(/\S+\.ign)", script)
+            if name != "start01":
+                reports[name] = _report(_fetch(url, data))
+        _fetch(url, reports["old01"])
+    version.once()
+    with version.endpoint() as url:
+        assert installs(_fetch(url, entry("boot01")))
+        _fetch(url, data)  # of start01
+        _fetch(url, reports["done01"])
+        assert "memtest-7" in _fetch(url, entry("once01"))
+        if not version.is_first:
+            failed = reports["fail01"].replace("/provisioned/", "/failed/")
+            httpx.post(f"{url}{failed}", content=b"no disk\n", timeout=60).raise_for_status()
+    again = {"old01.yaml": _reporting_server("old01", 2)}
+    monitors = {"fleet.yaml": _reporting_fleet(", monitors: [192.0.2.0/24]")}
+    for branch, changes in (("void", {**again, **monitors}), ("main", {**again, "fleet.yaml": _reporting_fleet()})):
+        _acknowledge(version, repository, base, branch, changes)
+
+
+def _report(user_data: str) -> str:
+    return str(json.loads(user_data)["report"]).removeprefix("http://boot.test")
+
+
+def _acknowledge(version: _Version, repository: Repository, base: str, branch: str, changes: dict[str, str]) -> None:
+    """Commit changes on a branch from ``base``, with the line that acknowledges them for this version."""
+    fleet = str(repository.bare)
+    for subject in ("Change", ""):
+        git(repository.work, "checkout", "--quiet", "-B", branch, base)
+        line = "" if subject else version.acknowledgement(base, git(repository.bare, "rev-parse", branch))
+        for path, text in changes.items():
+            (repository.work / path).write_text(text)
+        git(repository.work, "commit", "--quiet", "--all", "--message", subject or f"Install old01 again\n\n{line}")
+        git(repository.work, "push", "--quiet", "--force", fleet, branch)
 
 
 def _pack(folder: Path, archive: Path) -> None:
