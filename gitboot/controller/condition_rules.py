@@ -452,12 +452,13 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:
         yield "NotificationsSent", False, *state.unsent
-    if died := state.died:
-        threads = f"{'thread' if len(died) == 1 else 'threads'} {', '.join(each.thread for each in died)}"
-        deaths = f", {died[0].deaths} times since the start" if died[0].deaths > 1 else ""
+    if failures := state.thread_failures:
+        names = ", ".join(each.thread for each in failures)
+        threads, them = (f"thread {names}", "it") if len(failures) == 1 else (f"threads {names}", "them")
+        deaths = f", {failures[0].deaths} times since the start" if failures[0].deaths > 1 else ""
         message = (
-            f"the {threads} of gitboot failed{deaths}, and gitboot starts {'it' if len(died) == 1 else 'them'} again: "
-            f"{died[0].message}. This is a bug in gitboot: report it with the traceback from the log"
+            f"the {threads} of gitboot failed{deaths}, and gitboot starts {them} again: "
+            f"{failures[0].message}. This is a bug in gitboot: report it with the traceback from the log"
         )
         yield "ThreadsRunning", False, "Died", message
 

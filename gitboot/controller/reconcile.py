@@ -73,7 +73,7 @@ class Reconciler:
         telling: ForgeReport | None = None,
         unsent: tuple[str, str] | None = None,
         keeping: ClockState = ClockState.UNKNOWN,
-        died: tuple[ThreadFailure, ...] = (),
+        thread_failures: tuple[ThreadFailure, ...] = (),
         wait: bool = False,
     ) -> datetime | None:
         """Reconcile once at ``at``, and return when the next reconcile is due. A second call at ``at`` changes nothing.
@@ -104,7 +104,7 @@ class Reconciler:
             telling=telling,
             unsent=unsent,
             keeping=keeping,
-            died=died,
+            thread_failures=thread_failures,
             unwritable=None,
         )
         components.collect_results()

@@ -165,7 +165,7 @@ def same(state: InstanceState) -> InstanceState:
         ("no thread that died", same, "ThreadsRunning", None),
         (
             "a thread that died",
-            with_(died=(ThreadFailure("fetch", "ValueError: a", 2),)),
+            with_(thread_failures=(ThreadFailure("fetch", "ValueError: a", 2),)),
             "ThreadsRunning",
             (False, "Died"),
         ),
