@@ -18,7 +18,7 @@ from gitboot.controller.stages.plan import plan
 from gitboot.controller.stages.publish import publish
 from gitboot.controller.stages.report import report
 from gitboot.controller.stages.take_in import take_in
-from gitboot.controller.stages.write import write
+from gitboot.controller.stages.write_ledger import write
 from gitboot.errors import LedgerError
 from gitboot.status.conditions import Condition, Event, find_remedy
 from gitboot.status.instance_status import Endpoints, ForgeReport, Status, ThreadFailure
