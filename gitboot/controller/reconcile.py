@@ -18,7 +18,7 @@ from gitboot.controller.stages.plan import plan
 from gitboot.controller.stages.publish import publish
 from gitboot.controller.stages.report import report
 from gitboot.controller.stages.take_in import take_in
-from gitboot.controller.stages.write_ledger import write
+from gitboot.controller.stages.write_ledger import write_ledger
 from gitboot.errors import LedgerError
 from gitboot.status.conditions import Condition, Event, find_remedy
 from gitboot.status.instance_status import Endpoints, ForgeReport, Status, ThreadFailure
@@ -34,7 +34,7 @@ _TO_LEDGER: Final[_Stages] = (
     (Stage.TAKE_IN, take_in),
     (Stage.ACCEPT, accept),
     (Stage.LEARN, learn),
-    (Stage.WRITE, write),
+    (Stage.WRITE_LEDGER, write_ledger),
 )
 _FROM_LEDGER: Final[_Stages] = (
     (Stage.PLAN, plan),
@@ -114,7 +114,7 @@ class Reconciler:
                 state = _run(_TO_LEDGER, before, this, lap)
         except LedgerError as error:
             state = resume(structs.replace(before, unwritable=str(error)), this)
-            lap(Stage.WRITE)
+            lap(Stage.WRITE_LEDGER)
         state = structs.replace(state, knowledge=structs.replace(state.knowledge, claims=components.inbox.claims))
         self.state = _run(_FROM_LEDGER, state, this, lap)
         lap.end(Stage.RECONCILE)
