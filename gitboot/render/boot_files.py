@@ -12,10 +12,10 @@ from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars import MacAddress
 from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, user_data_files, web_servers
 from gitboot.render.paths import File, Files, PathKind, Role
-from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
+from gitboot.resolve.stop_orders import StopScope
 
 
 def select_copy_files(

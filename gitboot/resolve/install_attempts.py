@@ -14,7 +14,6 @@ from msgspec import Struct, field
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.boot_limits import FETCH_GRACE, SERVED_GRACE
 from gitboot.resolve.provisioning_record import (
     InstallAttempt,
     InstallStep,
@@ -24,6 +23,7 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Decision, PolicyDecision, offer_token
 from gitboot.resolve.server_plan import START_EVIDENCE, InstallProgress, InstallState
+from gitboot.resolve.stop_orders import FETCH_GRACE, SERVED_GRACE
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
