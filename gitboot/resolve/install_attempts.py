@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.grace_periods import FETCH_GRACE, SERVED_GRACE
 from gitboot.resolve.provisioning_record import (
     InstallAttempt,
     InstallStep,
@@ -23,7 +24,6 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Decision, PolicyDecision, offer_token
 from gitboot.resolve.server_plan import START_EVIDENCE, InstallProgress, InstallState
-from gitboot.resolve.stop_orders import FETCH_GRACE, SERVED_GRACE
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:

@@ -11,6 +11,7 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
+from gitboot.resolve.grace_periods import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     attempt_token,
     is_covered,
@@ -46,7 +47,7 @@ from gitboot.resolve.server_plan import (
     Cause,
     Phase,
 )
-from gitboot.resolve.stop_orders import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, StopScope
+from gitboot.resolve.stop_orders import StopScope
 
 
 def make_plan(

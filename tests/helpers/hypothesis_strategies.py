@@ -31,6 +31,7 @@ from gitboot.model.server import Bmc, ServerSpec
 from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
 from gitboot.render.paths import File
 from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.grace_periods import FETCH_GRACE
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import (
     Record,
@@ -38,7 +39,6 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Decision, Decisions, list_idle_macs
 from gitboot.resolve.server_plan import BootPlan
-from gitboot.resolve.stop_orders import FETCH_GRACE
 from tests.helpers.fleets import SHA, at, mac_of, snapshot, uuid_of
 
 # Documents by Hypothesis: any that the models can express, made from the models themselves, in any layout.

@@ -25,6 +25,7 @@ from gitboot.model.boot_policy import (
 )
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
+from gitboot.resolve.grace_periods import FETCH_GRACE
 from gitboot.resolve.plan_at_time import extend_moved_runs, has_run, make_plan, release_key
 from gitboot.resolve.provisioning_record import (
     Record,
@@ -40,7 +41,6 @@ from gitboot.resolve.server_decision import (
     PolicyDecision,
 )
 from gitboot.resolve.server_plan import BootPlan
-from gitboot.resolve.stop_orders import FETCH_GRACE
 from gitboot.review.guards import Guard, Limits, judge
 from gitboot.review.harmless_changes import is_harmless
 from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_reinstalls

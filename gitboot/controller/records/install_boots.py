@@ -21,6 +21,7 @@ from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
+from gitboot.resolve.grace_periods import FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     attempt_token,
     disk_boot_token,
@@ -46,7 +47,6 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Boot, Decision, WithheldBoot
 from gitboot.resolve.server_plan import WAITING_CAUSES, BootPlan, Offer, Phase
-from gitboot.resolve.stop_orders import FETCH_GRACE
 from gitboot.review.reinstalls import find_withheld_boots
 
 

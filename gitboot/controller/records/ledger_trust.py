@@ -18,6 +18,7 @@ from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Facts, Heartbeat
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.grace_periods import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import make_adopted_record, make_first_records
 from gitboot.resolve.provisioning_record import (
     Record,
@@ -25,7 +26,6 @@ from gitboot.resolve.provisioning_record import (
     find_newer_records,
 )
 from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.stop_orders import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.system_clock import ClockState, Uptime
 from gitboot.text import format_count, format_names
 

@@ -36,6 +36,7 @@ from gitboot.fleet.identities import LostIdentity, Machine, Moves, find_changed_
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.grace_periods import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     HIGHEST_NEW_PROVISION,
     UnrecordedState,
@@ -59,7 +60,6 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import Offer, Phase
-from gitboot.resolve.stop_orders import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.review.reinstalls import (
     DescribedServer,
     GainedIdentity,
