@@ -63,6 +63,12 @@ def defined_names(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+def defines(modules: Sequence[Path], word: str) -> bool:
+    """Return whether one of the modules defines a name. "…" stands for any part of the name."""
+    pattern = word.replace("…", "*")
+    return any(fnmatchcase(name, pattern) for module in modules for name in defined_names(module))
+
+
 def complaints(block: str) -> Iterator[str]:
     """Yield what is wrong with the words in backquotes of one block."""
     words = [word for word in re.findall(r"`([^`]+)`", block) if WORDS.fullmatch(word) is None]
@@ -70,13 +76,12 @@ def complaints(block: str) -> Iterator[str]:
     yield from (f"no file {word}" for word, path in paths.items() if path is None)
     modules = [path for path in paths.values() if path is not None and path.suffix == ".py"]
     for word in words:
-        pattern = word.replace("…", "*")
-        if not is_path(word) and not any(fnmatchcase(each, pattern) for at in modules for each in defined_names(at)):
+        if not is_path(word) and not defines(modules, word):
             yield f"no {word} in {', '.join(str(each.relative_to(ROOT)) for each in modules) or 'any module'}"
     for module, names in re.findall(r"`([^`]+\.py)`\s+\(([^()]*)\)", block):  # the names of just this module
         path = find_path(module)
         for word in re.findall(r"`([^`]+)`", names):
-            if path is not None and not is_path(word) and word not in defined_names(path):
+            if path is not None and not is_path(word) and not defines([path], word):
                 yield f"no {word} in {path.relative_to(ROOT)}"
 
 
