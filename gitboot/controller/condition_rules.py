@@ -22,12 +22,12 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, 
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NO_LEDGER
 from gitboot.problems import Code
-from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import (
     Cause,
     InstallState,
 )
+from gitboot.resolve.stop_orders import StopScope
 from gitboot.status.conditions import Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState
 from gitboot.text import format_count, format_names, format_rest
@@ -452,12 +452,13 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
         yield "CommitStatusReported", True, "Reported", reported
     if state.unsent is not None:
         yield "NotificationsSent", False, *state.unsent
-    if died := state.died:
-        threads = f"{'thread' if len(died) == 1 else 'threads'} {', '.join(each.thread for each in died)}"
-        deaths = f", {died[0].deaths} times since the start" if died[0].deaths > 1 else ""
+    if failures := state.thread_failures:
+        names = ", ".join(each.thread for each in failures)
+        threads, them = (f"thread {names}", "it") if len(failures) == 1 else (f"threads {names}", "them")
+        deaths = f", {failures[0].deaths} times since the start" if failures[0].deaths > 1 else ""
         message = (
-            f"the {threads} of gitboot failed{deaths}, and gitboot starts {'it' if len(died) == 1 else 'them'} again: "
-            f"{died[0].message}. This is a bug in gitboot: report it with the traceback from the log"
+            f"the {threads} of gitboot failed{deaths}, and gitboot starts {them} again: "
+            f"{failures[0].message}. This is a bug in gitboot: report it with the traceback from the log"
         )
         yield "ThreadsRunning", False, "Died", message
 

@@ -27,9 +27,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.install_attempts import has_all_evidence
 from gitboot.resolve.provisioning_record import InstallAttempt, Run
+from gitboot.resolve.stop_orders import StopScope
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import (
     Endpoints,
@@ -116,7 +116,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     serving: Endpoints | None = None  # None: the instance starts no endpoints
     telling: ForgeReport | None = None  # None: there is no forge
     unsent: tuple[str, str] | None = None  # why gitboot could not send a notice: reason, message
-    died: tuple[ThreadFailure, ...] = ()  # threads of this process that failed, and that gitboot starts again
+    thread_failures: tuple[ThreadFailure, ...] = ()  # of this process; gitboot starts the threads again
     following: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
     signed_list: SignedListState | None = None  # None: gitboot has published nothing since the start
     opened: int | None = None  # the change number of the ledger at its opening; None: not compared any more

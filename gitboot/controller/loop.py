@@ -156,7 +156,7 @@ class Loop:
             telling=telling,
             unsent=self._notices.failure if self._notices is not None else None,
             keeping=self._keeping(),
-            died=tuple(ThreadFailure(*each) for each in list_failures()),
+            thread_failures=tuple(ThreadFailure(*each) for each in list_failures()),
             wait=wait,
         )
         if self._notices is not None:

@@ -18,7 +18,7 @@ from gitboot.controller.stages.plan import plan
 from gitboot.controller.stages.publish import publish
 from gitboot.controller.stages.report import report
 from gitboot.controller.stages.take_in import take_in
-from gitboot.controller.stages.write import write
+from gitboot.controller.stages.write_ledger import write_ledger
 from gitboot.errors import LedgerError
 from gitboot.status.conditions import Condition, Event, find_remedy
 from gitboot.status.instance_status import Endpoints, ForgeReport, Status, ThreadFailure
@@ -34,7 +34,7 @@ _TO_LEDGER: Final[_Stages] = (
     (Stage.TAKE_IN, take_in),
     (Stage.ACCEPT, accept),
     (Stage.LEARN, learn),
-    (Stage.WRITE, write),
+    (Stage.WRITE_LEDGER, write_ledger),
 )
 _FROM_LEDGER: Final[_Stages] = (
     (Stage.PLAN, plan),
@@ -73,7 +73,7 @@ class Reconciler:
         telling: ForgeReport | None = None,
         unsent: tuple[str, str] | None = None,
         keeping: ClockState = ClockState.UNKNOWN,
-        died: tuple[ThreadFailure, ...] = (),
+        thread_failures: tuple[ThreadFailure, ...] = (),
         wait: bool = False,
     ) -> datetime | None:
         """Reconcile once at ``at``, and return when the next reconcile is due. A second call at ``at`` changes nothing.
@@ -104,7 +104,7 @@ class Reconciler:
             telling=telling,
             unsent=unsent,
             keeping=keeping,
-            died=died,
+            thread_failures=thread_failures,
             unwritable=None,
         )
         components.collect_results()
@@ -114,7 +114,7 @@ class Reconciler:
                 state = _run(_TO_LEDGER, before, this, lap)
         except LedgerError as error:
             state = resume(structs.replace(before, unwritable=str(error)), this)
-            lap(Stage.WRITE)
+            lap(Stage.WRITE_LEDGER)
         state = structs.replace(state, knowledge=structs.replace(state.knowledge, claims=components.inbox.claims))
         self.state = _run(_FROM_LEDGER, state, this, lap)
         lap.end(Stage.RECONCILE)

@@ -187,7 +187,7 @@ FAMILIES: Final = (
         _HISTOGRAM,
         "Duration of each stage since the start of the instance.",
         ("stage",),
-        "stages of a reconcile: take_in, accept, learn, write, plan, publish, ask, report; in parallel: fetch, "
+        "stages of a reconcile: take_in, accept, learn, write_ledger, plan, publish, ask, report; in parallel: fetch, "
         "evaluate (one commit), bmc (one task)",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,11 +11,12 @@ from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars import MacAddress
 from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, user_data_files, web_servers
+from gitboot.render.boot_script_parts import ScriptLoader, find_loader
 from gitboot.render.paths import File, Files, PathKind, Role
-from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
+from gitboot.resolve.stop_orders import StopScope
 
 
 def select_copy_files(
@@ -127,30 +128,28 @@ def _render_asking_script(decision: Decision, kind: PathKind, path: str, fallbac
     """Return the boot script that queries the endpoint first. None: no endpoint, or the loader cannot query it."""
     if decision.endpoint is None or kind.role is not Role.BOOT_SCRIPT:
         return None
-    write, below = _find_script_writer(kind), path.removeprefix(paths.BOOT)
-    if write is pxelinux.render_endpoint_request:
+    loader, below = find_loader(kind.text), path.removeprefix(paths.BOOT)
+    if loader not in _ENDPOINT_REQUESTS:
+        return None
+    if loader is ScriptLoader.PXELINUX:
         # PXELINUX has no variable that could prevent a second query. If a load balancer answered with a copy of this
         # same configuration, lwIP would run out of TCP connections, and PXELINUX could not fetch the fallback's kernel.
         below = f"{paths.ASKED}{below}"
-    text = write(f"{decision.endpoint}/{below}", fallback.content.decode())
+    text = _ENDPOINT_REQUESTS[loader](f"{decision.endpoint}/{below}", fallback.content.decode())
     return File(text.encode(), fallback.content_type) if text is not None else None
 
 
 def _can_ask_endpoint(decision: Decision, kind: PathKind) -> bool:
     is_https = urlsplit(decision.endpoint or "").scheme == "https"
-    return not is_https or (_find_script_writer(kind) is ipxe.render_endpoint_request and decision.copies.ipxe_https)
+    return not is_https or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
 
 
-def _find_script_writer(kind: PathKind) -> Callable[[str, str], str | None]:
-    return next(write for loader, write in _LOADERS if loader in kind.text)
-
-
-# The loader of a boot script, by a part of its path.
-_LOADERS: Final[tuple[tuple[str, Callable[[str, str], str | None]], ...]] = (
-    ("ipxe", ipxe.render_endpoint_request),
-    ("grub.cfg", grub.render_endpoint_request),
-    ("pxelinux", pxelinux.render_endpoint_request),
-)
+# The renderer of a script that asks the endpoint first.
+_ENDPOINT_REQUESTS: Final[Mapping[ScriptLoader | None, Callable[[str, str], str | None]]] = {
+    ScriptLoader.IPXE: ipxe.render_endpoint_request,
+    ScriptLoader.GRUB: grub.render_endpoint_request,
+    ScriptLoader.PXELINUX: pxelinux.render_endpoint_request,
+}
 Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -112,17 +113,32 @@ def render_pxelinux_disk_boot(local_disk: str | None) -> str:
 
 def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | None = None) -> str | None:
     """Return the boot script at ``path`` that boots the disk. None: boot loaders do not fetch this path."""
-    for loader, first, to_disk in _LOADERS:
-        if loader in path:
-            return f"{first}{render_disk_comment(machine, reason)}{to_disk(local_disk)}"
-    return None
+    loader = find_loader(path)
+    if loader is None:
+        return None
+    first, to_disk = _DISK_SCRIPTS[loader]
+    return f"{first}{render_disk_comment(machine, reason)}{to_disk(local_disk)}"
 
 
-_LOADERS: Final = (
-    ("ipxe", "#!ipxe\n", render_ipxe_disk_boot),
-    ("grub.cfg", "", render_grub_disk_boot),
-    ("pxelinux", "", render_pxelinux_disk_boot),
-)
+class ScriptLoader(StrEnum):
+    """The boot loaders that fetch boot scripts. The value is a part of each path of their scripts."""
+
+    IPXE = "ipxe"
+    GRUB = "grub.cfg"
+    PXELINUX = "pxelinux"
+
+
+def find_loader(path: str) -> ScriptLoader | None:
+    """Return the boot loader whose script is at ``path``. None: boot loaders do not fetch this path."""
+    return next((loader for loader in ScriptLoader if loader in path), None)
+
+
+# The first line of a boot script, and the renderer of its end, which boots the disk.
+_DISK_SCRIPTS: Final = {
+    ScriptLoader.IPXE: ("#!ipxe\n", render_ipxe_disk_boot),
+    ScriptLoader.GRUB: ("", render_grub_disk_boot),
+    ScriptLoader.PXELINUX: ("", render_pxelinux_disk_boot),
+}
 IDLE_REASON: Final = "the Server document has boot: false for this interface"
 NO_BOOT_SCRIPT: Final = "gitboot: could not fetch a boot script. Booting the local disk."
 NO_ANSWER: Final = "gitboot: the endpoint did not return a boot script. Booting the fallback."

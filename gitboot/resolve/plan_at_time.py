@@ -11,7 +11,7 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, StopScope
+from gitboot.resolve.grace_periods import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     attempt_token,
     is_covered,
@@ -47,6 +47,7 @@ from gitboot.resolve.server_plan import (
     Cause,
     Phase,
 )
+from gitboot.resolve.stop_orders import StopScope
 
 
 def make_plan(

@@ -15,7 +15,7 @@ from msgspec import Struct
 from gitboot.errors import UsageError
 from gitboot.jsonio import OMITTED, Digest, encode_canonical, format_instant, json_key, to_json_value
 from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, quote_value, text
-from gitboot.resolve.boot_limits import FETCH_GRACE
+from gitboot.resolve.grace_periods import FETCH_GRACE
 from gitboot.resolve.server_decision import Decision
 
 T = TypeVar("T")

@@ -78,7 +78,7 @@ class Stage(StrEnum):
     TAKE_IN = "take_in"
     ACCEPT = "accept"
     LEARN = "learn"
-    WRITE = "write"
+    WRITE_LEDGER = "write_ledger"
     PLAN = "plan"
     PUBLISH = "publish"
     ASK = "ask"
@@ -88,7 +88,7 @@ class Stage(StrEnum):
 
 # The stages of a reconcile in their order. Each begins when the one before ends.
 _RECONCILED: Final = (
-    *(Stage.TAKE_IN, Stage.ACCEPT, Stage.LEARN, Stage.WRITE, Stage.PLAN, Stage.PUBLISH, Stage.ASK, Stage.REPORT),
+    *(Stage.TAKE_IN, Stage.ACCEPT, Stage.LEARN, Stage.WRITE_LEDGER, Stage.PLAN, Stage.PUBLISH, Stage.ASK, Stage.REPORT),
 )
 
 

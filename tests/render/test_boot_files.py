@@ -21,11 +21,12 @@ from gitboot.publish import mirror_program
 from gitboot.publish.tree_reader import write_stop
 from gitboot.render import paths
 from gitboot.render.boot_files import RENDERERS, render_idle_files, render_server_files
+from gitboot.render.boot_script_parts import ScriptLoader, find_loader, render_disk_boot
 from gitboot.render.paths import PathKind, Role, find_path_kind
 from gitboot.render.server_files import RenderedState
-from gitboot.resolve.boot_limits import StopOrder, StopScope
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, Run
+from gitboot.resolve.stop_orders import StopOrder, StopScope
 from tests.helpers.endpoints import BEFORE, START, Site, get, planned, site
 from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.forked_commands import captured
@@ -611,6 +612,12 @@ def answers(state: str, unknown: str) -> dict[PathKind, str]:
 def test_each_renderer_of_boot_scripts_is_a_lookup_of_this_table() -> None:
     assert {kind for kind, _ in RENDERERS if kind.role is Role.BOOT_SCRIPT} <= set(LOOKUPS)
     assert {kind.requested_by for kind in LOOKUPS} <= set(Output)
+
+
+def test_each_boot_script_has_a_loader_that_can_boot_the_disk() -> None:
+    found = {kind.text: render_disk_boot(kind.text, "web01", "stopped") for kind in LOOKUPS}
+    assert [text for text, script in found.items() if script is None] == []
+    assert {find_loader(text) for text in found} == set(ScriptLoader)
 
 
 @pytest.mark.parametrize("unknown", UNKNOWN)

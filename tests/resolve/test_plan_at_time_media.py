@@ -10,7 +10,7 @@ import pytest
 from gitboot.controller.bmcs.desired_state import build_media_urls, build_wanted_override
 from gitboot.errors import InvalidRepository
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, StopScope
+from gitboot.resolve.grace_periods import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.provisioning_record import (
     InstallAttempt,
@@ -18,6 +18,7 @@ from gitboot.resolve.provisioning_record import (
     StepEvidence,
 )
 from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.stop_orders import StopScope
 from tests.helpers.cases import for_each, present
 from tests.helpers.fleets import decision, fleet, image, maintenance, policy, profile, server
 from tests.resolve.test_fleet_decisions import NOON

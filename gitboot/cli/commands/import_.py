@@ -118,12 +118,12 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
         fleet_yaml = build_seed_file("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))
     except Malformed as error:
         raise UsageError(f"--base-url: {error.message}; {error.hint}") from None
-    estate = SYSTEMS[system].read(dict(_read_texts(source)))
+    inventory = SYSTEMS[system].read(dict(_read_texts(source)))
     supplement = Supplement(
         uuids=parse_uuid_list(_read_text(uuids), str(uuids)) if uuids else {},
         sums=parse_digest_list(_read_text(sums), str(sums)) if sums else {},
     )
-    fleet = render_fleet(estate, supplement)
+    fleet = render_fleet(inventory, supplement)
     if not fleet.items:
         raise UsageError(
             f"{source} has no machines in the format of {system}; `gitboot import --help` lists the formats"

@@ -22,7 +22,6 @@ from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_files import ServerDetails, ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.install_attempts import last_attempt, provision_key
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision, OverrideTarget
@@ -31,6 +30,7 @@ from gitboot.resolve.server_plan import (
     Cause,
     Phase,
 )
+from gitboot.resolve.stop_orders import StopScope
 
 SITE = "Site"  # the value of maxUnavailablePer that is not a label
 

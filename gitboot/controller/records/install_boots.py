@@ -21,7 +21,7 @@ from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
-from gitboot.resolve.boot_limits import FETCH_GRACE
+from gitboot.resolve.grace_periods import FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     attempt_token,
     disk_boot_token,

@@ -36,7 +36,7 @@ from gitboot.fleet.identities import LostIdentity, Machine, Moves, find_changed_
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.boot_limits import CONSUMED_GRACE, FETCH_GRACE
+from gitboot.resolve.grace_periods import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     HIGHEST_NEW_PROVISION,
     UnrecordedState,

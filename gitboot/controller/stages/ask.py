@@ -19,7 +19,7 @@ from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock
 from gitboot.controller.stages.learn import build_batch, select_ready
 from gitboot.controller.stages.take_in import take_inputs
-from gitboot.controller.stages.write import apply_changes
+from gitboot.controller.stages.write_ledger import apply_changes
 from gitboot.errors import LedgerError
 from gitboot.model.scalars import SystemUuid
 

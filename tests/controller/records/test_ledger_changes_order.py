@@ -31,7 +31,6 @@ from gitboot.render.paths import DATA, FAILED, PROVISIONED
 from gitboot.render.server_files import ServerState, render_server
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.render.user_data_files import render
-from gitboot.resolve.boot_limits import StopScope
 from gitboot.resolve.install_attempts import attempt_token, find_open_attempt, install_step, provision_key
 from gitboot.resolve.provisioning_record import (
     InstallAttempt,
@@ -42,6 +41,7 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from gitboot.resolve.stop_orders import StopScope
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
 from tests.helpers.cases import examples, present
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

@@ -1,4 +1,4 @@
-"""Write: store the ledger changes in one transaction, before gitboot acts on them."""
+"""Write ledger: store the changes in one transaction, before gitboot acts on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.status.conditions import merge_events_by_server
 
 
-def write(state: InstanceState, this: Pass) -> InstanceState:
+def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
     """Write the changes to the ledger, and adopt the accepted commit. Raises `LedgerError`."""
     attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
     changes = this.requested, this.learnt

@@ -1,15 +1,9 @@
-"""Boot limits: stop orders, claims of other hosts, and grace periods."""
+"""Stop orders of operators, and claims of other hosts: why gitboot serves fewer boots than the commit has."""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from enum import StrEnum
-from typing import Final, NamedTuple
-
-FETCH_GRACE: Final = timedelta(seconds=60)  # a loader can fetch its boot again, for a retry
-CONSUMED_GRACE: Final = timedelta(minutes=30)  # wait for evidence after an override was consumed
-SERVED_GRACE: Final = timedelta(minutes=30)  # show an installation without a completion report as served
-DATA_GRACE: Final = timedelta(hours=2)  # a booted system can fetch its user data
+from typing import NamedTuple
 
 
 class StopScope(StrEnum):
