@@ -17,7 +17,7 @@ class Code(StrEnum):
     """A problem's code, with the text of ``gitboot explain CODE``."""
 
     headline: str  # what is wrong, in a few words
-    why: str  # why gitboot rejects it
+    why: str  # why gitboot refuses it
     fix: str  # what to do
 
     def __new__(cls, code: str, headline: str, why: str, fix: str) -> Code:
@@ -28,7 +28,7 @@ class Code(StrEnum):
 
     @property
     def hint(self) -> str:
-        """Return the fix in the form that follows a message in parentheses."""
+        """What to do, as it stands behind a message."""
         return self.fix[0].lower() + self.fix[1:].removesuffix(".")
 
     def build_problem(self, message: str, path: str = ".") -> Problem:
@@ -160,7 +160,7 @@ class Code(StrEnum):
         "GB1024",
         "The value is not of the expected type",
         "The field expects another type: a mapping, a list or a single value.",
-        "Correct the indentation, add missing dashes, and remove extra dashes.",
+        "Correct the indentation, and add or remove dashes.",
     )
     NAME = (
         "GB1025",
@@ -240,7 +240,7 @@ class Code(StrEnum):
         "GB1039",
         "The number or percentage is out of range",
         "The message states the range that the field allows.",
-        "Write a number or a percentage in this range.",
+        "Write a value in this range.",
     )
     SELECTOR = (
         "GB1040",
@@ -485,7 +485,8 @@ class Code(StrEnum):
         "GB2102",
         "The template fails for a server",
         "The template reads a value that does not exist, or does something that is not allowed in templates.",
-        "Define the value, or use a default, for example {{ vars.NAME | default('…') }}.",
+        "Correct the template. If a value does not exist, define it, or use a default, for example {{ vars.NAME | "
+        "default('…') }}.",
     )
     TEMPLATE_BOUNDS = (
         "GB2103",
@@ -676,7 +677,7 @@ class Code(StrEnum):
         "Run `git log --show-signature`. Then sign the commit again, or add the key to the settings of the instance.",
     )
 
-    # Findings of a review, GB6…
+    # What a review finds, GB6…
 
     HELD = (
         "GB6001",
@@ -700,12 +701,12 @@ class Code(StrEnum):
 
 
 class Severity(StrEnum):
-    ERROR = "error"  # gitboot rejects the commit
-    WARNING = "warning"  # gitboot accepts the commit; a person should check it
+    ERROR = "error"  # the commit is refused
+    WARNING = "warning"  # the commit is accepted; a person should look
 
 
 class Problem(Struct, frozen=True, kw_only=True, order=True):
-    """An error or a warning about a commit, with its source location and a hint."""
+    """One thing that is wrong with a commit: where, what, and how it is fixed."""
 
     path: str  # of the file in the repository, "/" between folders
     line: int  # 1-based
@@ -721,13 +722,13 @@ class Problem(Struct, frozen=True, kw_only=True, order=True):
 
 
 MAX_SHOWN: Final = 100  # of a file
-MAX_KEPT: Final = MAX_SHOWN + 1  # the last one has the place of the first problem that is not shown
+MAX_KEPT: Final = MAX_SHOWN + 1  # whose place says from where on they are not shown
 
 
 def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:
-    """Return the first hundred errors and warnings of each file, sorted, and a problem that counts the rest.
+    """The first hundred errors and the first hundred warnings of each file, sorted, and a count of the rest.
 
-    ``more`` is the number of further errors in a file, after those in ``problems``.
+    ``more`` counts errors of a file that lie behind those in ``problems``.
     """
     more = more or {}
     groups: defaultdict[tuple[str, Severity], list[Problem]] = defaultdict(list)
@@ -794,14 +795,14 @@ def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem
 
 
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-_RANK = {severity: rank for rank, severity in enumerate(Severity)}  # in the order of their definition: the worst first
+_RANK = {severity: rank for rank, severity in enumerate(Severity)}  # as they are defined: the worst first
 
 
 def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
-    """Return the problems sorted: errors before warnings, each by place."""
+    """Errors before warnings, each by place."""
     return sorted(problems, key=lambda problem: (_RANK[problem.severity], problem))
 
 
 def format_with_hint(problem: Problem) -> str:
-    """Return the message, with its hint in parentheses."""
+    """What is wrong, and what to do about it."""
     return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)

@@ -135,7 +135,7 @@ class Bmc:
             raise Malformed(
                 Code.COMBINATION,
                 "system and tls are for Redfish, but the address of this BMC is for IPMI",
-                "remove them, or use https://HOST if the BMC has Redfish",
+                "remove system and tls, or use https://HOST if the BMC has Redfish",
                 ("address",),
             )
 
