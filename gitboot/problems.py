@@ -76,8 +76,8 @@ class Code(StrEnum):
     ALIAS = (
         "GB1007",
         "The document uses an alias (*name)",
-        "A reviewer must see each value at its place, and chains of aliases can exhaust memory. So gitboot rejects "
-        "aliases.",
+        "A reviewer must see each value where it is used, and chains of aliases can exhaust memory. So gitboot "
+        "rejects aliases.",
         "Repeat the value, or use inherits, variables or templates.",
     )
     ANCHOR = (
@@ -95,7 +95,7 @@ class Code(StrEnum):
     MERGE_KEY = (
         "GB1010",
         "The document uses a merge key (<<)",
-        "A reviewer must see all fields of a document at their place, so gitboot rejects merge keys.",
+        "A reviewer must see all fields in the document itself, so gitboot rejects merge keys.",
         "Repeat the fields, or let one policy inherit from another.",
     )
     DUPLICATE_KEY = (
@@ -159,7 +159,7 @@ class Code(StrEnum):
     SHAPE = (
         "GB1024",
         "The value is not of the expected type",
-        "The field expects another type: a mapping, a list or a single value.",
+        "Each field expects a mapping, a list or a single value. The message names the expected type.",
         "Correct the indentation, and add or remove dashes.",
     )
     NAME = (
@@ -212,8 +212,7 @@ class Code(StrEnum):
     ADDRESS = (
         "GB1035",
         "The value is not an IP address or a network",
-        "An IP address identifies a machine if gitboot does not have its MAC address. A network defines which clients "
-        "count.",
+        "An IP address identifies a machine whose MAC address is unknown. A network defines which clients count.",
         "Write an address as 10.12.0.13, 10.12.0.13/24 or fd00:12::13/64. Write a network without host bits, for "
         "example 10.12.0.0/24.",
     )
@@ -258,7 +257,7 @@ class Code(StrEnum):
     EMPTY = (
         "GB1042",
         "The value is empty",
-        "The field needs a value that is not empty.",
+        "The field must have a value.",
         "Add a value, or remove the field if it is optional.",
     )
     ARGUMENT = (
@@ -388,8 +387,8 @@ class Code(StrEnum):
     EVERY_BOOT = (
         "GB2018",
         "Each boot would install the server again",
-        "With networkBoot: Always, which is the default of a maintenance, each restart would install the machine "
-        "again.",
+        "With networkBoot: Always, which is the default of a maintenance, the machine boots the installer at each "
+        "restart.",
         "Use networkBoot: Once, or an image with writesDisk: false. If you want an installation at each boot, set "
         "reinstall: EveryBoot.",
     )
@@ -541,7 +540,7 @@ class Code(StrEnum):
     NO_ARTIFACT = (
         "GB4001",
         "The image lacks a file that the boot method needs",
-        "The image has no such file for the architecture of the server.",
+        "For the architecture of the server, the image has no file that the method of the profile can boot.",
         "Add the file to the image, or change the method of the profile.",
     )
     FIRMWARE = (
@@ -632,7 +631,7 @@ class Code(StrEnum):
     FILE_NAME = (
         "GB5004",
         "The file name is not UTF-8",
-        "A document or a message cannot contain such a name.",
+        "Documents and messages are UTF-8, so they cannot contain the name.",
         "Rename the file.",
     )
     UNBOUNDED = (
@@ -690,7 +689,7 @@ class Code(StrEnum):
         "GB6002",
         "The change is dangerous",
         "Machines may write their disks or lose their boot, or many machines get other kernel arguments.",
-        "Check the group of servers that the message names in the output of `gitboot diff`.",
+        "Run `gitboot diff`, and check the group of servers that the message names.",
     )
     UNHEEDED = (
         "GB6003",

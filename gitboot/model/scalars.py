@@ -606,7 +606,7 @@ def parse_secret_path(value: object) -> str:
         found.endswith(AGE_SUFFIX),
         found,
         Code.FILE_PATH,
-        f"an encrypted file *{AGE_SUFFIX}",
+        f"the path of an encrypted file (*{AGE_SUFFIX})",
         "encrypt the file with `gitboot secret encrypt`, and never commit the unencrypted file",
     )
 
