@@ -392,7 +392,7 @@ def _find_empty_reports(draft: Draft) -> Iterator[Remark]:
             yield Remark(
                 spot=draft.spot(key, ("spec", "bmc", "reports")),
                 code=Code.COMBINATION,
-                message="bmc.reports has neither uuid nor serial",
+                message="bmc.reports needs uuid or serial",
                 hint="add uuid or serial, or remove reports",
             )
 
@@ -534,7 +534,7 @@ Spot = tuple[Origin, Path]
 
 
 class Remark(Struct, frozen=True, kw_only=True):
-    """A problem of a resource whose line is not known yet."""
+    """A problem of a resource, before its line is computed."""
 
     spot: Spot
     code: Code
