@@ -40,13 +40,13 @@ class Code(StrEnum):
     NOT_YAML = (
         "GB1001",
         "The file is not valid YAML",
-        "From this place on, the YAML parser cannot read the document.",
+        "The YAML parser cannot read the document from this place on.",
         "Correct the indentation, close all brackets and quotes, and replace tabs with spaces.",
     )
     NOT_UTF8 = (
         "GB1002",
         "The file is not UTF-8",
-        "Fleets are UTF-8, so that gitboot reads the same text on every machine.",
+        "All files of a fleet must be UTF-8, so that every machine reads the same text.",
         "Save the file as UTF-8.",
     )
     CONTROL_CHARACTER = (
@@ -172,7 +172,7 @@ class Code(StrEnum):
     LABEL = (
         "GB1026",
         "The label is not valid",
-        "Labels follow the syntax of Kubernetes, so that you can use the same labels in both places.",
+        "Labels follow the syntax of Kubernetes, so that you can use the same labels in both systems.",
         "Use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends. A key may begin with "
         "a DNS prefix and a slash.",
     )
@@ -191,14 +191,14 @@ class Code(StrEnum):
     CHOICE = (
         "GB1032",
         "The field does not allow this value",
-        "The field allows only some values. Upper and lower case are different.",
+        "The field allows only certain values, and upper and lower case matter.",
         "Use one of the values in the message.",
     )
     MAC = (
         "GB1033",
         "The value is not the MAC address of an interface",
-        "A boot loader fetches its boot script by MAC address. A multicast address, or an address of zeros, cannot "
-        "belong to an interface.",
+        "A boot loader fetches its boot script by the MAC address of an interface. A multicast address, or an address "
+        "of zeros, cannot belong to an interface.",
         "Write the address of the interface as six pairs of hexadecimal digits, for example 52:54:00:12:34:56.",
     )
     UUID = (
@@ -281,13 +281,13 @@ class Code(StrEnum):
     VARIABLE = (
         "GB1046",
         "The name of the variable is not valid",
-        "Templates read a variable as vars.NAME.",
+        "Templates read a variable as vars.NAME, so its name must be an identifier of Jinja2.",
         "Use letters, digits and '_', and do not begin with a digit.",
     )
     OCI_TAG = (
         "GB1047",
         "The URL has a tag instead of a digest",
-        "A tag can name another image tomorrow, and an image has several files. So a document names each file by its "
+        "A tag can name another image later, and an image has several files. So a document names each file by its "
         "digest.",
         "Copy the output of `gitboot artifacts resolve oci://HOST/NAME:TAG`.",
     )
@@ -374,7 +374,7 @@ class Code(StrEnum):
     OVERDUE = (
         "GB2016",
         "The deadline of a pin or hold has passed",
-        "A deadline changes no boot by itself. It reminds you to check the pin or hold.",
+        "A deadline does not change the boot by itself. It reminds you to check the pin or hold.",
         "Remove the pin or hold, or set a new deadline.",
     )
     NOT_YET = (
@@ -401,16 +401,16 @@ class Code(StrEnum):
     )
     NO_IPV6_CLIENTS = (
         "GB2020",
-        "Machines fetch by IPv6, but the clients have no IPv6 network",
+        "Machines fetch over IPv6, but the clients have no IPv6 network",
         "A URL for machines has an IPv6 address, but all networks in provisioning.clients are IPv4. An endpoint would "
-        "withhold one-time boots from machines that fetch by IPv6.",
+        "withhold one-time boots from machines that fetch over IPv6.",
         "Add the IPv6 networks of the machines to provisioning.clients.",
     )
     UUID_NEEDED = (
         "GB2021",
         "The server needs a UUID",
-        "Records are stored by UUID. Without a UUID, gitboot could mistake the machine for another one, and install "
-        "it.",
+        "The UUID identifies the record of a server. Without a UUID, gitboot could mistake the machine for another "
+        "one, and install it.",
         "Add the uuid that `dmidecode -s system-uuid` or the BMC shows. Until you have it, set lifecycle: Parked, or "
         "boot an image that writes no disk.",
     )
@@ -432,7 +432,7 @@ class Code(StrEnum):
         "GB2024",
         "Many machines have this identity",
         "Firmware shows this value if its UUID, serial number or MAC address is not set. Another machine with the "
-        "value could get the boot of this server, so gitboot does not identify machines by it.",
+        "value could get the boot of this server, so gitboot does not identify machines by this value.",
         "Set a unique value in the firmware of the machine and write it here, or remove the field.",
     )
     NO_ENDPOINT = (
@@ -440,8 +440,8 @@ class Code(StrEnum):
         "One-time boots need an endpoint, but the Fleet does not name one",
         "Only an endpoint records a fetch before it serves a boot. OUTPUT behind nginx, a mirror, a bucket and TFTP "
         "cannot do this, so they serve a local-disk boot in place of a one-time install boot.",
-        "Set spec.endpoint to the URL of `gitboot run --listen` or `gitboot serve`. If every client may fetch the "
-        "boot until gitboot reads the access logs, set spec.serving.oneTimeBoots: Copies.",
+        "Set spec.endpoint to the URL of `gitboot run --listen` or `gitboot serve`. If you accept that every client "
+        "can fetch the boot until gitboot reads the access logs, set spec.serving.oneTimeBoots: Copies.",
     )
     LATE_END = (
         "GB2026",
@@ -455,8 +455,8 @@ class Code(StrEnum):
     EXPIRED_AUTHORITY = (
         "GB2027",
         "The certificate authority for BMCs has expired",
-        "The file in spec.bmc.tls.ca verifies the certificate of the BMC. If every certificate in the file has "
-        "expired, gitboot rejects the certificate of the BMC and does not set its boot.",
+        "With the file in spec.bmc.tls.ca, gitboot verifies the certificate of the BMC. If every certificate in the "
+        "file has expired, gitboot rejects the certificate of the BMC and does not set its boot.",
         "Add the new certificate of the authority to the file.",
     )
     KUBELET_LABEL = (
@@ -566,7 +566,7 @@ class Code(StrEnum):
         "GB4005",
         "The rendered user data does not match its format",
         "The first boot of the system would fail.",
-        "Correct the template. The message states the fault in its output.",
+        "Correct the template. The message states the fault in the rendered text.",
     )
     NOT_VOUCHED_FOR = (
         "GB4006",
@@ -579,7 +579,7 @@ class Code(StrEnum):
     NOT_MIRRORED = (
         "GB4007",
         "Machines cannot fetch a file from a registry",
-        "Firmware, iPXE and GRUB fetch by HTTP or TFTP. They do not support OCI registries.",
+        "Firmware, iPXE and GRUB fetch over HTTP or TFTP. They do not support OCI registries.",
         "Add `mirror` to the outputs of the Fleet, and download the files with `gitboot artifacts download`.",
     )
     TALOS_DOCUMENT = (

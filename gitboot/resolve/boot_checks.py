@@ -131,7 +131,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         if bmc.tls.verify and ends is not None:
             yield DecisionFinding(
                 code,
-                f"the CA for BMCs expired at {format_instant(ends)}, so gitboot rejects the certificates that it signed",
+                f"the CA for BMCs expired at {format_instant(ends)}, so gitboot rejects certificates that it signed",
                 code.hint,
                 (Id(FILE, bmc.tls.ca), (1,)),
                 Severity.WARNING,
