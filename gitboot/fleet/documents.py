@@ -118,8 +118,8 @@ class ParsedBlob(Struct, frozen=True, kw_only=True):
     resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)
     problems: tuple[Problem, ...]  # the first ones, sorted
     more: int  # the number of further problems
-    broken: tuple[Id, ...]  # documents that have problems and a readable name
-    unread: tuple[UnreadDocument, ...]  # documents without a readable kind or name
+    broken: tuple[Id, ...]  # documents with problems whose name is known
+    unread: tuple[UnreadDocument, ...]  # documents whose kind or name is not known
 
     @property
     def has_only_servers(self) -> bool:

@@ -534,7 +534,7 @@ Spot = tuple[Origin, Path]
 
 
 class Remark(Struct, frozen=True, kw_only=True):
-    """A problem of a resource, before its line is computed."""
+    """A problem of a resource whose line is not known yet."""
 
     spot: Spot
     code: Code
