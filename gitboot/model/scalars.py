@@ -395,7 +395,7 @@ def parse_digest(value: object) -> Digest:
 
 def parse_fingerprint(value: object) -> Digest:
     """Read the sha256 of a certificate in any case, with or without colons, as openssl and BMCs show it."""
-    hint = "copy the output of `openssl x509 -noout -fingerprint -sha256` for the certificate"
+    hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
     found = require_match(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
     return Digest(found.replace(":", "").lower())
 
