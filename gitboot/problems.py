@@ -39,613 +39,641 @@ class Code(StrEnum):
 
     NOT_YAML = (
         "GB1001",
-        "A file that is not YAML",
-        "The YAML reader cannot make sense of it from this place on.",
-        "Look at the indentation, at brackets and quotes that are left open, and at tabs: indent with spaces.",
+        "The file is not valid YAML",
+        "The YAML parser cannot read the document from this place on.",
+        "Correct the indentation, close all brackets and quotes, and replace tabs with spaces.",
     )
     NOT_UTF8 = (
         "GB1002",
-        "A file that is not UTF-8",
-        "Fleets are read as UTF-8, whatever the machine's locale.",
+        "The file is not UTF-8",
+        "All files of a fleet must be UTF-8, so that every machine reads the same text.",
         "Save the file as UTF-8.",
     )
     CONTROL_CHARACTER = (
         "GB1003",
-        "A control character",
-        "YAML forbids NUL and most other control characters, and boot loaders stumble over them.",
-        "Remove it; in quotes it can be written as an escape where it is really meant.",
+        "The file contains a control character",
+        "YAML forbids NUL and most other control characters, and boot loaders can misread them.",
+        "Remove the character. If the value needs the character, write it as an escape in double quotes.",
     )
     FILE_TOO_LARGE = (
         "GB1004",
-        "A file that is too large",
-        "A fleet is written by people; larger files are something else.",
-        "Split it into several files, or list it in .gitbootignore.",
+        "The file is too large",
+        "A large file could use up the memory of gitboot, so gitboot limits the size of each file.",
+        "Split the file into several files. If the file is not part of the fleet, list it in .gitbootignore.",
     )
     DOCUMENT_TOO_LARGE = (
         "GB1005",
-        "A document of more than 1 MiB",
-        "A resource is written by people; a larger one is something else.",
-        "Move large contents into template files.",
+        "The document is larger than 1 MiB",
+        "A large document could use up the memory of gitboot, so gitboot limits the size of each document.",
+        "Move large texts to template files.",
     )
     TOO_DEEP = (
         "GB1006",
-        "Lists and mappings nested more than 64 deep",
-        "No resource needs it, and unbounded depth can exhaust a reader.",
-        "Look for brackets or dashes too many.",
+        "Lists and mappings are nested more than 64 levels deep",
+        "Documents need only a few levels, and very deep nesting could exhaust the YAML parser.",
+        "Remove the extra brackets or dashes.",
     )
     ALIAS = (
         "GB1007",
-        "An alias, *name",
-        "What a document says should stand in it; chains of aliases can also grow without bounds.",
-        "Write the value out, or use inherits, variables and templates.",
+        "The document uses an alias (*name)",
+        "A reviewer must see each value where it is used, and chains of aliases can exhaust memory. So gitboot "
+        "rejects aliases.",
+        "Repeat the value, or use inherits, variables or templates.",
     )
     ANCHOR = (
         "GB1008",
-        "An anchor, &name",
-        "Anchors are for aliases, which are not used here.",
-        "Remove it; quote the value where it really begins with &.",
+        "The document defines an anchor (&name)",
+        "Only aliases use anchors, and gitboot rejects aliases.",
+        "Remove the anchor. If the value is text that begins with &, put the text in quotes.",
     )
     TAG = (
         "GB1009",
-        "A tag, !name",
-        "The schema says what type a value has, not the document.",
-        "Remove it; quote the value where it really begins with !.",
+        "The document uses a tag (!name)",
+        "The schema defines the type of each value, so a document cannot set a type with a tag.",
+        "Remove the tag. If the value is text that begins with !, put the text in quotes.",
     )
     MERGE_KEY = (
         "GB1010",
-        "A merge key, <<",
-        "What a document says should stand in it.",
-        "Write the fields out, or let one policy inherit from another.",
+        "The document uses a merge key (<<)",
+        "A reviewer must see all fields in the document itself, so gitboot rejects merge keys.",
+        "Repeat the fields, or let one policy inherit from another.",
     )
     DUPLICATE_KEY = (
         "GB1011",
-        "A key that stands twice in one mapping",
-        "Readers disagree on which of the two counts.",
-        "Remove one of the two.",
+        "The same key appears twice in a mapping",
+        "YAML parsers disagree about which of the two values counts.",
+        "Remove one of the two keys.",
     )
     INVALID_KEY = (
         "GB1012",
-        "A key that is empty, a list or a mapping",
-        "Fields have names.",
-        "Look at the colons and at the indentation.",
+        "A key is empty, a list or a mapping",
+        "A key is the name of a field, so it must be text.",
+        "Correct the colons and the indentation, and put a value that begins with {{ in quotes.",
     )
     ROOT_NOT_MAPPING = (
         "GB1013",
-        "A document that is not a mapping",
-        "A resource is a mapping with apiVersion, kind, metadata and spec.",
-        "Correct it, or list the file in .gitbootignore if it is something else.",
+        "The document is not a mapping",
+        "Each document is a mapping with apiVersion, kind, metadata and spec.",
+        "Begin the document with `apiVersion:`. If the file is not part of the fleet, list it in .gitbootignore.",
     )
     DIRECTIVE = (
         "GB1014",
-        "A YAML directive",
-        "%YAML and %TAG change how the rest is read.",
-        "Remove the line.",
+        "The document contains a YAML directive",
+        "The directives %YAML and %TAG change how a parser reads the document, so gitboot rejects them.",
+        "Remove the line that begins with %.",
     )
     TOO_MANY_PROBLEMS = (
         "GB1015",
-        "More problems than are shown",
-        "The rest of the file's problems mostly follow from the ones that are shown.",
-        "Fix those first.",
+        "The file has more problems than gitboot shows",
+        "For each file, gitboot shows at most 100 errors and 100 warnings. The other problems often have the same "
+        "causes.",
+        "Fix the problems that you see, and validate again.",
     )
     API_VERSION = (
         "GB1020",
-        "An apiVersion that this gitboot does not know",
-        "A document says by apiVersion which version of the format it is written in.",
+        "The apiVersion is not supported",
+        "The apiVersion of a document states the version of its format. This version of gitboot supports only one.",
         "Write apiVersion: gitboot.dev/v1alpha1.",
     )
     KIND = (
         "GB1021",
-        "A kind that this gitboot does not know",
-        "A misspelt kind would otherwise be a resource that silently has no effect.",
-        "Use one of Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, Maintenance; list other YAML "
-        "files in .gitbootignore.",
+        "The kind does not exist",
+        "If gitboot ignored unknown kinds, a document with a spelling mistake would have no effect, and you would not "
+        "notice.",
+        "Use Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy or Maintenance. If the file is not part "
+        "of the fleet, list it in .gitbootignore.",
     )
     UNKNOWN_FIELD = (
         "GB1022",
-        "A field that the kind does not have",
-        "A misspelt field would otherwise be a setting that silently has no effect.",
-        "Correct its spelling or its indentation; `gitboot explain KIND` lists the fields.",
+        "The kind does not have this field",
+        "If gitboot ignored unknown fields, a setting with a spelling mistake would have no effect, and you would not "
+        "notice.",
+        "Correct the spelling or the indentation. Run `gitboot explain KIND` to list the fields.",
     )
     MISSING_FIELD = (
         "GB1023",
-        "A required field that is absent or empty",
-        "The resource means nothing definite without it. An empty value and null count as absent.",
-        "Add the field; `gitboot explain KIND` describes it.",
+        "A required field is missing or empty",
+        "The document is incomplete without the field. An empty value and null count as missing.",
+        "Add the field. Run `gitboot explain KIND` for its description.",
     )
     SHAPE = (
         "GB1024",
-        "A mapping, a list or a single value where another of them belongs",
-        "The field is of another shape.",
-        "Look at the indentation and at missing or stray dashes.",
+        "The value is not of the expected type",
+        "Each field expects a mapping, a list or a single value. The message names the expected type.",
+        "Correct the indentation, and add or remove dashes.",
     )
     NAME = (
         "GB1025",
-        "Not a valid name",
-        "Names stand in URLs, file names and DNS, so they follow Kubernetes' rule for objects (DNS-1123 subdomain).",
-        "Use lower-case letters, digits, '-' and '.', with a letter or digit at both ends, at most 253 characters.",
+        "The name is not valid",
+        "Names appear in URLs, file names and DNS, so they follow the rule for names in Kubernetes (DNS-1123 "
+        "subdomain).",
+        "Use at most 253 lower-case letters, digits, '-' and '.', with a letter or digit at both ends.",
     )
     LABEL = (
         "GB1026",
-        "Not a valid label",
-        "Labels follow Kubernetes' syntax, so that what selects here can select there.",
-        "Use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends; a key may have a DNS "
-        "prefix and a slash before it.",
+        "The label is not valid",
+        "Labels follow the syntax of Kubernetes, so that you can use the same labels in both systems.",
+        "Use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends. A key may begin with "
+        "a DNS prefix and a slash.",
     )
     INTEGER = (
         "GB1030",
-        "Not a whole number",
-        "YAML readers disagree on 010, 0x10 and 1_000; gitboot takes none of them.",
-        "Write 0, or digits that do not begin with 0.",
+        "The value is not a whole number",
+        "YAML parsers disagree about 010, 0x10 and 1_000, so gitboot rejects these forms.",
+        "Use only digits, without a leading 0.",
     )
     BOOLEAN = (
         "GB1031",
-        "Not true or false",
-        "YAML readers disagree on yes, no, on and off; gitboot takes none of them.",
+        "The value is not true or false",
+        "YAML parsers disagree about yes, no, on and off, so gitboot rejects these words.",
         "Write true or false.",
     )
     CHOICE = (
         "GB1032",
-        "Not one of the words that this field takes",
-        "The field is a choice; case matters.",
-        "Use one of the words that the message lists.",
+        "The field does not allow this value",
+        "The field allows only certain values, and upper and lower case matter.",
+        "Use one of the values in the message.",
     )
     MAC = (
         "GB1033",
-        "Not a MAC address of an interface",
-        "Entries are found by MAC address.",
-        "Write six pairs of hexadecimal digits: 52:54:00:12:34:56. Group addresses and zeros are no interface's.",
+        "The value is not the MAC address of an interface",
+        "A boot loader fetches its boot script by the MAC address of an interface. A multicast address, or an address "
+        "of zeros, cannot belong to an interface.",
+        "Write the address of the interface as six pairs of hexadecimal digits, for example 52:54:00:12:34:56.",
     )
     UUID = (
         "GB1034",
-        "Not a system UUID, or not that of a ledger",
-        "The SMBIOS system UUID is the key of all that is recorded of a server; a ledger's says which instance it is.",
-        "Write what `dmidecode -s system-uuid` or the BMC shows; set one in firmware where it is all zeros or all F. "
-        "A ledger's stands in `gitboot status`.",
+        "The value is not the UUID of a system or a ledger",
+        "A system UUID (SMBIOS) identifies the record of a server, and the UUID of a ledger identifies an instance. A "
+        "UUID of only zeros or only F means that the firmware has no UUID.",
+        "Copy the UUID from `dmidecode -s system-uuid` or the BMC. If the firmware has no UUID, set one. Copy the "
+        "UUID of a ledger from `gitboot status`.",
     )
     ADDRESS = (
         "GB1035",
-        "Not an IP address or network",
-        "Addresses say which machine asks, where no MAC is known.",
-        "Write 10.12.0.13, 10.12.0.13/24 or fd00:12::13/64; a network has no host bits set.",
+        "The value is not an IP address or a network",
+        "An IP address identifies a machine whose MAC address is unknown. A network defines which clients count.",
+        "Write an address as 10.12.0.13, 10.12.0.13/24 or fd00:12::13/64. Write a network without host bits, for "
+        "example 10.12.0.0/24.",
     )
     DIGEST = (
         "GB1036",
-        "Not a sha256",
-        "An image is immutable; the sha256 of each of its files says which bytes are meant.",
-        "Copy the 64 lower-case hexadecimal digits that `sha256sum` prints.",
+        "The value is not a SHA-256 digest",
+        "A digest identifies the exact content of a file or a certificate.",
+        "Copy the 64 lower-case hexadecimal digits that `sha256sum` prints for the file.",
     )
     URL = (
         "GB1037",
-        "Not a URL that gitboot can publish",
-        "It is written into boot scripts: plain ASCII without spaces, quotes or credentials.",
-        "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST; percent-encode anything else. A BMC's "
-        "address is https://HOST, or ipmi://HOST where it has no Redfish.",
+        "The URL is not valid",
+        "Boot scripts contain URLs, so a URL must be plain ASCII without spaces, quotes or credentials.",
+        "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST, and percent-encode other characters. "
+        "For a BMC, use https://HOST, or ipmi://HOST if the BMC has no Redfish.",
     )
     INSTANT = (
         "GB1038",
-        "Not an instant with an offset",
-        "A time without an offset means another instant in each time zone.",
-        "Write 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00.",
+        "The time is not valid, or has no offset",
+        "Without an offset, a time is a different instant in each time zone.",
+        "Write the time with its offset, for example 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00.",
     )
     COUNT = (
         "GB1039",
-        "Not a number or percentage in range",
-        "The field counts servers, or a share of them.",
-        "Write a whole number, or where it is allowed a percentage such as 25%.",
+        "The number or percentage is out of range",
+        "The message states the range that the field allows.",
+        "Write a value in this range.",
     )
     SELECTOR = (
         "GB1040",
-        "A selector that does not say whom it means",
-        "An empty selector means everything in one tool and nothing in the next.",
-        "Write All, None, matchLabels and matchExpressions, or servers.",
+        "The selector is incomplete or ambiguous",
+        "An empty selector means all servers in some tools, and no servers in others. So a selector must state which "
+        "servers it selects.",
+        "Use All, None, servers, or matchLabels and matchExpressions.",
     )
     FILE_PATH = (
         "GB1041",
-        "Not a path of a file in the fleet",
-        "Templates and certificates are read from the same commit, below the fleet's root.",
-        "Write the path relative to the fleet's root, with '/' and without '.' or '..'.",
+        "The path is not valid",
+        "Templates, certificates and secrets must be files of the same commit, below the root of the fleet.",
+        "Write the path relative to the root of the fleet, with '/' and without '.' or '..'.",
     )
     EMPTY = (
         "GB1042",
-        "Text is missing",
-        "The field needs some text, and has none.",
-        "Write it, or leave the field out where it is optional.",
+        "The value is empty",
+        "The field must have a value.",
+        "Add a value, or remove the field if it is optional.",
     )
     ARGUMENT = (
         "GB1043",
-        "Not one kernel argument",
+        "The item is not one kernel argument",
         "Each item of the list is one argument on one line.",
-        "Write one item an argument: name, name=value, or -name to remove one.",
+        "Write one argument in each item: name, name=value, or -name to remove an argument.",
     )
     COMBINATION = (
         "GB1044",
-        "Fields that do not go together",
-        "Together they contradict each other, or mean nothing.",
-        "Do what the message says.",
+        "The fields do not go together",
+        "The fields contradict each other, or have no effect together.",
+        "Change or remove one of the fields that the message names.",
     )
     WINDOW = (
         "GB1045",
-        "A window that ends before it opens",
-        "Windows are half-open, [start, end): at its end instant a window is over.",
-        "Let end lie after start.",
+        "The window ends before it starts",
+        "A window includes its start and excludes its end, so its end must be after its start.",
+        "Set end to a time after start.",
     )
     VARIABLE = (
         "GB1046",
-        "Not a variable's name",
-        "Templates read variables as vars.NAME.",
-        "Use letters, digits and '_', with no digit first.",
+        "The name of the variable is not valid",
+        "Templates read a variable as vars.NAME, so its name must be an identifier of Jinja2.",
+        "Use letters, digits and '_', and do not begin with a digit.",
     )
     OCI_TAG = (
         "GB1047",
-        "A tag of a registry's image where a digest is needed",
-        "A tag may be another image tomorrow, and an image has several files; a decision names each by its digest.",
-        "Write what `gitboot artifacts resolve oci://HOST/NAME:TAG` prints.",
+        "The URL has a tag instead of a digest",
+        "A tag can name another image later, and an image has several files. So a document names each file by its "
+        "digest.",
+        "Copy the output of `gitboot artifacts resolve oci://HOST/NAME:TAG`.",
     )
 
     # References and resolution, GB2…
 
     NO_FLEET = (
         "GB2001",
-        "No Fleet document",
-        "Exactly one document of kind Fleet says under which URL machines fetch their files.",
-        "Add fleet.yaml; `gitboot init DIR` shows one.",
+        "The repository has no Fleet",
+        "The Fleet contains the settings for all servers, for example the base URL of their boot files. A repository "
+        "needs exactly one Fleet.",
+        "Add a Fleet in fleet.yaml. Run `gitboot init DIR` for an example.",
     )
     DUPLICATE_NAME = (
         "GB2002",
-        "Two documents with one name",
-        "Names are unique per kind; two would make it chance which one counts.",
-        "Rename or remove one of the two.",
+        "Two documents have the same name",
+        "Names are unique for each kind. Otherwise a reference could mean either of the two documents.",
+        "Rename or remove one of the two documents.",
     )
     DUPLICATE_IDENTITY = (
         "GB2003",
-        "Two servers share an identity",
-        "A UUID, MAC address, serial, IP address or BMC system belongs to one machine; shared, one machine could get "
-        "the other's boot.",
-        "Correct the one that is wrong; remove the document of a machine that is gone.",
+        "Two servers have the same identity",
+        "A UUID, MAC address, serial number, IP address or BMC system belongs to one machine. With a shared identity, "
+        "a machine could get the boot of another server.",
+        "Correct the wrong value, or remove the document of a machine that no longer exists.",
     )
     UNKNOWN_REFERENCE = (
         "GB2004",
-        "A name or file that does not exist",
-        "What is referred to must be in the same commit.",
-        "Correct the spelling, or add what is missing.",
+        "The document or file does not exist",
+        "A document can refer only to documents and files of the same commit.",
+        "Correct the spelling, or add the missing document or file.",
     )
     CYCLE = (
         "GB2005",
-        "Policies that inherit from each other",
-        "A policy cannot be its own ancestor.",
-        "Remove one of the inherits.",
+        "A policy inherits from itself",
+        "The policy inherits from itself, directly or through other policies, so gitboot cannot determine its fields.",
+        "Remove inherits from one of the policies.",
     )
     NOT_INHERITED = (
         "GB2006",
-        "A policy that neither has nor inherits a required field",
-        "Its profile and networkBoot must come from the policy itself or from one of its ancestors.",
-        "Add the field here, or inherit from a policy that has it.",
+        "The policy does not set or inherit a required field",
+        "A policy must set its profile and networkBoot, or inherit them from another policy.",
+        "Set the field, or inherit from a policy that has the field.",
     )
     NO_POLICY = (
         "GB2010",
-        "A server that no policy selects",
-        "Nothing says what it boots (rule R3).",
-        "Select it, name a policy in the server, park it, or set requirePolicy: false in the Fleet.",
+        "No policy selects the server",
+        "Without a policy, the server has no boot (rule R3).",
+        "Let a policy select the server, set policy in the Server, park the server, or set requirePolicy: false in "
+        "the Fleet.",
     )
     POLICY_TIE = (
         "GB2011",
-        "Two policies of one priority select one server",
-        "It would be chance which one wins (rule R3).",
-        "Raise the priority of one, let one inherit from the other, or narrow a selector.",
+        "Several policies with the same priority select the server",
+        "The policy with the highest priority wins (rule R3). If two have the same priority, gitboot cannot choose.",
+        "Raise the priority of one policy, let one inherit from the other, or narrow a selector.",
     )
     MAINTENANCE_TIE = (
         "GB2012",
-        "Two maintenances of one priority overlap on one server",
-        "It would be chance which one wins while both are active (rule R2). An overlap counts until it is over.",
-        "Raise the priority of one, or move its window.",
+        "Two maintenances with the same priority overlap",
+        "The active maintenance with the highest priority wins (rule R2). If two have the same priority, gitboot "
+        "cannot choose. This problem ends when the overlap is over.",
+        "Raise the priority of one maintenance, or move its window.",
     )
     SKEW = (
         "GB2013",
-        "A server's image is older than its stream allows",
-        "The stream's skew.minimumVersion looks at what each server really boots, pins and holds included.",
+        "The image is older than the stream allows",
+        "The stream sets skew.minimumVersion for all of its servers, also for servers with a pin or a hold.",
         "Move the server to a newer image, or lower minimumVersion.",
     )
     OVERRIDE_MODE = (
         "GB2014",
-        "Override Continuous with a direct boot",
-        "A uki or iso that the BMC boots directly has no entry that could end it: the machine would install for ever.",
-        "Use override: Once, or boot a loader.",
+        "The override of a direct boot is Continuous",
+        "A uki or iso that the BMC boots directly has no boot script that could end the override. The machine would "
+        "install again and again.",
+        "Use override: Once, or boot through a boot loader.",
     )
     UNKNOWN_WRITES_DISK = (
         "GB2015",
-        "Unknown servers would boot an image that writes disks",
-        "Any machine that is plugged in would be wiped.",
-        "Use an image with writesDisk: false, or unknownServers: LocalDisk.",
+        "Unknown machines would boot an image that writes disks",
+        "Every machine that you connect to the network would lose its data.",
+        "Use an image with writesDisk: false, or set unknownServers: LocalDisk.",
     )
     OVERDUE = (
         "GB2016",
-        "A pin or hold is past its deadline",
-        "Its until lies in the past. Nothing changes by itself; a person should look.",
-        "Remove the pin or hold, or give it a new deadline.",
+        "The deadline of a pin or hold has passed",
+        "A deadline does not change the boot by itself. It reminds you to check the pin or hold.",
+        "Remove the pin or hold, or set a new deadline.",
     )
     NOT_YET = (
         "GB2017",
-        "Something that this version of gitboot does not do yet",
-        "The format has it, and this version cannot carry it out; ignoring it would be a wrong answer.",
-        "Leave it out, or use a version of gitboot that has it.",
+        "This version of gitboot does not support the setting",
+        "The format has the setting, but this version cannot apply it. If gitboot ignored the setting, the servers "
+        "would boot something else.",
+        "Remove the setting, or use a version of gitboot that supports it.",
     )
     EVERY_BOOT = (
         "GB2018",
-        "An installation at every boot that nobody asked for",
-        "With networkBoot Always, which is a maintenance's default, each reboot would install the machine again.",
-        "Use networkBoot: Once, an image with writesDisk: false, or say reinstall: EveryBoot where that is meant.",
+        "Each boot would install the server again",
+        "With networkBoot: Always, which is the default of a maintenance, the machine boots the installer at each "
+        "restart.",
+        "Use networkBoot: Once, or an image with writesDisk: false. If you want an installation at each boot, set "
+        "reinstall: EveryBoot.",
     )
     ENDLESS = (
         "GB2019",
-        "A maintenance that writes disks and has no end",
-        "While it stands in Git, whatever boots is written; a forgotten document would do so in years.",
-        "Give its window an end.",
+        "A maintenance that writes disks has no end",
+        "Without an end, a maintenance is active as long as its document is in Git. A forgotten document could erase "
+        "disks years later.",
+        "Add an end to the window.",
     )
     NO_IPV6_CLIENTS = (
         "GB2020",
-        "Machines that boot by IPv6 do not count as machines",
-        "All of provisioning.clients is IPv4, and a base URL has an address of IPv6: what is made once would "
-        "be given to nobody who asks there.",
-        "Add the machines' networks of IPv6 to provisioning.clients.",
+        "Machines fetch over IPv6, but the clients have no IPv6 network",
+        "A URL for machines has an IPv6 address, but all networks in provisioning.clients are IPv4. An endpoint would "
+        "withhold one-time boots from machines that fetch over IPv6.",
+        "Add the IPv6 networks of the machines to provisioning.clients.",
     )
     UUID_NEEDED = (
         "GB2021",
-        "A server whose UUID is not known, and has to be",
-        "What is recorded of a machine goes by its UUID; without one it could be taken for another, and installed.",
-        "Write its uuid, as `dmidecode -s system-uuid` or its BMC says it; until then Parked, or what writes no disk.",
+        "The server needs a UUID",
+        "The UUID identifies the record of a server. Without a UUID, gitboot could mistake the machine for another "
+        "one, and install it.",
+        "Add the uuid that `dmidecode -s system-uuid` or the BMC shows. Until you have it, set lifecycle: Parked, or "
+        "boot an image that writes no disk.",
     )
     ONE_SITE = (
         "GB2022",
-        "A server of no site, or of several, where each site has its own instance",
-        "Nobody would act for a server of no site; and whose a server of several sites is, would hang on their order.",
-        "Let exactly one site select each server; or name no ledgers in the sites, for one instance that acts for all.",
+        "The server does not belong to exactly one site",
+        "If a site names a ledger, each site has its own instance. Then exactly one instance must be responsible for "
+        "each server.",
+        "Let exactly one site select the server. If one instance is responsible for all sites, remove their ledgers.",
     )
     NO_SUCH_SITE = (
         "GB2023",
-        "An instance for a site that the Fleet does not have",
-        "Nothing is accepted for a name that was misspelt. An instance that has accepted a commit stands back instead.",
-        "Name one of the Fleet's sites in `gitboot run --site`, or add it to the Fleet.",
+        "The Fleet does not have the site of this instance",
+        "The name of the site may be misspelled, so a new instance rejects the commit. An instance that has accepted "
+        "a commit becomes a standby instead.",
+        "Correct the name in `gitboot run --site`, or add the site to the Fleet.",
     )
     PLACEHOLDER_IDENTITY = (
         "GB2024",
-        "An identity that many machines have",
-        "Firmware shows it if nobody has set a UUID, serial number or MAC address. Another machine that shows it could "
-        "get the boot of this one. gitboot does not look for a machine by this value.",
-        "Set a value of its own in the machine's firmware and write that, or leave the field out.",
+        "Many machines have this identity",
+        "Firmware shows this value if its UUID, serial number or MAC address is not set. Another machine with the "
+        "value could get the boot of this server, so gitboot does not identify machines by this value.",
+        "Set a unique value in the firmware of the machine and write it here, or remove the field.",
     )
     NO_ENDPOINT = (
         "GB2025",
-        "A one-time boot, and no endpoint that could serve it",
-        "Only gitboot's endpoint records a fetch before it answers. OUTPUT behind nginx, a mirror, a bucket or TFTP "
-        "cannot, so they serve the disk in place of a boot that writes a disk once. Their access logs are read later.",
-        "Write spec.endpoint, the URL of `gitboot run --listen` or `gitboot serve`; or write "
-        "spec.serving.oneTimeBoots: Copies, and every client can fetch the boot from a copy until its log is read.",
+        "One-time boots need an endpoint, but the Fleet does not name one",
+        "Only an endpoint records a fetch before it serves a boot. OUTPUT behind nginx, a mirror, a bucket and TFTP "
+        "cannot do this, so they serve a local-disk boot in place of a one-time install boot.",
+        "Set spec.endpoint to the URL of `gitboot run --listen` or `gitboot serve`. If you accept that every client "
+        "can fetch the boot until gitboot reads the access logs, set spec.serving.oneTimeBoots: Copies.",
     )
     LATE_END = (
         "GB2026",
-        "A maintenance that a copy of the boot files cannot end on time",
-        "A file has no clock, so a boot script in OUTPUT or in a copy asks the endpoint first. Without an endpoint, a "
-        "maintenance stays in a copy until the next copy, and for ever if gitboot is dead. A loader that cannot ask "
-        "gets what the policies alone boot.",
-        "Write spec.endpoint with an http URL, serving.ipxeHttps: true if every iPXE has https, or serving.lateEnds: "
-        "Accept. Without an endpoint, the program of `gitboot verify-mirror --write-program` ends windows at a mirror.",
+        "A copy of the boot files cannot end the maintenance on time",
+        "In a copy, a boot script queries the endpoint for the end of the maintenance. A loader that cannot do this "
+        "ignores the maintenance. Without an endpoint, the maintenance ends only when gitboot updates the copy.",
+        "Set spec.endpoint to an http URL, set serving.ipxeHttps: true if every iPXE supports https, or set "
+        "serving.lateEnds: Accept. To end windows at a mirror, use the program of `gitboot verify-mirror "
+        "--write-program`.",
     )
     EXPIRED_AUTHORITY = (
         "GB2027",
-        "A certificate authority for BMCs that has expired",
-        "To verify the certificate of a BMC, gitboot uses the file that spec.bmc.tls.ca names. If every certificate in "
-        "the file has expired, gitboot rejects the certificate of the BMC and does not set its boot.",
-        "Write the new certificate of the authority into the file.",
+        "The certificate authority for BMCs has expired",
+        "With the file in spec.bmc.tls.ca, gitboot verifies the certificate of the BMC. If every certificate in the "
+        "file has expired, gitboot rejects the certificate of the BMC and does not set its boot.",
+        "Add the new certificate of the authority to the file.",
     )
     KUBELET_LABEL = (
         "GB2028",
-        "A node label that kubelet rejects",
+        "The kubelet rejects the node label",
         "In the namespaces kubernetes.io and k8s.io, kubelet accepts labels of kubelet.kubernetes.io and "
-        "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. With any other label in "
-        "--node-labels kubelet does not start.",
-        "Write a label of a domain of your own, or let a controller set the label once the node is registered.",
+        "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. With another label in "
+        "--node-labels, kubelet does not start.",
+        "Use a label in your own domain, or let a controller set the label after the node is registered.",
     )
     PLACEHOLDER_DIGEST = (
         "GB2029",
-        "A digest that stands in for another",
-        "No file has this digest, so whoever verifies the file rejects it. `gitboot init` writes such digests.",
-        "Write what `sha256sum` prints for each file.",
+        "The digest is a placeholder",
+        "The real file has another digest, so a client that verifies the file rejects it. The command `gitboot init` "
+        "writes such placeholders.",
+        "Replace each placeholder with the digest that `sha256sum` prints for the file.",
     )
     TEMPLATE_SYNTAX = (
         "GB2101",
-        "A template that cannot be read",
-        "Its Jinja2 syntax is wrong.",
-        "Correct the line that the message names. Write text that is not meant for Jinja2 between {% raw %} and "
-        "{% endraw %}.",
+        "The template has a syntax error",
+        "The template is not valid Jinja2.",
+        "Correct the line that the message names. Put text that is not for Jinja2 between {% raw %} and {% endraw %}.",
     )
     TEMPLATE_FAILED = (
         "GB2102",
-        "A template that cannot be rendered for a server",
-        "It reads something that is not there, or does what the sandbox does not allow.",
-        "Define what it reads, or give a default: {{ vars.NAME | default('…') }}.",
+        "The template fails for a server",
+        "The template reads a value that does not exist, or does something that is not allowed in templates.",
+        "Correct the template. If a value does not exist, define it, or use a default, for example {{ vars.NAME | "
+        "default('…') }}.",
     )
     TEMPLATE_BOUNDS = (
         "GB2103",
-        "A template without bounds",
-        "Its output or its loops exceed what a boot file can need.",
-        "Make it smaller: at most 1 MiB of output and 100,000 loop steps.",
+        "The template exceeds a limit",
+        "The output or the loops of the template are larger than a boot file needs.",
+        "Reduce the template to at most 1 MiB of output and 100,000 loop steps.",
     )
 
     # Secrets and safety, GB3…
 
     UNQUOTABLE = (
         "GB3001",
-        "A value that a boot loader or the kernel cannot carry",
-        "Some values cannot be quoted for iPXE, GRUB or the kernel's command line; unquoted they would end the "
-        "command and begin another.",
-        "Put the value into user data, or choose another.",
+        "A boot loader or the kernel cannot read the value",
+        "Some values cannot be quoted for iPXE, GRUB or the kernel command line. Without quotes, the value could end "
+        "the command and begin another one.",
+        "Move the value to user data, or use another value.",
     )
     SECRET = (
         "GB3002",
-        "Something that looks like a secret",
-        "Published files can be read by whoever reaches them, and Git keeps every value for ever.",
-        "Remove it, change it where it was valid, and let the machine fetch its secret (docs/secrets.md); where it is "
-        "none, or nobody's, say so in its line: gitboot:allow-secret REASON.",
+        "The value looks like a secret",
+        "Every client that can reach the published files can read the value, and Git keeps it in its history.",
+        "Remove the secret, replace it if it was valid, and let the machine fetch it (docs/secrets.md). If the value "
+        "is not a secret, add the comment gitboot:allow-secret REASON to its line.",
     )
 
     NOT_SEALED = (
         "GB3011",
-        "A secret's file that no endpoint could open",
-        "The machine would be refused its secret in the middle of its installation; and what is not encrypted is "
-        "known to everybody who reads the repository.",
-        "Encrypt it with `gitboot secret encrypt`, or with age to a key that begins with age1; where it stood in clear "
-        "in Git, change the secret, too.",
+        "The file of the secret is not encrypted correctly",
+        "Endpoints cannot decrypt the file, so the installation would fail. If the file is not encrypted, everybody "
+        "who reads the repository can read the secret.",
+        "Encrypt the file with `gitboot secret encrypt`, or with age to a key that begins with age1. If the "
+        "unencrypted secret was in Git, change the secret too.",
     )
     SECRET_KEPT_OPEN = (
         "GB3012",
-        "A secret for a boot that has no end",
-        "A secret is given from when its installation is offered until that is done; to a machine that boots from the "
-        "network again and again, or in a maintenance's window, it would be given at any time.",
-        "Use networkBoot Once or OnImageChange, or let the machine fetch its secret from a secret store.",
+        "The boot with the secret has no end",
+        "An endpoint serves a secret from the offer of an installation until its end. With another kind of boot, "
+        "clients could fetch the secret at any time.",
+        "Use networkBoot: Once or OnImageChange, or let the machine fetch the secret from a secret store.",
     )
 
     ALLOWED_SECRET = (
         "GB3020",
-        "Something that looks like a secret, and that its author lets pass",
-        "A line says gitboot:allow-secret and why; reviewers see that it is published.",
-        "Look whether the reason holds: published files can be read by whoever reaches them.",
+        "The value looks like a secret, and its author allows it",
+        "The comment gitboot:allow-secret in this line lets gitboot publish the value. The message contains the "
+        "reason.",
+        "Check that the reason is valid, because every client that can reach the published files can read the value.",
     )
 
     # Images and artifacts, GB4…
 
     NO_ARTIFACT = (
         "GB4001",
-        "The image has nothing to boot by this method",
-        "For the server's architecture the image lacks the file that the profile's method needs.",
-        "Add the file to the image, or change the profile's method.",
+        "The image lacks a file that the boot method needs",
+        "For the architecture of the server, the image has no file that the method of the profile can boot.",
+        "Add the file to the image, or change the method of the profile.",
     )
     FIRMWARE = (
         "GB4002",
-        "The server's firmware cannot boot by this method",
-        "UefiHttp and unified kernel images need UEFI.",
+        "The firmware of the server does not support the boot method",
+        "The method UefiHttp and unified kernel images need UEFI, but the firmware of the server is BIOS.",
         "Give servers with BIOS a profile with method Pxe and an image with a kernel.",
     )
     NO_WAY_IN = (
         "GB4003",
-        "Arguments or user data that cannot reach the system",
-        "Firmware passes nothing to a uki, iso or virtual medium that it boots directly.",
-        "Build them into the image, boot through a loader, give Ignition user data to an image with configFrom: "
-        "SystemUUID, or boot one with configFrom: Medium by VirtualMedia.",
+        "Kernel arguments or user data cannot reach the system",
+        "If firmware boots a uki, an iso or a virtual medium directly, it passes no kernel arguments and no user data.",
+        "Build the settings into the image, or boot through a boot loader. For user data, you can also use Ignition "
+        "with configFrom: SystemUUID, or method VirtualMedia with configFrom: Medium.",
     )
     USER_DATA_FORMAT = (
         "GB4004",
-        "User data of a format that the image does not understand",
-        "The first boot would ignore it, or stop.",
-        "Change the profile's userData.format, or the image.",
+        "The image does not support the format of the user data",
+        "At its first boot, the system would ignore the user data, or stop.",
+        "Change userData.format in the profile, or use another image.",
     )
     USER_DATA_DOCUMENT = (
         "GB4005",
-        "Rendered user data that is not what its format says",
-        "The first boot would stop at it.",
-        "Correct the template; the message names what is wrong with its output.",
+        "The rendered user data does not match its format",
+        "The first boot of the system would fail.",
+        "Correct the template. The message states the fault in the rendered text.",
     )
     NOT_VOUCHED_FOR = (
         "GB4006",
-        "A file of an image that no listed key has signed",
-        "Its digest says which bytes are meant; a signature says whose they are.",
-        "Name the vendor's signature under `signature` or `checksums`, and give its key by --image-keys.",
+        "No listed key signed a file of the image",
+        "The digest of a file identifies its content. A signature shows who published the file.",
+        "Add the signature of the vendor under `signature` or `checksums`, and add the key of the vendor to "
+        "--image-keys.",
     )
 
     NOT_MIRRORED = (
         "GB4007",
-        "A file in a registry that is not mirrored",
-        "Firmware, iPXE and GRUB fetch by HTTP or TFTP; none of them speaks to an OCI registry.",
-        "Add `mirror` to the Fleet's outputs, and fetch the files into the published tree with "
-        "`gitboot artifacts download`.",
+        "Machines cannot fetch a file from a registry",
+        "Firmware, iPXE and GRUB fetch over HTTP or TFTP. They do not support OCI registries.",
+        "Add `mirror` to the outputs of the Fleet, and download the files with `gitboot artifacts download`.",
     )
     TALOS_DOCUMENT = (
         "GB4008",
-        "Rendered user data that Talos would not take",
-        "A machine that boots with it stays in maintenance mode, or stops.",
-        "Commit what `talosctl gen config` writes, with version and machine.type.",
+        "The rendered user data is not a Talos configuration",
+        "A machine that boots with this user data stays in maintenance mode, or stops.",
+        "Commit the output of `talosctl gen config`, with version and machine.type.",
     )
     AUTOYAST_DOCUMENT = (
         "GB4009",
-        "Rendered user data that is no AutoYaST profile",
-        "The installer would stop at it, and ask.",
-        "Correct the template: well-formed XML, with YaST's profile as its root and no entities of its own.",
+        "The rendered user data is not an AutoYaST profile",
+        "The installer would stop and wait for input.",
+        "Correct the template, so that it renders well-formed XML with an AutoYaST profile as its root and without "
+        "entity declarations.",
     )
     COMBUSTION_SCRIPT = (
         "GB4010",
-        "Rendered user data that Combustion would not run",
-        "The first boot ends in an emergency shell.",
+        "The rendered user data is not a Combustion script",
+        "The first boot would end in an emergency shell.",
         "Begin the script with #!/bin/bash.",
     )
     BESIDE_USER_DATA = (
         "GB4011",
-        "A vendor-data or network-config that cloud-init would not take",
-        "NoCloud's systems ignore it, and boot without it.",
-        "Correct the template, or leave it out; only CloudInit and Autoinstall have such files.",
+        "The vendor-data or network-config is not valid for cloud-init",
+        "A system with cloud-init would ignore the file and boot without it.",
+        "Correct the template, or remove it. Only the formats CloudInit and Autoinstall have such files.",
     )
 
     # The source, GB5…
 
     SUBMODULE = (
         "GB5001",
-        "A submodule in the fleet",
-        "Its content is not part of the commit.",
-        "Copy the files in, or list the folder in .gitbootignore.",
+        "The fleet contains a submodule",
+        "The files of a submodule are not part of the commit.",
+        "Copy the files into the repository, or list the folder in .gitbootignore.",
     )
     SYMLINK = (
         "GB5002",
-        "A symbolic link in the fleet",
-        "Where it leads is not part of the commit.",
-        "Replace it by the file, or list it in .gitbootignore.",
+        "The fleet contains a symbolic link",
+        "The target of a symbolic link may not be part of the commit.",
+        "Replace the link with the file, or list the link in .gitbootignore.",
     )
     LFS_POINTER = (
         "GB5003",
-        "A Git LFS pointer instead of a file",
-        "The content is not part of the commit.",
-        "Commit the file itself: fleets are text.",
+        "The file is a Git LFS pointer",
+        "The content of the file is not part of the commit.",
+        "Commit the file itself, without Git LFS.",
     )
     FILE_NAME = (
         "GB5004",
-        "A file name that is not UTF-8",
-        "It cannot be shown or referred to.",
+        "The file name is not UTF-8",
+        "Documents and messages are UTF-8, so they cannot contain the name.",
         "Rename the file.",
     )
     UNBOUNDED = (
         "GB5005",
-        "A commit of more files than any fleet has",
-        "A few bytes of Git can hold folders in folders without end, which nothing could read to the end.",
-        "Look at what was committed: at most 1,500,000 files and folders, in paths of at most 4,096 characters.",
+        "The commit has too many files",
+        "A small Git object can describe folders within folders without end, so gitboot limits the files of a commit.",
+        "Remove the extra files. Commit at most 1,500,000 files and folders, in paths of at most 4,096 characters.",
     )
     MALFORMED = (
         "GB5006",
-        "A folder that Git itself cannot read",
-        "Its tree object is damaged, or was not written by Git: a name that stands there twice, has a slash, or is "
-        ".git, is something else in a checkout than here.",
-        "Commit the folder anew from a clone in which `git fsck` finds nothing.",
+        "Git cannot read a folder of the commit",
+        "The tree object of the folder is damaged, or Git did not write it. If a name appears twice, contains a "
+        "slash, or is .git, a checkout has other files than the commit.",
+        "Commit the folder again from a clone in which `git fsck` finds no fault.",
     )
     IGNORE_PATTERN = (
         "GB5007",
-        "A line of .gitbootignore that is no pattern",
-        "Git would pass over it in silence, and files that it was to leave out would be read.",
-        "Write patterns as in .gitignore: a character class is closed and in order, no line ends in a backslash.",
+        "A line of .gitbootignore is not a pattern",
+        "Git would ignore the line without a message, and gitboot would read the files that the line should exclude.",
+        "Write the pattern as in .gitignore: close each character class, write ranges in ascending order, and do not "
+        "end the line with a backslash.",
     )
     MERGE_CONFLICT = (
         "GB5008",
-        "Two branches that do not merge",
-        "Both changed the same lines, so there is no merge result to look at.",
-        "Merge or rebase by hand, and compare again.",
+        "The branches have a merge conflict",
+        "Both branches changed the same lines, so there is no merge result to compare.",
+        "Merge or rebase the branches by hand, and compare again.",
     )
     LIMITS = (
         "GB5009",
-        "A commit that takes more time or memory to evaluate than it may",
-        "It would stop gitboot from working on anything else; the last accepted commit goes on.",
-        "Look for huge files and templates in it; where it is sound, allow it more: commit-seconds and commit-memory, "
-        "options of commands and settings of `gitboot run`.",
+        "The evaluation of the commit exceeds a limit",
+        "A commit that needs too much time or memory would block all other work. The last accepted commit stays in "
+        "effect.",
+        "Remove very large files and templates from the commit. If the commit is correct, raise commit-seconds or "
+        "commit-memory, as options of the command or in the configuration of `gitboot run`.",
     )
     UNTRUSTED = (
         "GB5020",
-        "A commit that no trusted key has signed",
-        "This instance accepts only what is signed by the keys in its own settings; the last accepted commit goes on.",
-        "See `git log --show-signature`; then sign it anew, or list the key where the instance runs.",
+        "No trusted key signed the commit",
+        "This instance accepts only commits or tags that are signed with the keys in its own settings. The last "
+        "accepted commit stays in effect.",
+        "Run `git log --show-signature`. Then sign the commit again, or add the key to the settings of the instance.",
     )
 
     # What a review finds, GB6…
@@ -653,20 +681,21 @@ class Code(StrEnum):
     HELD = (
         "GB6001",
         "A guard holds the commit",
-        "It changes more than one commit may, or something that always wants a second look.",
-        "Look at what `gitboot diff` shows; then split the commit, or acknowledge it by the line that is printed.",
+        "The commit changes more than the guard allows, or something that always needs a second check.",
+        "Check the output of `gitboot diff`. Then split the commit, or acknowledge it with the line that the output "
+        "contains.",
     )
     DANGEROUS = (
         "GB6002",
-        "A change that can hurt",
-        "Disks may be written, machines lose their boot, or many get other kernel arguments.",
-        "Look at the group of servers in `gitboot diff` that the message names.",
+        "The change is dangerous",
+        "Machines may write their disks or lose their boot, or many machines get other kernel arguments.",
+        "Run `gitboot diff`, and check the group of servers that the message names.",
     )
     UNHEEDED = (
         "GB6003",
-        "An acknowledgement that counts for nothing",
-        "It is malformed, names no guard, or was made for other changes than these.",
-        "Copy the line that `gitboot diff` prints now into the last commit's message.",
+        "The acknowledgement does not count",
+        "The line is malformed, names no guard, or acknowledges other changes.",
+        "Copy the line from the output of `gitboot diff` into the message of the last commit.",
     )
 
 

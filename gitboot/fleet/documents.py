@@ -27,7 +27,8 @@ def read_resource(value: dict[str, Value]) -> Resource:
     """Return a document as a resource of its kind. Raises `InvalidDocument` with all faults of the document."""
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
-        code, message = Code.KIND, f"there is no kind {quote_value(kind)}"
+        expected = "there is no kind" if isinstance(kind, str) else "expected a kind, found"
+        code, message = Code.KIND, f"{expected} {quote_value(kind)}"
         if kind is None:
             code, message = Code.MISSING_FIELD, "the document has no kind"
         otherwise = f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
@@ -134,7 +135,7 @@ ParseCache = MutableMapping[BlobId, ParsedBlob]
 def parse_blob(data: bytes, path: str) -> ParsedBlob:
     """Return the documents of a file, as resources or as problems."""
     if is_lfs_pointer(data):
-        problem = build_problem(path, FILE_START, Code.LFS_POINTER, Code.LFS_POINTER.headline)
+        problem = build_problem(path, FILE_START, Code.LFS_POINTER, "the file is a Git LFS pointer")
         return ParsedBlob(resources=(), problems=(problem,), more=0, broken=(), unread=(ANYTHING,))
     parsed = parse(data, path)
     resources: list[tuple[int, Resource]] = []

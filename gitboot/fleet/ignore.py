@@ -336,7 +336,7 @@ def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[P
     ignore, malformed = read_ignore(data)
     problems = []
     for line in malformed:
-        message = f"not a valid .gitignore pattern: {quote_value(line.text.decode('utf-8', 'replace'))}"
+        message = f"the line is not a valid .gitignore pattern: {quote_value(line.text.decode('utf-8', 'replace'))}"
         problems.append(build_problem(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message))
     return ignore.is_ignored, problems
 
@@ -349,7 +349,7 @@ IGNORE_FILE: Final = ".gitbootignore"
 
 
 _IRREGULAR: Final = {
-    Irregular.SUBMODULE: (Code.SUBMODULE, "a submodule: its content is not part of the commit"),
-    Irregular.SYMLINK: (Code.SYMLINK, "a symbolic link: its target may not be part of the commit"),
-    Irregular.FILE_NAME: (Code.FILE_NAME, "a file name that is not UTF-8"),
+    Irregular.SUBMODULE: (Code.SUBMODULE, "the folder is a submodule, and its files are not part of the commit"),
+    Irregular.SYMLINK: (Code.SYMLINK, "the file is a symbolic link, and its target may not be part of the commit"),
+    Irregular.FILE_NAME: (Code.FILE_NAME, "the file name is not UTF-8"),
 }

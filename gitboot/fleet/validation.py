@@ -347,7 +347,7 @@ def _find_second_fleets(draft: Draft) -> Iterator[Remark]:
             spot=draft.spot(other, ("metadata", "name")),
             code=Code.DUPLICATE_NAME,
             message=f"a repository has only one Fleet, and {fleets[0]} is at {{}}".format,
-            hint="remove one of the two",
+            hint="remove one of the two documents",
             other=draft.spot(fleets[0], ("metadata", "name")),
         )
 
@@ -392,8 +392,8 @@ def _find_empty_reports(draft: Draft) -> Iterator[Remark]:
             yield Remark(
                 spot=draft.spot(key, ("spec", "bmc", "reports")),
                 code=Code.COMBINATION,
-                message="bmc.reports has neither uuid nor serial",
-                hint="remove it, or add one of them",
+                message="bmc.reports needs uuid or serial",
+                hint="add uuid or serial, or remove reports",
             )
 
 
@@ -419,14 +419,16 @@ def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
                     spot=spot,
                     code=Code.UNKNOWN_REFERENCE,
                     message=f"there is no file {quote_value(name)}",
-                    hint=partial(names.hint, kind, name, "add the file; paths are relative to the fleet's root"),
+                    hint=partial(
+                        names.hint, kind, name, "add the file, or write its path relative to the fleet's root"
+                    ),
                 )
             elif kind != "file" and Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
                 yield Remark(
                     spot=spot,
                     code=Code.UNKNOWN_REFERENCE,
                     message=f'there is no {kind} named "{name}"',
-                    hint=partial(names.hint, kind, name, f"add a {kind} of this name, or correct the name"),
+                    hint=partial(names.hint, kind, name, f"add the {kind}, or correct the name"),
                 )
 
 
@@ -484,7 +486,7 @@ class Draft:
                     spot=(origin, ("metadata", "name")),
                     code=Code.DUPLICATE_NAME,
                     message=f"{key} is already at {{}}".format,
-                    hint="rename or remove one of the two",
+                    hint="rename or remove one of the two documents",
                     other=self.spot(key, ("metadata", "name")),
                 )
             )

@@ -304,14 +304,14 @@ class _Reader:
                 place,
                 Code.CONTROL_CHARACTER,
                 f"the control character U+{error.character:04X} is not allowed in YAML",
-                "remove it",
+                "remove the character",
             )
         else:
-            self.note(place, Code.NOT_UTF8, "bytes that are not UTF-8", "save the file as UTF-8")
+            self.note(place, Code.NOT_UTF8, "the file contains bytes that are not UTF-8", "save the file as UTF-8")
 
     def note_syntax(self, error: MarkedYAMLError) -> None:
         if marker := _CONFLICT.search(self.source):
-            message = f"a Git conflict marker: {marker[0][:7].decode()}"
+            message = f"the file contains a Git conflict marker: {marker[0][:7].decode()}"
             self.note(self.place_of_byte(marker.start()), Code.NOT_YAML, message, _RESOLVE)
             return
         problem, context = error.problem or "", error.context or ""
@@ -319,11 +319,11 @@ class _Reader:
         mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
         character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
         if character == "\t" or "tab character" in problem:
-            code, message, hint = Code.NOT_YAML, "a tab where YAML needs spaces", "indent with spaces"
+            code, message, hint = Code.NOT_YAML, "YAML needs spaces here, found a tab", "indent with spaces"
         elif "nesting depth" in problem:  # libyaml 0.2.6 rejects it before it returns an event
             code, message, hint = Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS
         elif " tag" in context + problem:
-            code, message, hint = Code.TAG, f"a tag: {problem}", _NO_TAGS
+            code, message, hint = Code.TAG, f"a tag is not allowed: {problem}", _NO_TAGS
         else:
             code, hint = Code.NOT_YAML, _HINTS.get(problem, Code.NOT_YAML.hint)
             message = "not YAML: " + problem.replace("found character", f"found {character!r}, a character")
@@ -340,7 +340,7 @@ class _Reader:
         except MarkedYAMLError as error:
             self.note_syntax(error)
         except UnicodeDecodeError:  # PyYAML raises it for %-escapes in a tag
-            self.note(self.start, Code.TAG, "a tag that is not UTF-8", _NO_TAGS)
+            self.note(self.start, Code.TAG, "a tag is not allowed: it is not UTF-8", _NO_TAGS)
         except _UnreadableRest:
             pass
         return None
@@ -357,7 +357,9 @@ class _Reader:
             raise _UnreadableRest
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
             place = self.place_of_byte(directive.end())
-            self.note(place, Code.DIRECTIVE, "a directive (a line that begins with '%') is not allowed", "remove it")
+            self.note(
+                place, Code.DIRECTIVE, "a directive (a line that begins with '%') is not allowed", "remove the line"
+            )
             raise _UnreadableRest
         self._next()  # start of the stream
         return self._next_root()
@@ -378,7 +380,7 @@ class _Reader:
             self.refuse(
                 another,
                 Code.NOT_YAML,
-                "another document whose '---' is not on a line of its own",
+                "another document begins here, but its '---' is not on a line of its own",
                 "end lines with LF or CRLF",
             )
         if not isinstance(value, dict):
@@ -450,7 +452,7 @@ class _Reader:
                 event,
                 Code.DUPLICATE_KEY,
                 f"the key {key[:80]!r} is already on line {self.place(first).line}",
-                "remove one of the two",
+                "remove one of the two keys",
             )
 
     def _refuse_properties(self, event: Any) -> None:
@@ -458,7 +460,10 @@ class _Reader:
             return  # its anchor is the name of its target
         if event.anchor is not None:
             self.refuse(
-                event, Code.ANCHOR, "an anchor is not allowed", "remove it; put text that begins with '&' in quotes"
+                event,
+                Code.ANCHOR,
+                "an anchor is not allowed",
+                "remove the anchor; put text that begins with '&' in quotes",
             )
         if event.tag is not None:
             self.refuse(event, Code.TAG, "a tag is not allowed", _NO_TAGS)
@@ -485,13 +490,13 @@ def _is_absent(event: Any) -> bool:
     return length == 0 and type(event) is ScalarEvent
 
 
-_TOO_DEEP: Final = f"more than {MAX_DEPTH} nested lists and mappings"
+_TOO_DEEP: Final = f"lists and mappings are nested more than {MAX_DEPTH} levels deep"
 _NEST_LESS: Final = "reduce the nesting"
 # git-merge(1), "How conflicts are presented".
 _CONFLICT: Final = re.compile(rb"^(?:(?:<{7}|>{7}|\|{7}) .*|={7}\r?)$", re.MULTILINE)
 _RESOLVE: Final = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= or >>>>>>>"
-_NO_TAGS = "remove it; put text that begins with '!' in quotes"
-_QUOTE_TEMPLATES = "use text as a key; put a value that begins with '{{' in quotes"
+_NO_TAGS = "remove the tag; put text that begins with '!' in quotes"
+_QUOTE_TEMPLATES = "write text as the key; put a value that begins with '{{' in quotes"
 # Problems that libyaml reports after the place where the fault is.
 _SEEN_TOO_LATE = frozenset(
     {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}
@@ -502,7 +507,7 @@ _HINTS = {
     "did not find expected '-' indicator": "indent all items of a list equally",
     "did not find expected ',' or ']'": "close the list with ']'",
     "did not find expected ',' or '}'": "close the mapping with '}'",
-    "did not find expected <document start>": "move it into the document, or add a '---' line before it",
+    "did not find expected <document start>": "move the text into the document, or add a '---' line before the text",
     "did not find expected alphabetic or numeric character": "put text that begins with '*' or '&' in quotes",
     "did not find expected comment or line break": "begin the text of a block on the next line",
     "did not find expected key": "indent all keys of a mapping equally; put the whole value in quotes",

@@ -139,7 +139,9 @@ def _list_differences(
             before, after = set(before) - set(after), set(after) - set(before)
         visited += len(before) + len(after)
         if visited > MAX_FILES or len(prefix) > MAX_PATH:
-            raise InvalidRepository([_problem(Code.UNBOUNDED, prefix, "more files than any fleet has")])
+            raise InvalidRepository(
+                [_problem(Code.UNBOUNDED, prefix, "the commit has too many files, or a path that is too long")]
+            )
         old_folders = {}
         for mode, name, raw in before:
             kind, path = _decode_name(mode, prefix, name)

@@ -87,7 +87,9 @@ class Signature:
     @check
     def _one_kind(self) -> None:
         if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
-            raise Malformed(Code.COMBINATION, "expected one of openpgp, minisign, sigstore", "use exactly one of them")
+            raise Malformed(
+                Code.COMBINATION, "expected one of openpgp, minisign, sigstore", "set exactly one of these fields"
+            )
 
 
 @structure
@@ -115,8 +117,8 @@ class Artifact:
         if self.url.startswith("oci:") and not self.url.endswith(f"@sha256:{self.sha256}"):
             raise Malformed(
                 Code.COMBINATION,
-                f"the digest in the URL is not {self.sha256}; it must be the digest of the file, not of a manifest",
-                "copy what `gitboot artifacts resolve` prints for the image",
+                f"the digest in the URL is not the sha256 of the file, {self.sha256}. It may belong to a manifest",
+                "copy the output of `gitboot artifacts resolve` for the image",
                 ("sha256",),
             )
 
@@ -142,9 +144,11 @@ class Artifacts:
     @check
     def _boots(self) -> None:
         if not (self.kernel or self.uki or self.iso):
-            raise Malformed(Code.COMBINATION, "none of these files can be booted", "add a kernel, a uki or an iso")
+            raise Malformed(
+                Code.COMBINATION, "the image has no file that a machine can boot", "add a kernel, a uki or an iso"
+            )
         if not self.kernel and (self.initrds or self.rootfs or self.loader):
-            raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel", "add the kernel")
+            raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel", "add a kernel")
 
     def files(self) -> Iterator[tuple[Path, Artifact]]:
         """Yield each file with the path of its field."""

@@ -163,20 +163,24 @@ class BootProfileSpec:
         images = [field for field in ("image", "stream") if getattr(self, field) is not None]
         if self.method is Method.DISK:
             if images:
-                raise Malformed(Code.COMBINATION, "method Disk boots no image", f"remove {images[0]}", (images[0],))
+                raise Malformed(
+                    Code.COMBINATION, "method Disk does not boot an image", f"remove {images[0]}", (images[0],)
+                )
         elif len(images) != 1:
             found = "both" if images else "neither"
             raise Malformed(
                 Code.COMBINATION,
                 f"expected exactly one of image and stream, found {found}",
-                "set stream to follow a stream, or image to stay at one image",
+                "set stream to follow a stream, or set image to keep one image",
                 ("stream",) if images else ("method",),
             )
         if (self.method is Method.UEFI_HTTP) != (self.http_boot is not None):
             raise Malformed(
                 Code.COMBINATION,
                 "method UefiHttp needs httpBoot" if self.http_boot is None else "httpBoot needs method UefiHttp",
-                "set httpBoot to uki, iso or loader" if self.http_boot is None else "remove httpBoot",
+                "set httpBoot to uki, iso or loader"
+                if self.http_boot is None
+                else "remove httpBoot, or set method to UefiHttp",
                 ("method",) if self.http_boot is None else ("httpBoot",),
             )
 
@@ -282,8 +286,8 @@ class Window:
         if self.start is not None and self.end is not None and self.start >= self.end:
             raise Malformed(
                 Code.WINDOW,
-                "the end of the window is not after its start",
-                "end must be after start",
+                "the window does not end after its start",
+                "set end to a time after start",
                 ("end",),
             )
 

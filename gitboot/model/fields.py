@@ -294,7 +294,7 @@ def _word_reader(kind: Any, fields: Iterable[str] = ()) -> Read:
 
     def read_word(value: Any) -> Any:
         if not isinstance(value, str) or value not in words:
-            find_hint = partial(did_you_mean, value, words, f"write {expected}")
+            find_hint = partial(did_you_mean, value, words, "use one of these values")
             raise InvalidField(Code.CHOICE, f"expected {expected}, found {quote_value(value)}", find_hint=find_hint)
         return words[value]
 

@@ -29,11 +29,13 @@ def parse_mac(value: object) -> MacAddress:
     if int(digits[1], 16) & 1:
         raise Malformed(
             Code.MAC,
-            f"{quote_value(found)} is a multicast address and cannot be an interface's address",
+            f"{quote_value(found)} is a multicast address, which cannot belong to an interface",
             "copy the address from the interface",
         )
     if digits == "000000000000":
-        raise Malformed(Code.MAC, "a MAC address of zeros cannot be an interface's", "copy it from the interface")
+        raise Malformed(
+            Code.MAC, "a MAC address of zeros cannot belong to an interface", "copy the address from the interface"
+        )
     return MacAddress(f"{d[:2]}-{d[2:4]}-{d[4:6]}-{d[6:8]}-{d[8:10]}-{d[10:]}")
 
 
@@ -47,15 +49,15 @@ def parse_uuid(value: object) -> SystemUuid:
     lower = found.lower()
     if len(set(lower)) == 2:  # all zeros or all f: SMBIOS 7.2.1 "not present" and "not set"
         raise Malformed(
-            Code.UUID, f"{quote_value(found)} is what firmware shows if no UUID is set", "set a UUID in the firmware"
+            Code.UUID, f"{quote_value(found)} means that the firmware has no UUID", "set a UUID in the firmware"
         )
     return SystemUuid(lower)
 
 
 def parse_ledger(value: object) -> str:
     """Read the identity of a ledger: a UUID in any case."""
-    hint = "copy it from `gitboot status --state STATE`"
-    return require_match(value, _UUID, Code.UUID, "the identity of an instance's ledger", hint).lower()
+    hint = "copy the UUID from `gitboot status --state STATE`"
+    return require_match(value, _UUID, Code.UUID, "the UUID of a ledger", hint).lower()
 
 
 def swap_byte_order(uuid: SystemUuid) -> SystemUuid:
@@ -84,7 +86,7 @@ def parse_lookup_uuid(value: object) -> SystemUuid:
     uuid = parse_uuid(value)
     if is_placeholder_uuid(uuid):
         raise Malformed(
-            Code.PLACEHOLDER_IDENTITY, f"the UUID {uuid} identifies no machine", "set a UUID in the firmware"
+            Code.PLACEHOLDER_IDENTITY, f"the UUID {uuid} does not identify a machine", "set a UUID in the firmware"
         )
     return uuid
 
@@ -95,8 +97,8 @@ def parse_lookup_mac(value: object) -> MacAddress:
     if is_placeholder_mac(mac):
         raise Malformed(
             Code.PLACEHOLDER_IDENTITY,
-            f"the MAC address {mac.replace('-', ':')} identifies no machine",
-            "copy it from the interface",
+            f"the MAC address {mac.replace('-', ':')} does not identify a machine",
+            "copy the address from the interface",
         )
     return mac
 
@@ -377,7 +379,7 @@ def parse_instant(value: object) -> datetime:
     try:
         return datetime.fromisoformat(found.upper()).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise Malformed(Code.INSTANT, f"there is no time {quote_value(found)} ({error})", hint) from error
+        raise Malformed(Code.INSTANT, f"{quote_value(found)} is not a valid time: {error}", hint) from error
 
 
 ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…
@@ -386,7 +388,9 @@ SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 def parse_digest(value: object) -> Digest:
     expected = "a sha256 of 64 lower-case hexadecimal digits"
-    return Digest(require_match(value, SHA256, Code.DIGEST, expected, "copy what `sha256sum` prints for the file"))
+    return Digest(
+        require_match(value, SHA256, Code.DIGEST, expected, "copy the digest that `sha256sum` prints for the file")
+    )
 
 
 def parse_fingerprint(value: object) -> Digest:
@@ -425,7 +429,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
         raise Malformed(
             Code.OCI_TAG,
             f"{found} has a tag, but an artifact needs the digest of one file",
-            f"copy what this prints: `gitboot artifacts resolve {quote_words(image)}`",
+            f"copy the output of `gitboot artifacts resolve {quote_words(image)}`",
         )
     return ArtifactUrl(found)
 
@@ -446,7 +450,7 @@ def parse_bmc_address(value: object) -> str:
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
     is_host = parsed is not None and int(parsed[2] or 623) <= 65535
     hint = "write ipmi://HOST or ipmi://HOST:PORT"
-    return require(is_host, found, Code.URL, "a host for IPMI", hint).rstrip("/")
+    return require(is_host, found, Code.URL, "the address of a BMC with IPMI", hint).rstrip("/")
 
 
 _URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces, which every loader passes on unchanged
@@ -465,7 +469,7 @@ def _parse_url_text(value: object) -> str:
         raise Malformed(
             Code.URL,
             "a URL must not contain a user or a password, because gitboot publishes it",
-            "remove it; let the mirror allow fetches by network instead",
+            "remove the user and the password, and let the mirror allow clients by their network",
         )
     return found
 
@@ -570,7 +574,7 @@ def parse_variable_name(value: object) -> str:
         _IDENTIFIER,
         Code.VARIABLE,
         "a variable's name",
-        "use letters, digits and _, and do not begin with a digit; templates read it as vars.NAME",
+        "use letters, digits and _, and do not begin with a digit",
     )
 
 
@@ -588,7 +592,7 @@ def parse_file_path(value: object) -> str:
         found,
         Code.FILE_PATH,
         "a path below the fleet's root",
-        "write it relative to the fleet's root, with / and without . or ..",
+        "write the path relative to the fleet's root, with / and without . or ..",
     )
 
 
@@ -602,7 +606,7 @@ def parse_secret_path(value: object) -> str:
         found.endswith(AGE_SUFFIX),
         found,
         Code.FILE_PATH,
-        f"an encrypted file, *{AGE_SUFFIX}",
+        f"the path of an encrypted file (*{AGE_SUFFIX})",
         "encrypt the file with `gitboot secret encrypt`, and never commit the unencrypted file",
     )
 
@@ -618,7 +622,7 @@ def parse_kernel_argument(value: object) -> str:
         found,
         Code.ARGUMENT,
         "one kernel argument on one line",
-        "write one argument in each item: name, name=value, or -name to remove one",
+        "write one argument in each item: name, name=value, or -name to remove an argument",
     )
 
 

@@ -31,8 +31,9 @@ class MatchExpression:
     def _values_fit(self) -> None:
         wants = self.operator in (Operator.IN, Operator.NOT_IN)
         if wants != bool(self.values):
-            expected = "at least one value" if wants else "no values"
-            raise Malformed(Code.SELECTOR, f"{self.operator} needs {expected}", at=("operator",))
+            message = "needs at least one value" if wants else "does not allow values"
+            hint = "add a value" if wants else "remove values"
+            raise Malformed(Code.SELECTOR, f"{self.operator} {message}", hint, ("operator",))
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         match self.operator:
@@ -70,7 +71,12 @@ class Selector:
                 "use All, None, matchLabels, matchExpressions or servers",
             )
         if by_label and self.servers:
-            raise Malformed(Code.SELECTOR, "a selector must use labels or names, not both", at=("servers",))
+            raise Malformed(
+                Code.SELECTOR,
+                "a selector must use labels or names, not both",
+                "remove servers, or remove matchLabels and matchExpressions",
+                ("servers",),
+            )
 
     @property
     def keys(self) -> frozenset[str]:

@@ -135,7 +135,7 @@ class Bmc:
             raise Malformed(
                 Code.COMBINATION,
                 "system and tls are for Redfish, but the address of this BMC is for IPMI",
-                "remove them, or use https://HOST if the BMC has Redfish",
+                "remove system and tls, or use https://HOST if the BMC has Redfish",
                 ("address",),
             )
 
@@ -224,7 +224,7 @@ class ServerSpec:
         if self.uuid is None and (needing := next((name for name, value in needs.items() if value), None)):
             raise Malformed(
                 Code.UUID_NEEDED,
-                f"{needing} needs the UUID of the server, but the server has none",
+                f"{needing} needs the UUID of the server, but the server has no uuid",
                 f"add the uuid that `dmidecode -s system-uuid` prints on the server, or remove {needing}",
                 (needing,),
             )

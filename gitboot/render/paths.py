@@ -78,7 +78,7 @@ class IdentityKind(StrEnum):
 
 def _parse_serial(text: str) -> str:
     if is_placeholder_serial(text):
-        raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the serial number {text} identifies no machine")
+        raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the serial number {text} does not identify a machine")
     return text
 
 

@@ -98,14 +98,14 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         yield DecisionFinding(
             Code.POLICY_TIE,
             f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with the same priority",
-            "raise the priority of one, let one inherit from the other, or narrow a selector",
+            "raise the priority of one policy, let one inherit from the other, or narrow a selector",
             (Id("BootPolicy", shared.tied[-1]), ("spec", "select")),
         )
     elif shared.is_unselected:
         yield DecisionFinding(
             Code.NO_POLICY,
             f"no BootPolicy selects {name}",
-            "let a policy select the server, set its policy, or park it",
+            "let a policy select the server, set policy in the Server, or park the server",
             (Id("Server", name), ("metadata", "name")),
             Severity.ERROR if shared.fleet.requires_policy else Severity.WARNING,
             is_shared=False,
@@ -123,7 +123,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         if each.is_placeholder:
             message = f"the {each.kind} {each.value} does not identify a machine, because many machines have it"
             is_compared = "reports" in each.path or each.path == ("spec", "replaces")
-            hint = "remove it" if is_compared else _IDENTITY_HINTS[each.kind]
+            hint = "remove the value" if is_compared else _IDENTITY_HINTS[each.kind]
             yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (own, each.path), is_shared=False)
     bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
     if bmc is not None and bmc.tls.ca is not None:
@@ -131,7 +131,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         if bmc.tls.verify and ends is not None:
             yield DecisionFinding(
                 code,
-                f"the CA for BMCs expired at {format_instant(ends)}, so gitboot rejects its certificates",
+                f"the CA for BMCs expired at {format_instant(ends)}, so gitboot rejects certificates that it signed",
                 code.hint,
                 (Id(FILE, bmc.tls.ca), (1,)),
                 Severity.WARNING,
@@ -230,7 +230,7 @@ def _check_boot(
     if boot.direct and override is OverrideMode.CONTINUOUS:  # no boot script can end the override
         yield DecisionFinding(
             Code.OVERRIDE_MODE,
-            f"override Continuous with BootImage/{boot.image}, which is booted directly",
+            f"override is Continuous, but BootImage/{boot.image} boots directly, without a boot loader",
             Code.OVERRIDE_MODE.hint,
             (resource, ("spec", "override")),
         )
@@ -238,7 +238,7 @@ def _check_boot(
     if boot.writes_disk and is_always and reinstall is not ReinstallMode.EVERY_BOOT:
         yield DecisionFinding(
             Code.EVERY_BOOT,
-            f"{resource} boots BootImage/{boot.image}, which writes disks, at every boot",
+            f"{resource} boots BootImage/{boot.image}, which writes disks, at each boot",
             Code.EVERY_BOOT.hint,
             (resource, ("spec", "networkBoot")),
         )
@@ -321,7 +321,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
 def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
     """Return an error at the document that chose the profile for this machine. The profile may suit other machines."""
     resource, path = source.chosen_by
-    return Unbootable(code, f"{message}; {source.profile_id} boots it", hint, resource, *path)
+    return Unbootable(code, f"{message}; the profile is {source.profile_id}", hint, resource, *path)
 
 
 def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
@@ -329,7 +329,7 @@ def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[st
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
             raise _machine_error(
-                source, Code.FIRMWARE, "method UefiHttp needs firmware UEFI, found BIOS", Code.FIRMWARE.hint
+                source, Code.FIRMWARE, "method UefiHttp needs UEFI, but the firmware is BIOS", Code.FIRMWARE.hint
             )
         return _HTTP_BOOT_NEEDS[spec.http_boot or HttpBoot.LOADER]
     if spec.method is Method.VIRTUAL_MEDIA:
@@ -339,7 +339,7 @@ def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[st
         raise _machine_error(
             source,
             Code.FIRMWARE,
-            f"BootImage/{image} has a uki and no kernel for {source.architecture}, which BIOS cannot boot",
+            f"BIOS cannot boot BootImage/{image}, which has a uki and no kernel for {source.architecture}",
             Code.FIRMWARE.hint,
         )
     return ("kernel",) if artifacts.uki is None else ()
@@ -368,7 +368,7 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
             raise Unbootable(
                 Code.NO_WAY_IN,
                 f"BootImage/{boot.image} has configFrom: Medium, but {why}",
-                "build it into the image, or boot a kernel, whose arguments contain the URL",
+                "build the user data into the image, or boot a kernel with the URL in its arguments",
                 source.profile_id,
                 *("spec", "userData", "format"),
             )
@@ -401,7 +401,7 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
     file = "iso" if boot.files.uki is None or boot.http_boot is HttpBoot.ISO else "uki"
     raise Unbootable(
         Code.NO_WAY_IN,
-        f"{what} cannot reach BootImage/{boot.image}, which is booted directly as {file}",
+        f"{what} cannot reach BootImage/{boot.image}, because firmware boots its {file} directly",
         Code.NO_WAY_IN.hint,
         resource,
         *path,
@@ -467,9 +467,9 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
             continue  # copies do not have the boot
         unable = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, alone)))
         if endpoint is None:
-            why = "the Fleet names no endpoint, so copies of the boot files end it only with the next copy"
+            why = "the Fleet names no endpoint, so copies of the boot files end the maintenance late"
         elif unable:
-            why = f"{unable} cannot query {endpoint} for its end, so copies do not contain it for them"
+            why = f"{unable} cannot query {endpoint} for the end of the maintenance, so copies do not serve it to them"
         else:
             continue
         place = (Id("Maintenance", maintenance.name), ("spec", "window"))

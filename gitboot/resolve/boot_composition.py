@@ -154,7 +154,7 @@ class Composer:
     def _render_user_data(self, spec: UserData, context: TemplateContext, source: BootSource) -> UserDataFiles:
         at_most = source.image.spec.user_data
         if not user_data_formats.is_understood(spec.format, at_most):
-            message = f"user data is {spec.format}, but BootImage/{source.image.metadata.name} supports {at_most}"
+            message = f"the user data is {spec.format}, but BootImage/{source.image.metadata.name} supports {at_most}"
             hint, at = (
                 "change the format, or correct the image's userData",
                 ("spec", "userData", "format"),
@@ -305,11 +305,11 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
     found = find_secret_files(source)
     user_data = source.profile.spec.user_data
     if user_data is not None and user_data.secrets and not found:
-        why = "unknown machines boot it"
+        why = "unknown machines boot the profile"
         if source.maintenance is not None:
-            why = f"Maintenance/{source.maintenance.metadata.name} boots it without an installation"
+            why = f"Maintenance/{source.maintenance.metadata.name} boots the profile without an installation"
         elif source.pool is not None:
-            why = f"BootPolicy/{source.pool.name} boots it with networkBoot {source.pool.network_boot}"
+            why = f"BootPolicy/{source.pool.name} boots the profile with networkBoot {source.pool.network_boot}"
         message, at = f"the user data names secrets, but {why}", ("spec", "userData", "secrets")
         raise Unbootable(Code.SECRET_KEPT_OPEN, message, Code.SECRET_KEPT_OPEN.hint, source.profile_id, *at)
     return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in found.items()}

@@ -304,8 +304,11 @@ def decide_unknown_machines(
     profile, image = inputs.profile, inputs.image
     place = (Id("Fleet", fleet.metadata.name), ("spec", "unknownServers", "profile"))
     if image is None or profile.spec.method is not Method.PXE:
-        wanted = "boot loaders identify unknown machines, so the profile needs method Pxe"
-        message, hint = f"{wanted}, found {profile.spec.method}", "name a profile with method Pxe, or set LocalDisk"
+        wanted = "a profile for unknown machines needs method Pxe"
+        message, hint = (
+            f"{wanted}, found {profile.spec.method}",
+            "name a profile with method Pxe, or set unknownServers: LocalDisk",
+        )
         return None, [("", DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False))]
     if image.spec.writes_disk:
         message = f"unknown machines would boot BootImage/{image.metadata.name}, which writes disks"
@@ -360,7 +363,7 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     if asked := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
         yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
-            f"machines fetch from {asked}, but the clients have no IPv6 network, so these machines boot their disks",
+            f"machines fetch from {asked}, but the clients have no IPv6 network. Machines with IPv6 boot their disks",
             Id("Fleet", repository.fleet.metadata.name),
             *("spec", "provisioning", "clients"),
             severity=Severity.WARNING,

@@ -102,7 +102,10 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
             )
         elif not any(_find_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
             what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
-            message, hint = f"BootPolicy/{name} does not set or inherit {what}", f"set {what}, or inherits"
+            message, hint = (
+                f"BootPolicy/{name} does not set or inherit {what}",
+                f"set {what}, or inherit {what} from another policy",
+            )
             problems.append(repository.build_problem(Code.NOT_INHERITED, message, policy, "spec", hint=hint))
     return found, problems
 

@@ -145,7 +145,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         budget.spend(CALL_COST)
         budget.calls -= 1
         if budget.calls < 0:
-            raise make_limit_fault("its macros call each other too deeply")
+            raise make_limit_fault("the macros of the template call each other too deeply")
         text_or_mapping = function.args if isinstance(function, partial) else ()
         budget.weigh([*text_or_mapping, *args])
         result = super().call(context, function, *args, **kwargs)
@@ -183,7 +183,7 @@ class TokenCount(Extension):
         for count, token in enumerate(stream):
             open_brackets += _BRACKETS.get(token.type, 0)
             if count == MAX_TOKENS or open_brackets > MAX_BRACKETS:
-                raise make_limit_fault("it is too long or nested too deeply", token.lineno)
+                raise make_limit_fault("the template is too long or nested too deeply", token.lineno)
             yield token
 
 
@@ -193,7 +193,7 @@ _BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbra
 def add_budget_checks(node: nodes.Node, depth: int = 0) -> nodes.Node:
     """Return the node with a check of the budget at each place at which a value or the work can grow."""
     if depth > MAX_NESTING:
-        raise make_limit_fault("it is nested too deeply", node.lineno)
+        raise make_limit_fault("the template is nested too deeply", node.lineno)
     for field, value in node.iter_fields():
         if isinstance(value, nodes.Node):
             setattr(node, field, add_budget_checks(value, depth + 1))
@@ -305,12 +305,12 @@ class Budget:
     def spend(self, work: int) -> None:
         self.work -= work
         if self.work < 0:
-            raise make_limit_fault("it does more work than the limit allows")
+            raise make_limit_fault("the template does more work than the limit allows")
 
     def step(self, work: int) -> None:
         self.steps -= 1
         if self.steps < 0:
-            raise make_limit_fault(f"its loops take more than {MAX_STEPS:,} steps")
+            raise make_limit_fault(f"the loops of the template take more than {MAX_STEPS:,} steps")
         self.spend(work)
 
     def weigh(self, value: object, depth: int = 0) -> None:
@@ -322,7 +322,7 @@ class Budget:
         elif isinstance(value, (list, tuple)):
             self.spend(1 + len(value))
             if depth == MAX_NESTING:
-                raise make_limit_fault("its lists are nested too deeply")
+                raise make_limit_fault("the lists of the template are nested too deeply")
             for element in value:
                 self.weigh(element, depth + 1)
         elif isinstance(value, dict):
@@ -604,13 +604,13 @@ def decode_template(data: bytes) -> str:
         return data.decode("utf-8-sig")  # a byte order mark must not come before "#!ipxe"
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise TemplateFault(Code.TEMPLATE_SYNTAX, "it is not UTF-8", line) from error
+        raise TemplateFault(Code.TEMPLATE_SYNTAX, "the template is not UTF-8", line) from error
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def compile_template(source: str) -> Template | str | TemplateFault:
     if len(source.encode()) > MAX_BYTES:
-        return make_limit_fault(f"it has more than {MAX_BYTES:,} bytes")
+        return make_limit_fault(f"the template has more than {MAX_BYTES:,} bytes")
     if not re.search(r"\{[{%#]", source):
         return source
     try:
@@ -633,7 +633,7 @@ def render_compiled(template: Template, context: Mapping[str, object]) -> str:
     try:
         text = "".join(template.root_render_func(BudgetedContext(ENVIRONMENT, names, None, template.blocks)))
         if len(text.encode()) > MAX_BYTES:
-            raise make_limit_fault(f"it renders more than {MAX_BYTES:,} bytes")
+            raise make_limit_fault(f"the template renders more than {MAX_BYTES:,} bytes")
     except FAILURES as failure:
         fault = to_fault(failure, names)
         fault.line = fault.line or find_line(failure, template)
@@ -648,7 +648,7 @@ def _convert_syntax_errors() -> Iterator[None]:
     except TemplateSyntaxError as error:
         raise TemplateFault(Code.TEMPLATE_SYNTAX, str(error.message), error.lineno) from error
     except (RecursionError, SyntaxError, MemoryError) as error:  # of the parsers of Jinja2 and Python
-        raise make_limit_fault("it is nested too deeply") from error
+        raise make_limit_fault("the template is nested too deeply") from error
     except ValueError as error:  # Python rejects integers with more than 4,300 digits
         raise make_limit_fault("a number is too large") from error
 

@@ -113,7 +113,9 @@ def check(format: str, text: str) -> None:
 def check_beside(format: str, name: str, text: str) -> None:
     """Raise `Malformed` if NoCloud does not accept a file of this name and content beside the user data."""
     if _FILE_NAME[parse_family(format)] != "user-data":
-        raise Malformed(Code.BESIDE_USER_DATA, f"{name} is a file of NoCloud, which {format} does not use", "remove it")
+        raise Malformed(
+            Code.BESIDE_USER_DATA, f"{name} is a file of NoCloud, which {format} does not use", f"remove {name}"
+        )
     if name == "network-config":
         if not _NETWORK_CONFIG.search(text):
             raise Malformed(
@@ -143,7 +145,7 @@ def _check_ignition(format: str, text: str) -> None:
     except (ValueError, RecursionError) as error:
         raise _make_error(
             f"the rendered Ignition document is not JSON: {error}",
-            "Ignition is JSON; convert a Butane file with `butane` before it is committed",
+            "correct the JSON; convert a Butane file with `butane` before you commit it",
         ) from None
     section = config.get("ignition") if isinstance(config, dict) else None
     version = section.get("version") if isinstance(section, dict) else None
@@ -154,12 +156,12 @@ def _check_ignition(format: str, text: str) -> None:
         )
     if version.startswith(("1", "2")):
         raise _make_error(
-            f"the rendered Ignition document is of specification {quote_value(version)}, which Ignition 3 rejects",
-            "convert it once with ign-converter and commit the result",
+            f"the rendered Ignition document has version {quote_value(version)}, which Ignition 3 rejects",
+            "convert the document with ign-converter and commit the result",
         )
     if not re.fullmatch(rf"3\.{_parse_minor(format)}\.0", version):
         raise _make_error(
-            f"the rendered Ignition document is of version {quote_value(version)}, but the profile has {format}",
+            f"the rendered Ignition document has version {quote_value(version)}, but the profile has {format}",
             f"write ignition.version 3.{_parse_minor(format)}.0, or correct the profile's userData.format",
         )
 
@@ -204,7 +206,7 @@ def _check_kickstart(format: str, text: str) -> None:
                 "correct the template",
             )
     if section:
-        raise _make_error("the rendered kickstart leaves a section open", "close it with %end")
+        raise _make_error("the rendered kickstart leaves a section open", "close the section with %end")
 
 
 def _check_preseed(format: str, text: str) -> None:
@@ -212,7 +214,7 @@ def _check_preseed(format: str, text: str) -> None:
         if line.strip() and not line.lstrip().startswith("#") and len(line.split()) < 3:
             raise _make_error(
                 f"line {number} of the rendered preseed is not an answer: {quote_value(line.strip())}",
-                "write OWNER QUESTION TYPE VALUE: d-i clock-setup/utc boolean true",
+                "write OWNER QUESTION TYPE VALUE, for example d-i clock-setup/utc boolean true",
             )
 
 
@@ -226,7 +228,7 @@ def _check_talos(format: str, text: str) -> None:
     if text.startswith(_CLOUD_INIT_STARTS) or not _TALOS_DOCUMENT.search(text):
         raise _make_error(
             "the rendered text is not a Talos configuration, because it has no `version: v1alpha1`",
-            "commit what `talosctl gen config` or `talosctl machineconfig patch` writes",
+            "commit the output of `talosctl gen config` or `talosctl machineconfig patch`",
             Code.TALOS_DOCUMENT,
         )
     if _TALOS_MACHINE.search(text) and not _TALOS_TYPE.search(text):
@@ -265,7 +267,7 @@ def _check_autoyast(format: str, text: str) -> None:
 def _reject_entity(name: str, *_: object) -> None:
     raise _make_error(
         f"the rendered AutoYaST profile declares an entity, {quote_value(name)}",
-        "write the text in place of the entity",
+        "replace the entity with its text",
         Code.AUTOYAST_DOCUMENT,
     )
 
@@ -273,7 +275,7 @@ def _reject_entity(name: str, *_: object) -> None:
 def _check_combustion(format: str, text: str) -> None:
     if not text.startswith("#!"):
         raise _make_error(
-            f"the rendered Combustion script begins with {quote_value(text.partition(chr(10))[0])}, which is not run",
+            f"Combustion does not run the rendered script, which begins with {quote_value(text.partition(chr(10))[0])}",
             "begin it with #!/bin/bash, and with `# combustion: network` if it needs the network",
             Code.COMBUSTION_SCRIPT,
         )

@@ -665,7 +665,7 @@ def test_explain_narrows_to_a_field_in_text_and_json(fleet: Path, field: str, fi
 
 def test_explain_gives_the_meaning_of_a_code_in_any_case() -> None:
     done = gitboot("explain", "gb2011")
-    assert done.out.startswith("GB2011: Two policies of one priority select one server\n")
+    assert done.out.startswith("GB2011: Several policies with the same priority select the server\n")
     assert "Raise the priority" in done.out
 
 

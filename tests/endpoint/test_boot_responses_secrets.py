@@ -147,8 +147,8 @@ def test_a_file_that_nobody_could_open_is_a_problem_of_the_commit(
     ("given", "word"),
     [
         (documents(often="Always"), "networkBoot Always"),
-        ((*documents(), maintenance("repair", "20T22:00 21T04:00")), "Maintenance/repair boots it"),
-        (documents(of_fleet="unknownServers: {profile: repair}"), "unknown machines boot it"),
+        ((*documents(), maintenance("repair", "20T22:00 21T04:00")), "Maintenance/repair boots the profile"),
+        (documents(of_fleet="unknownServers: {profile: repair}"), "unknown machines boot the profile"),
     ],
 )
 def test_a_boot_without_an_end_has_no_secrets(sealed: Sealed, given: tuple[str, ...], word: str) -> None:
@@ -180,7 +180,7 @@ def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
 @pytest.mark.parametrize(
     ("user_data", "template", "word"),
     [
-        (USER_DATA.replace("s/join.age", "t"), "", r"expected an encrypted file, \*\.age"),
+        (USER_DATA.replace("s/join.age", "t"), "", r"expected the path of an encrypted file \(\*\.age\)"),
         (USER_DATA, '{"ignition": {"version": "3.4.0"}, "x": "{{ secret("join") }}"}', r"urls\.secrets\.NAME"),
     ],
     ids=["a file whose name does not say that it is encrypted", "secret as a function"],

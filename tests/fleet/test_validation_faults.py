@@ -181,15 +181,14 @@ MESSAGES: Final = {
     "a document without a spec": "the document needs spec (add spec)",
     "a firmware in another case": 'expected one of UEFI, BIOS, found "uefi" (did you mean UEFI?)',
     "a word for unknown servers that there is not": (
-        'expected one of LocalDisk, NotFound, or a mapping with profile, found "Reject" '
-        "(write one of LocalDisk, NotFound, or a mapping with profile)"
+        'expected one of LocalDisk, NotFound, or a mapping with profile, found "Reject" (use one of these values)'
     ),
     "text where a list belongs": (
-        'spec.kernelArguments: expected a list, found "quiet" (look at the indentation and at missing or stray dashes)'
+        'spec.kernelArguments: expected a list, found "quiet" (correct the indentation, and add or remove dashes)'
     ),
     "an argument of two lines": (
         r'spec.kernelArguments[0]: expected one kernel argument on one line, found "quiet\nsplash" '
-        "(write one argument in each item: name, name=value, or -name to remove one)"
+        "(write one argument in each item: name, name=value, or -name to remove an argument)"
     ),
     "two servers with one UUID in different byte orders": (
         "UUID 44454c4c-3400-104a-8056-b9c04f4d3732 is already used by Server/web01 at servers/web01.yaml:8, "
@@ -200,8 +199,12 @@ MESSAGES: Final = {
         "serial 4J8VM72 is already used by Server/web01 at servers/web01.yaml:9 "
         "(correct the wrong value, or remove the document of a machine that no longer exists)"
     ),
-    "two servers of one name": "Server/old01 is already at servers/edge01.yaml:4 (rename or remove one of the two)",
-    "two Fleets": "a repository has only one Fleet, and Fleet/faultless is at fleet.yaml:4 (remove one of the two)",
+    "two servers of one name": (
+        "Server/old01 is already at servers/edge01.yaml:4 (rename or remove one of the two documents)"
+    ),
+    "two Fleets": (
+        "a repository has only one Fleet, and Fleet/faultless is at fleet.yaml:4 (remove one of the two documents)"
+    ),
     "a server that names no policy of the repository": ('there is no BootPolicy named "legcay" (did you mean legacy?)'),
     "a profile that names no user data of the repository": (
         'there is no file "userdata/edge.ign" (did you mean userdata/edge.ign.j2?)'
@@ -228,9 +231,7 @@ def test_finding_r11_the_hint_of_a_template_that_cannot_be_read_names_the_raw_bl
     unread = [each for fault in ALL for each in _problems(planted(fault)) if each.code == Code.TEMPLATE_SYNTAX]
     assert len(unread) >= 3
     for problem in unread:
-        assert problem.hint.endswith("Write text that is not meant for Jinja2 between {% raw %} and {% endraw %}"), (
-            problem
-        )
+        assert problem.hint.endswith("Put text that is not for Jinja2 between {% raw %} and {% endraw %}"), problem
 
 
 @for_each("text", ["docker ps --format '{{.Names}}'", "echo ${#array[@]}", "awk '{%s}'"])

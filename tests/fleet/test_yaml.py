@@ -179,7 +179,7 @@ def test_faults_and_their_places(case: str, text: str | bytes, expected: str) ->
     assert faults(text) == expected, case
 
 
-TAB = "GB1001: a tab where YAML needs spaces (indent with spaces)"
+TAB = "GB1001: YAML needs spaces here, found a tab (indent with spaces)"
 MESSAGES = [
     ("a:\n\tb: c", f"2:1: {TAB}"),
     ("a: b\n\tc: d", f"2:1: {TAB}"),
@@ -216,7 +216,7 @@ MESSAGES = [
     (
         "{a: b} c",
         "1:8: GB1001: not YAML: did not find expected <document start>"
-        " (move it into the document, or add a '---' line before it)",
+        " (move the text into the document, or add a '---' line before the text)",
     ),
     (
         "a: *.iso",
@@ -255,12 +255,12 @@ MESSAGES = [
     (
         "a: |00",
         "1:5: GB1001: not YAML: found an indentation indicator equal to 0"
-        " (look at the indentation, at brackets and quotes that are left open, and at tabs: indent with spaces)",
+        " (correct the indentation, close all brackets and quotes, and replace tabs with spaces)",
     ),
-    ("a: \0", "1:4: GB1003: the control character U+0000 is not allowed in YAML (remove it)"),
+    ("a: \0", "1:4: GB1003: the control character U+0000 is not allowed in YAML (remove the character)"),
     (
         "a: b\n\n---\nc: d\ne:\n  f: g\n  f: h",
-        "7:3: GB1011: the key 'f' is already on line 6 (remove one of the two)",
+        "7:3: GB1011: the key 'f' is already on line 6 (remove one of the two keys)",
     ),
 ]
 
@@ -289,7 +289,7 @@ RESOLVE = "resolve the conflict, and remove the lines that begin with <<<<<<<, |
 def test_finding_r11_a_conflict_marker_is_named_as_such(case: str, text: str, expected: list[str]) -> None:
     _, problems, *_ = parse(text.encode(), "a.yaml")
     wanted = [
-        f"a.yaml:{where}: GB1001: a Git conflict marker: {marker} ({RESOLVE})"
+        f"a.yaml:{where}: GB1001: the file contains a Git conflict marker: {marker} ({RESOLVE})"
         for where, marker in map(str.split, expected)
     ]
     assert [str(each) for each in problems] == wanted, case

@@ -99,13 +99,13 @@ UKI: Final = (
 NO_ENDPOINT: Final = (
     "copies of the boot files cannot serve one-time boots or record fetches, and the Fleet names no endpoint"
 )
-NEXT_COPY: Final = "the Fleet names no endpoint, so copies of the boot files end it only with the next copy"
+LATE_END: Final = "the Fleet names no endpoint, so copies of the boot files end the maintenance late"
 RESTRICT: Final = "unknownServers: NotFound, serving: {restrict: true}"
 NO_SCRIPT: Final = "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
 
 
 def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
-    return f"{loaders} cannot query {endpoint} for its end, so copies do not contain it for them"
+    return f"{loaders} cannot query {endpoint} for the end of the maintenance, so copies do not serve it to them"
 
 
 @for_each(
@@ -128,11 +128,11 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
             "a run that copies may serve",
             f"{BASE}, serving: {{oneTimeBoots: Copies}}",
             (*ONCE, RUN),
-            [f"Maintenance/wipe: {NEXT_COPY} (web01)"],
+            [f"Maintenance/wipe: {LATE_END} (web01)"],
         ),
         ("a boot each time", BASE, ALWAYS, []),
         ("a parked server", BASE, (server("web01", "role: web", "lifecycle: Parked"), *ONCE[1:]), []),
-        ("a maintenance", BASE, (*ALWAYS, WINDOW), [f"Maintenance/repair: {NEXT_COPY} (web01)"]),
+        ("a maintenance", BASE, (*ALWAYS, WINDOW), [f"Maintenance/repair: {LATE_END} (web01)"]),
         ("a late end", f"{BASE}, serving: {{lateEnds: Accept}}", (*ALWAYS, WINDOW), []),
         ("a maintenance with an endpoint", HTTP, (*ALWAYS, WINDOW), []),
         ("by https", HTTPS, (*ALWAYS, WINDOW), [f"Maintenance/repair: {unable('GRUB and iPXE')} (web01)"]),
@@ -155,7 +155,7 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
             "the disk, and then no disk",
             BASE,
             (*SEED[1:-1], *LIVE, *TO_DISK),
-            [f"Maintenance/park: {NEXT_COPY} (web01)"],
+            [f"Maintenance/park: {LATE_END} (web01)"],
         ),
         ("the same with an endpoint", HTTP, (*SEED[1:-1], *LIVE, *TO_DISK), []),
         (
@@ -187,5 +187,5 @@ def test_finding_m1_m2_validate_and_diff_warn_of_what_copies_cannot_do(
     assert validated.code == 0, validated
     for shown in (validated.out, compared.out):
         assert "GB2025" in shown and NO_ENDPOINT in shown, shown
-        assert "GB2026" in shown and f"Maintenance/repair: {NEXT_COPY} (web01)" in shown, shown
+        assert "GB2026" in shown and f"Maintenance/repair: {LATE_END} (web01)" in shown, shown
     assert "GB2025" not in typed("diff", "HEAD..HEAD~").out

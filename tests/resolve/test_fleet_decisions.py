@@ -807,7 +807,7 @@ def test_finding_r15_an_authority_for_bmcs_that_has_expired_is_a_warning(
     assert (problem.code, problem.path, problem.line) == ("GB2027", "ca.pem", 1)
     assert problem.message == (
         f"the CA for BMCs expired at {at(since):%Y-%m-%dT%H:%M:%SZ}, so gitboot rejects "
-        "its certificates (db0, db1 and 1 more)"
+        "certificates that it signed (db0, db1 and 1 more)"
     )
 
 

@@ -475,15 +475,15 @@ def test_nothing_grows_without_bounds() -> None:
 @for_each(
     ("name", "message"),
     [
-        ("loops", "its loops take more than 100,000 steps"),
-        ("text joined to itself", "it does more work than the limit allows"),
-        ("depth", "its lists are nested too deeply"),
-        ("a macro that calls itself", "its macros call each other too deeply"),
-        ("and and", "it is nested too deeply"),
-        ("parentheses", "it is too long or nested too deeply"),
+        ("loops", "the loops of the template take more than 100,000 steps"),
+        ("text joined to itself", "the template does more work than the limit allows"),
+        ("depth", "the lists of the template are nested too deeply"),
+        ("a macro that calls itself", "the macros of the template call each other too deeply"),
+        ("and and", "the template is nested too deeply"),
+        ("parentheses", "the template is too long or nested too deeply"),
         ("sum", "a number is too large"),
-        ("output of a loop", "it renders more than 1,048,576 bytes"),
-        ("a long text", "it has more than 1,048,576 bytes"),
+        ("output of a loop", "the template renders more than 1,048,576 bytes"),
+        ("a long text", "the template has more than 1,048,576 bytes"),
     ],
 )
 def test_bound_is_named(name: str, message: str) -> None:

@@ -72,7 +72,7 @@ def test_a_tag_is_refused_with_the_digests_to_write(found: Registry, tmp_path: P
     fleet = written(tmp_path / "fleet", *SEED, text)
     alone = typed("validate", fleet)
     assert (alone.code, f"{name}:1.0 has a tag" in alone.out) == (Exit.INVALID, True), alone
-    assert f"copy what this prints: `gitboot artifacts resolve {name}:1.0`" in alone.out
+    assert f"copy the output of `gitboot artifacts resolve {name}:1.0`" in alone.out
 
     asked = typed("validate", fleet, "--registries", found.allowed)
     assert (asked.code, f"x86_64.kernel is {name}@sha256:{digest(KERNEL)}" in asked.out) == (Exit.INVALID, True), asked
