@@ -487,6 +487,20 @@ class Code(StrEnum):
         "Remove it, change it where it was valid, and let the machine fetch its secret (docs/secrets.md); where it is "
         "none, or nobody's, say so in its line: gitboot:allow-secret REASON.",
     )
+    RESERVED_ARGUMENT = (
+        "GB3003",
+        "A kernel argument that gitboot or the boot loader writes",
+        "The kernel loads the file that initrd= names, so another name breaks the boot. Boot loaders write "
+        "BOOT_IMAGE=.",
+        "Remove the argument. Name the initrds in the BootImage.",
+    )
+    LOST_ARGUMENT = (
+        "GB3004",
+        "A removal of one letter that removes nothing",
+        "An item such as -c removes earlier arguments with the name c. The kernel has no such argument, so the item is "
+        "probably meant for the init process, and the machine would boot without it.",
+        "Write '--' before arguments of the init process, or remove the item.",
+    )
 
     NOT_SEALED = (
         "GB3011",

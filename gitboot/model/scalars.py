@@ -610,9 +610,19 @@ def parse_secret_path(value: object) -> str:
 _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
+def is_reserved_argument(argument: str) -> bool:
+    """Return whether only gitboot and boot loaders may write this kernel argument.
+
+    The EFI stub of Linux and PXELINUX load the file that ``initrd=`` names. PXELINUX and GRUB write ``BOOT_IMAGE=``.
+    """
+    return argument.startswith(("initrd=", "BOOT_IMAGE="))
+
+
 def parse_kernel_argument(value: object) -> str:
     """Read one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove one."""
     found = parse_nonempty(value)
+    if is_reserved_argument(found):
+        raise Malformed(Code.RESERVED_ARGUMENT, f"gitboot or the boot loader writes {found.partition('=')[0]}= itself")
     return require(
         _ARGUMENT.fullmatch(found) and found.strip() == found,
         found,

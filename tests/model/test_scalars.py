@@ -198,6 +198,7 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
     (parse_file_path, Code.EMPTY, [""]),
     (parse_file_path, Code.FILE_PATH, ["/", "/etc/passwd", "a/", "./a", "a/../b", "..", ".", "a//b", "a\\b"]),
     (parse_kernel_argument, Code.EMPTY, [""]),
+    (parse_kernel_argument, Code.RESERVED_ARGUMENT, ["initrd=main", "initrd=", "BOOT_IMAGE=/vmlinuz"]),
     (parse_kernel_argument, Code.ARGUMENT, [" a", "a ", "a\nb", "a\tb", "a\x00", "\x7f", " "]),
     (
         parse_label_key,
