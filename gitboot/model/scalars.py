@@ -75,8 +75,8 @@ def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
 
 @lru_cache(maxsize=256)  # the rendering of one server uses the same few values several times
 def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """Return the UUIDs by which the endpoint finds a machine: both byte orders, or () for a placeholder."""
-    return () if is_placeholder_uuid(uuid) else byte_orders(uuid)
+    """Return the UUIDs by which the endpoint finds a machine: ``uuid``, then its other byte order. Placeholder: ()."""
+    return () if is_placeholder_uuid(uuid) else tuple(dict.fromkeys((uuid, *byte_orders(uuid))))
 
 
 def parse_lookup_uuid(value: object) -> SystemUuid:
@@ -417,6 +417,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
         hint = "write assets:DIR/FILE, without .."
         return ArtifactUrl(require(is_below, found, Code.URL, "a path below the asset base", hint))
     if oci is None:
+        _require_no_zone(found)
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
         return ArtifactUrl(require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint))
     if oci["tag"] is not None or oci["digest"] is None:
@@ -430,9 +431,14 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     return ArtifactUrl(found)
 
 
-def parse_base_url(value: object) -> str:
-    """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end."""
+def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
+    """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end.
+
+    An IPv6 zone (RFC 6874) names an interface of one host. Only URLs that gitboot itself opens may have one.
+    """
     found = _parse_url_text(value)
+    if not allow_zone:
+        _require_no_zone(found)
     is_base = _is_http_url(found) and "?" not in found and "#" not in found
     hint = "write http://HOST[:PORT][/PATH], without ? and #"
     return require(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
@@ -441,7 +447,7 @@ def parse_base_url(value: object) -> str:
 def parse_bmc_address(value: object) -> str:
     """Read the address of a BMC: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
     if not text(value).lower().startswith("ipmi:"):
-        return parse_base_url(value)
+        return parse_base_url(value, allow_zone=True)
     found = _parse_url_text(value)
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
     is_host = parsed is not None and int(parsed[2] or 623) <= 65535
@@ -468,6 +474,17 @@ def _parse_url_text(value: object) -> str:
             "remove it; let the mirror allow fetches by network instead",
         )
     return found
+
+
+def _require_no_zone(url: str) -> None:
+    # No host name of a URL has a percent sign, except an IPv6 address with a zone.
+    require(
+        "%" not in urlsplit(url).netloc,
+        url,
+        Code.URL,
+        "a host that every machine can reach",
+        "remove the IPv6 zone behind %, which names an interface of one host",
+    )
 
 
 def _is_http_url(url: str) -> bool:
