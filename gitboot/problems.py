@@ -451,6 +451,13 @@ class Code(StrEnum):
         "No file has this digest, so whoever verifies the file rejects it. `gitboot init` writes such digests.",
         "Write what `sha256sum` prints for each file.",
     )
+    SELECTS_NO_SERVER = (
+        "GB2030",
+        "A selector that matches no server",
+        "A policy, maintenance, site, hold or rollout without servers has no effect. The cause is often a typing error "
+        "in a label.",
+        "Correct the label, or add the label to the servers.",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "A template that cannot be read",
