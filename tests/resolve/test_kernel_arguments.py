@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.model.scalars import Digest
+from gitboot.jsonio import Digest
 from gitboot.resolve.kernel_arguments import REPEATED, add_user_data_arguments, argument_name, merge_arguments
 from gitboot.resolve.server_decision import UserDataFiles
 from tests.helpers.cases import for_each
