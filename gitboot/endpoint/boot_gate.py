@@ -439,10 +439,10 @@ def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequ
 
 
 def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
-    """Return a script with a comment that explains the denial. Comments begin with # for all loaders."""
+    """Return a script with two comment lines that explain the denial. Comments begin with # for all loaders."""
     reason = f"{escape_comment(refusal.words)} ({refusal.reason})"
-    hint = f"see the script with: gitboot boot-script {server} --tree OUTPUT"
-    comment = f"# gitboot: boot withheld: {reason}; {hint}\n".encode()
+    hint = f"Print the boot with: gitboot boot-script {server} --tree OUTPUT"
+    comment = f"# gitboot withheld the boot of {server}: {reason}\n# {hint}\n".encode()
     first, newline, rest = content.partition(b"\n")
     return first + newline + comment + rest if first.startswith(_HEADER_LINES) else comment + content
 

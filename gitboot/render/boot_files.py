@@ -28,8 +28,8 @@ def select_copy_files(
 
     A copy contains no one-time boot, because every client could fetch it many times. A copy also contains no boot of a
     maintenance, because the copy cannot end the maintenance if the publisher stops. Instead, the boot scripts in the
-    copy ask the endpoint first, and boot ``policy_files`` if the endpoint does not answer. A loader that cannot ask
-    gets ``policy_files`` at once, unless the Fleet allows more.
+    copy query the endpoint first, and boot ``policy_files`` if the endpoint does not respond. A loader that cannot
+    query the endpoint gets ``policy_files`` at once, unless the Fleet allows more.
     """
     is_once = plan is not None and plan.key is not None and plan.writes_disk
     if is_once and not decision.copies.one_time_boots:
@@ -40,10 +40,10 @@ def select_copy_files(
 
 
 def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope) -> bool:
-    """Return whether a copy must ask the endpoint if a maintenance has ended.
+    """Return whether a copy must query the endpoint because a maintenance may have ended.
 
     False without a maintenance, without an endpoint, and if the boot is the same before and after the end. With
-    ``Halt.ALL``, the disk boots before and after the end.
+    ``StopScope.ALL``, the server boots its disk before and after the end.
     """
     if plan.maintenance is None or decision.endpoint is None or stop is StopScope.ALL:
         return False
@@ -51,7 +51,7 @@ def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope
 
 
 def render_asking_scripts(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
-    """Return boot scripts that ask the endpoint first, and boot ``policy_files`` if it does not answer.
+    """Return boot scripts that query the endpoint first, and boot ``policy_files`` if it does not respond.
 
     Return no scripts if the Fleet names no endpoint. An endpoint that cannot record fetches serves these scripts too.
     """
@@ -66,7 +66,8 @@ def render_asking_scripts(decision: Decision, files: Files, policy_files: Files)
 
 def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
     found = {**files}
-    # User data at a path without a token: both boots fetch it, so a copy has the data of the boot in its scripts.
+    # The one-time boot and its fallback fetch user data from the same paths if these have no token. A copy has the user
+    # data of the fallback there.
     data = {path: policy_files[path] for path in files.keys() & policy_files.keys() if _has_role(path, Role.DATA)}
     found |= data
     can_ask = all(files[path] == file for path, file in data.items())
@@ -77,7 +78,7 @@ def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files
         if (policy_file := policy_files.get(path)) is None:
             del found[path]
         else:
-            # An iPXE without https cannot ask, and boots the same as if it had not asked.
+            # If iPXE does not support https, the query fails, and iPXE boots the policy file.
             found[path] = (_render_asking_script(decision, kind, path, policy_file) if can_ask else None) or policy_file
     return found
 
@@ -95,7 +96,7 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
     for path in sorted(files.keys() | policy_files.keys()):
         kind, own_file, policy_file = paths.find_path_kind(path), files.get(path), policy_files.get(path)
         chosen = own_file or policy_file
-        if kind is not None and kind.role is Role.DATA:  # user data at a path without a token cannot ask
+        if kind is not None and kind.role is Role.DATA:  # only a boot script can query the endpoint
             chosen = (
                 own_file if own_file is not None and (policy_file is None or (finds_data and is_late)) else policy_file
             )
@@ -103,7 +104,7 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
             names_loader = kind is paths.HTTP_BOOT and boot is not None and boot.http_boot is HttpBoot.LOADER
             chosen = (
                 own_file if is_late or (names_loader and own_file is not None) else policy_file
-            )  # the boot script of the loader asks
+            )  # the boot script of the loader queries the endpoint
         elif kind is not None and kind.role is Role.BOOT_SCRIPT and own_file != policy_file:
             can_ask = not (finds_data and data) and own_file is not None and policy_file is not None
             asking_script = (
@@ -123,12 +124,12 @@ def _has_role(path: str, role: Role) -> bool:
 
 
 def _render_asking_script(decision: Decision, kind: PathKind, path: str, fallback: File) -> File | None:
-    """Return the boot script that asks the endpoint first. None: there is no endpoint, or the loader cannot ask."""
+    """Return the boot script that queries the endpoint first. None: no endpoint, or the loader cannot query it."""
     if decision.endpoint is None or kind.role is not Role.BOOT_SCRIPT:
         return None
     write, below = _find_script_writer(kind), path.removeprefix(paths.BOOT)
     if write is pxelinux.render_endpoint_request:
-        # PXELINUX has no variable that could stop it from asking again. If a load balancer answered with a copy of this
+        # PXELINUX has no variable that could prevent a second query. If a load balancer answered with a copy of this
         # same configuration, lwIP would run out of TCP connections, and PXELINUX could not fetch the fallback's kernel.
         below = f"{paths.ASKED}{below}"
     text = write(f"{decision.endpoint}/{below}", fallback.content.decode())
@@ -165,7 +166,7 @@ def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[t
 
 
 _EMPTY: Final = File(b"")
-# Each format: one of its paths, which determines the output that turns the format on, and its renderer.
+# One path and the renderer of each format. The path determines which output of the Fleet enables the format.
 RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.IPXE_BY_MAC, ipxe.render),
     (paths.IPXE_BY_SERIAL, ipxe.render_by_serial),
@@ -182,7 +183,7 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.USER_DATA, user_data_files.render_matchbox),
     (paths.BOOT_PARAMETERS, emulated_apis.render_boot_parameters),
 )
-# Renderers of the files that a loader finds if it asks by an interface that its machine may not boot from.
+# Renderers of the files that a loader fetches through an interface that its machine may not boot from.
 IDLE_RENDERERS: Final = ((Output.GRUB, grub.render_idle), (Output.PXELINUX, pxelinux.render_idle))
 # Renderers of the files that every machine fetches first, and of other files of the fleet, by output.
 SHARED_RENDERERS: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File]]]], ...]] = (
@@ -224,7 +225,7 @@ def render_idle_files(
     """Return the files of interfaces that a server may not boot from.
 
     The plan does not change these files, and a fetch of them is not evidence. A restricted server has no such files, so
-    these paths answer 404.
+    an endpoint answers 404.
     """
     if decision.restrict:
         return {}

@@ -1,10 +1,11 @@
-"""Parts of boot scripts: the heading, and the boot from the local disk."""
+"""Parts of boot scripts: the heading and the local-disk boot."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from gitboot.resolve.server_decision import Decision
     from gitboot.resolve.server_plan import BootPlan
 
 # Files below \EFI without `.efi`. GRUB tries them in this order. {cpu} is x64 or aa64. The shim of a distribution
@@ -113,7 +114,7 @@ def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | Non
     """Return the boot script at ``path`` that boots the disk. None: boot loaders do not fetch this path."""
     for loader, first, to_disk in _LOADERS:
         if loader in path:
-            return f"{first}# {machine}: {reason}, on to the local disk\n{to_disk(local_disk)}"
+            return f"{first}{render_disk_comment(machine, reason)}{to_disk(local_disk)}"
     return None
 
 
@@ -122,7 +123,36 @@ _LOADERS: Final = (
     ("grub.cfg", "", render_grub_disk_boot),
     ("pxelinux", "", render_pxelinux_disk_boot),
 )
-IDLE_REASON: Final = "may not boot from this interface"
+IDLE_REASON: Final = "the Server document has boot: false for this interface"
+NO_BOOT_SCRIPT: Final = "gitboot: could not fetch a boot script. Booting the local disk."
+NO_ANSWER: Final = "gitboot: the endpoint did not return a boot script. Booting the fallback."
+TO_DISK: Final = "gitboot: booting the local disk"  # follows a message that states why
+UNKNOWN_COMMENT: Final = """\
+# gitboot: boot script for unknown machines
+# An unknown machine has no Server document.
+"""
+UNKNOWN_REQUEST_COMMENT: Final = """\
+# The lookups failed, but perhaps only because the server is unavailable.
+# Only an available server returns the boot script for unknown machines."""
+
+
+def describe_missing_plan(decision: Decision) -> str:
+    """Return the reason in the comment of a server without a plan."""
+    return f"gitboot makes no plan (lifecycle {decision.lifecycle})"
+
+
+def render_disk_comment(machine: str, reason: str) -> str:
+    """Return the comment at the top of a boot script that has no plan and boots the disk."""
+    return f"# {machine}: {reason}\n# The machine boots its local disk.\n"
+
+
+def render_endpoint_comment(url: str) -> str:
+    """Return the comment at the top of a boot script that asks the endpoint at ``url``."""
+    return f"""\
+# gitboot: this script fetches the current boot script from the endpoint
+# Endpoint: {url}
+# Only the endpoint counts one-time boots, and ends a maintenance in time.
+# If the endpoint does not answer, the machine boots the fallback below."""
 
 
 def render_heading(plan: BootPlan) -> str:

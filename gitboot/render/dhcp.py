@@ -22,7 +22,7 @@ Element = Mapping[str, Any]
 
 
 def render_kea(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``ops/dhcp/kea-dhcp{4,6}-{classes,reservations}.json``."""
+    """Yield ``ops/dhcp/kea-dhcp{4,6}-{classes,reservations}.json``."""
     for name, content in (
         ("dhcp4-classes", _format_elements(_build_classes(decisions, _V4))),
         ("dhcp4-reservations", _render_kea_reservations(decisions.hosts, _V4)),
@@ -40,57 +40,57 @@ def _format_elements(elements: Iterable[Element]) -> bytes:
 
 
 class _V4:
-    """What kea-dhcp4 tells machines apart by, and gives them."""
+    """Expressions and options of kea-dhcp4."""
 
-    # iPXE sends its user class plain; RFC 3004 has a byte of its length before it.
+    # iPXE sends its user class without the length byte that RFC 3004 requires.
     ipxe = "option[175].exists or option[77].hex == 'iPXE' or substring(option[77].hex, 1, 4) == 'iPXE'"
     architecture = "option[93].hex"
 
     @staticmethod
-    def addresses(reservation: Reservation) -> Element:
+    def build_addresses(reservation: Reservation) -> Element:
         return {"ip-address": reservation.ipv4} if reservation.ipv4 else {}
 
     @staticmethod
-    def script(mirror: Mirror) -> Element:
+    def build_script_options(mirror: Mirror) -> Element:
         return _build_boot_file_options(mirror.url("boot.ipxe"))
 
     @staticmethod
-    def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
+    def build_loader_options(offer: LoaderOffer, mirror: Mirror) -> Element | None:
         if offer.client.http:
             vendor = {"name": "vendor-class-identifier", "data": "HTTPClient", "always-send": True}
             return _build_boot_file_options(mirror.loader_url(offer.path), vendor)
-        given: dict[str, Any] = {"boot-file-name": offer.path}
+        options: dict[str, Any] = {"boot-file-name": offer.path}
         address = mirror.address
         if address is not None and address.version == 4:
-            given["next-server"] = str(address)
+            options["next-server"] = str(address)
         if offer.loader is Output.PXELINUX:
             prefix = mirror.url("").encode().hex()
-            given["option-data"] = [{"code": 210, "csv-format": False, "data": prefix, "always-send": True}]
-        return given
+            options["option-data"] = [{"code": 210, "csv-format": False, "data": prefix, "always-send": True}]
+        return options
 
 
 def _build_boot_file_options(url: str, *options: Element) -> Element:
-    """Return a URL in the header's field, which has 128 bytes, and as option 67 for clients that ask for it."""
+    """Return options with a boot file URL: option 67, and the header field of 128 bytes if the URL fits."""
     field = {"boot-file-name": url} if len(url) < 128 else {}
     return {**field, "option-data": [{"name": "boot-file-name", "data": _escape_commas(url)}, *options]}
 
 
 class _V6:
-    """What kea-dhcp6 tells machines apart by, and gives them."""
+    """Expressions and options of kea-dhcp6."""
 
-    ipxe = "substring(option[15].hex, 2, 4) == 'iPXE'"  # RFC 8415, 21.15: two bytes of its length before it
+    ipxe = "substring(option[15].hex, 2, 4) == 'iPXE'"  # RFC 8415, 21.15: two length bytes come first
     architecture = "option[61].hex"
 
     @staticmethod
-    def addresses(reservation: Reservation) -> Element:
+    def build_addresses(reservation: Reservation) -> Element:
         return {"ip-addresses": list(reservation.ipv6)} if reservation.ipv6 else {}
 
     @staticmethod
-    def script(mirror: Mirror) -> Element:
+    def build_script_options(mirror: Mirror) -> Element:
         return {"option-data": [_build_bootfile_url_option(mirror.url("boot.ipxe"))]}
 
     @staticmethod
-    def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
+    def build_loader_options(offer: LoaderOffer, mirror: Mirror) -> Element | None:
         if not offer.client.ipv6:
             return None
         if not offer.client.http:
@@ -103,11 +103,11 @@ def _build_bootfile_url_option(url: str) -> Element:
 
 
 def _escape_commas(text: str) -> str:
-    """Kea splits an option's data at commas without a backslash before them."""
+    """Put a backslash before each comma. Kea splits the data of an option at other commas."""
     return text.replace(",", r"\,")
 
 
-# RFC 8415, 21.16: an enterprise number (343, Intel's, which EDK II sends), and HTTPClient behind its length.
+# RFC 8415, 21.16: an enterprise number (343 of Intel, which EDK II sends), the length of HTTPClient, and HTTPClient.
 _VENDOR_CLASS6: Final[Element] = {
     "code": 16,
     "csv-format": False,
@@ -117,10 +117,13 @@ _VENDOR_CLASS6: Final[Element] = {
 
 
 def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
-    """Yield each class after those that its test names; of the last ones a machine is in one at most."""
+    """Yield the client classes. A class comes after the classes that its test names.
+
+    A machine is in at most one of the classes that have options.
+    """
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
     requested = list_requested_loaders(decisions)
-    of_loaders: list[tuple[Loader | None, str, str]] = [(None, "", "")]  # a part of their names, and of their tests
+    of_loaders: list[tuple[Loader | None, str, str]] = [(None, "", "")]  # loader, part of the name, part of the test
     if requested:
         of_loaders = [(None, "", "not member('gitboot_loader') and ")]
     for each in requested:
@@ -130,7 +133,7 @@ def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iter
         yield from ({"name": f"gitboot_{kind}_{value}"} for value in values)
         if values:
             members = " or ".join(f"member('gitboot_{kind}_{value}')" for value in values)
-            # KNOWN lets Kea decide this and what names it only when it has looked the reservation up.
+            # Because of KNOWN, Kea evaluates this class, and the classes that name it, after the reservation lookup.
             yield {"name": f"gitboot_{kind}", "test": f"member('KNOWN') and ({members})"}
     ipxe = Output.IPXE in decisions.outputs
     firmware = "not member('gitboot_ipxe') and " if ipxe else ""
@@ -140,45 +143,50 @@ def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iter
             name = f"gitboot_site_{mirror.site}_"
             site_test = f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
         if ipxe:
-            yield {"name": f"{name}script", "test": f"{site_test}member('gitboot_ipxe')", **version.script(mirror)}
+            yield {
+                "name": f"{name}script",
+                "test": f"{site_test}member('gitboot_ipxe')",
+                **version.build_script_options(mirror),
+            }
         for loader, name_part, of_loader in of_loaders:
             for offer in list_loader_offers(decisions, loader):
-                if (options := version.offered(offer, mirror)) is not None:
+                if (options := version.build_loader_options(offer, mirror)) is not None:
                     types = (f"substring({version.architecture}, 0, 2) == 0x{each:04x}" for each in offer.client.types)
                     test = f"{site_test}{of_loader}{firmware}({' or '.join(types)})"
                     yield {"name": name + name_part + offer.client.name, "test": test, **options}
 
 
-# Reservations: Kea takes none that reserves nothing.
+# Reservations
 
 
-@lru_cache(maxsize=2)  # one for each version: most commits change no interface
+@lru_cache(maxsize=2)  # for DHCPv4 and DHCPv6; most commits change no interface
 def _render_kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
     elements = []
     for each in list_reservations(hosts):
         classes = [f"gitboot_site_{each.site}"] if each.site is not None else []
         classes += [f"gitboot_loader_{each.loader.lower()}"] if each.loader is not None else []
         hostname = {"hostname": each.hostname} if each.hostname is not None else {}
-        reserved = {**version.addresses(each), **hostname, **({"client-classes": classes} if classes else {})}
-        if reserved:
+        reserved = {**version.build_addresses(each), **hostname, **({"client-classes": classes} if classes else {})}
+        if reserved:  # Kea rejects an empty reservation
             elements.append({"hw-address": each.mac, **reserved})
     return _format_elements(elements)
 
 
 _HEADER: Final = """\
-# gitboot: the fleet's reservations and loaders. Read it from dnsmasq's own configuration: conf-file=THIS-FILE
-# It names no range, no interface and no TFTP root; the tags that it sets begin with gitboot_.
+# gitboot: the reservations and boot loaders of the fleet. Include this file in the configuration of dnsmasq:
+# conf-file=THIS-FILE
+# Configure the address ranges, the interfaces and the TFTP root there. All tags of this file begin with gitboot_.
 
-# iPXE, whichever way it was started: without this it would be given itself again and again
+# Detect iPXE, however it was started. Otherwise iPXE would load iPXE again and again.
 dhcp-match=set:gitboot_ipxe,175
 dhcp-userclass=set:gitboot_ipxe,iPXE
 
-# Firmware by its architecture: option 93, of DHCPv6 61
+# Detect the architecture of the firmware: option 93 of DHCPv4, option 61 of DHCPv6
 """
 
 
 def render_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """``ops/dhcp/dnsmasq.conf``."""
+    """Yield ``ops/dhcp/dnsmasq.conf``."""
     kinds = []
     for client in CLIENTS:
         for number in client.types:
@@ -193,7 +201,7 @@ def render_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
 def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
     ipxe, requested = Output.IPXE in decisions.outputs, list_requested_loaders(decisions)
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
-    yield from ("", "# UEFI HTTP boot takes an answer only if that says HTTPClient as well")
+    yield from ("", "# UEFI HTTP boot accepts an answer only with the vendor class HTTPClient")
     for offer in list_loader_offers(decisions):
         if offer.client.http:
             tags = f"{firmware}tag:gitboot_{offer.client.name}"
@@ -201,7 +209,7 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
             if offer.client.ipv6:
                 yield f"dhcp-option-force={tags},option6:16,{_VENDOR_CLASS}"
     for mirror in list_mirrors(decisions):
-        yield f"\n# Machines at the site {mirror.site}" if mirror.site else "\n# Machines at no site of their own"
+        yield f"\n# Machines of the site {mirror.site}" if mirror.site else "\n# Machines without a site"
         site_tag = (
             f"tag:gitboot_site_{mirror.site}," if mirror.site else "tag:!gitboot_site," if decisions.sites else ""
         )
@@ -209,7 +217,7 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
             script = _quote(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={site_tag}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{script}"
-        for loader in (None, *requested):  # for those who want no loader by name, and then for those who want each
+        for loader in (None, *requested):  # first for servers that request no loader by name
             tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if requested else ""
             for offer in list_loader_offers(decisions, loader):
                 yield from _render_loader_lines(
@@ -217,8 +225,9 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
                 )
 
 
-# dnsmasq knows no enterprise number in DHCPv6's vendor class (RFC 8415, 21.16): it writes strings, each behind two
-# bytes of its length. The first of these two stands where the number is expected, which firmware does not look at.
+# dnsmasq cannot send an enterprise number in the vendor class of DHCPv6 (RFC 8415, 21.16). It sends strings, and puts
+# two length bytes before each string. The first string, with its length, takes the four bytes of the enterprise number,
+# which firmware ignores.
 _VENDOR_CLASS: Final = "ed,HTTPClient"
 
 
@@ -227,7 +236,7 @@ def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Itera
     if client.http:
         yield f"dhcp-boot={tags},{_quote(mirror.loader_url(path))}"
     else:
-        # Where only the host's name is known, dnsmasq names itself as the TFTP server.
+        # If the base URL has a host name, dnsmasq sends its own address as the TFTP server.
         address = mirror.address
         server = f",,{address}" if address is not None and address.version == 4 else ""
         yield f"dhcp-boot={tags},{path}{server}"
@@ -255,15 +264,15 @@ def _render_dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
 
 
 def _quote(url: str) -> str:
-    """In double quotes, in which a comma does not end the value; a URL here holds no quote and no backslash."""
+    """Put a URL in double quotes, so that a comma does not end the value. The URL has no quotes and no backslashes."""
     return f'"{url}"'
 
 
 class Reservation(Struct, frozen=True, kw_only=True):
-    """One interface."""
+    """The DHCP reservation of one interface."""
 
     mac: str  # with colons
-    ipv4: str | None  # a lease has one
+    ipv4: str | None  # a DHCPv4 lease has only one address
     ipv6: tuple[str, ...]
     hostname: str | None
     site: str | None
@@ -271,7 +280,7 @@ class Reservation(Struct, frozen=True, kw_only=True):
 
 
 def list_reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
-    """Yield a reservation of every boot interface, by server. Retired servers have given their addresses back."""
+    """Yield a reservation of every boot interface, by server. Skip retired servers."""
     for host in (each for each in hosts if each.lifecycle is not Lifecycle.RETIRED):
         for nic in (each for each in host.nics if each.boots):
             yield Reservation(
@@ -284,7 +293,7 @@ def list_reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
             )
 
 
-# Names of servers that DHCP servers take for something else: lease times, addresses, keywords of dnsmasq's dhcp-host.
+# Server names that a DHCP server reads as another value: lease times, addresses, keywords of dnsmasq's dhcp-host.
 _NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
 
 
@@ -295,7 +304,7 @@ def _as_hostname(server: str) -> str | None:
 
 
 class Platform(StrEnum):
-    """What a loader is built for."""
+    """The firmware or architecture for which a loader is built."""
 
     BIOS = "bios"
     X86_64 = "x86_64"
@@ -303,19 +312,19 @@ class Platform(StrEnum):
 
 
 class Client(Struct, frozen=True, kw_only=True):
-    """How a machine asks by DHCP: option 93, of DHCPv6 61 (IANA: Processor Architecture Types, RFC 5970)."""
+    """A kind of DHCP client."""
 
     name: str
     platform: Platform
-    types: tuple[int, ...]
-    http: bool = False  # it says HTTPClient and wants a URL; else PXEClient, and TFTP
+    types: tuple[int, ...]  # option 93, in DHCPv6 option 61 (IANA: Processor Architecture Types, RFC 5970)
+    http: bool = False  # True: sends HTTPClient and needs a URL; False: sends PXEClient and uses TFTP
 
     @property
     def ipv6(self) -> bool:
         return self.platform is not Platform.BIOS
 
 
-# 9 is EFI byte code to IANA, but x64 to the firmware that was written by RFC 4578 as it stood before its erratum.
+# IANA assigns 9 to EFI byte code. Firmware that follows RFC 4578 without its erratum uses 9 for x64.
 CLIENTS: Final = (
     Client(name="bios", platform=Platform.BIOS, types=(0,)),
     Client(name="uefi_x86_64", platform=Platform.X86_64, types=(7, 9)),
@@ -324,8 +333,8 @@ CLIENTS: Final = (
     Client(name="http_aarch64", platform=Platform.AARCH64, types=(19,), http=True),
     Client(name="http_bios", platform=Platform.BIOS, types=(20,), http=True),
 )
-# Of the loaders that the Fleet's outputs have entries for, the first that there is for the platform. Where a package
-# has it, iPXE with the firmware's own driver: Debian 12's, with its own drivers, hangs when it goes back to firmware.
+# A platform uses the first loader whose output the Fleet has. If a package contains iPXE with the driver of the
+# firmware, that build is here: iPXE of Debian 12 with its own drivers hangs when it returns to the firmware.
 LOADERS: Final = (
     (Output.IPXE, Platform.BIOS, "loaders/undionly.kpxe"),
     (Output.IPXE, Platform.X86_64, "loaders/snponly-x86_64.efi"),
@@ -337,9 +346,9 @@ LOADERS: Final = (
 
 
 class Mirror(Struct, frozen=True, kw_only=True):
-    """Where machines fetch from: the fleet's base URL, or a site's own."""
+    """The base URL from which machines fetch: the Fleet's, or a site's."""
 
-    site: str | None  # None: for machines at no site
+    site: str | None  # None: for machines without a site
     base_url: str
 
     def url(self, path: str) -> str:
@@ -350,7 +359,7 @@ class Mirror(Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> IPv4Address | IPv6Address | None:
-        """The address of the host, which serves TFTP as well; None where only its name is known."""
+        """The address of the host, which also serves TFTP. None: the base URL has a host name."""
         try:
             return ip_address(urlsplit(self.base_url).hostname or "")
         except ValueError:
@@ -362,13 +371,13 @@ class Mirror(Struct, frozen=True, kw_only=True):
 
 
 def list_mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
-    """Return the fleet's own mirror, then each site's."""
+    """Return the mirror of the Fleet, then the mirror of each site."""
     sites = (Mirror(site=name, base_url=url) for name, url in sorted(decisions.sites.items()))
     return (Mirror(site=None, base_url=decisions.base_url), *sites)
 
 
 class LoaderOffer(Struct, frozen=True, kw_only=True):
-    """What a client's machines are given."""
+    """The loader for one kind of DHCP client."""
 
     client: Client
     path: str
@@ -376,7 +385,7 @@ class LoaderOffer(Struct, frozen=True, kw_only=True):
 
 
 def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
-    """Yield the loader of each client that has one: the ``wanted`` loader, if the client has that."""
+    """Yield one loader for each kind of client: the ``preferred`` loader if the client can load it, else the first."""
     for client in CLIENTS:
         found = [
             LoaderOffer(client=client, path=path, loader=loader)
@@ -387,5 +396,5 @@ def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) ->
 
 
 def list_requested_loaders(decisions: Decisions) -> tuple[Loader, ...]:
-    """Return the loaders that any server wants by name, sorted."""
+    """Return the loaders that servers request by name, sorted."""
     return tuple(sorted({each.loader for each in decisions.hosts if each.loader is not None}))

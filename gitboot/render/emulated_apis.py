@@ -23,13 +23,13 @@ FORMAT: Final = 1
 
 
 class Alias(NamedTuple):
-    """One such path."""
+    """A path of another system. The query of a request identifies the machine."""
 
-    output: str  # of the Fleet, that asks for it
+    output: str  # the output of the Fleet that enables the alias
     path: str  # below boot/
-    keys: Mapping[str, IdentityKind]  # of its query, in the order in which they count
-    kinds: tuple[PathKind, ...]  # what it means; the first that there is
-    name: str = ""  # of a file among several
+    keys: Mapping[str, IdentityKind]  # keys of the query, in the order of precedence
+    kinds: tuple[PathKind, ...]  # the kinds of paths that it leads to; the first path that exists counts
+    name: str = ""  # the file name, if the path needs a file name
 
 
 _MACHINE: Final = {"mac": IdentityKind.MAC, "uuid": IdentityKind.UUID, "serial": IdentityKind.SERIAL}
@@ -39,7 +39,7 @@ _TOKEN_PATTERN: Final = re.compile("[0-9a-f]{64}")
 _IPXE: Final = (paths.IPXE_BY_MAC, paths.IPXE_BY_UUID, paths.IPXE_BY_SERIAL)
 _GRUB: Final = (paths.GRUB_BY_MAC, paths.GRUB_BY_UUID)
 TABLE: Final = (
-    # matchbox: docs/api-http.md, matchbox/http/server.go; Omni and Sidero ask for /ipxe likewise.
+    # matchbox: docs/api-http.md, matchbox/http/server.go. Omni and Sidero fetch /ipxe too.
     Alias("matchbox", "ipxe", _MACHINE, _IPXE),
     Alias("matchbox", "grub", _MACHINE, _GRUB),
     Alias("matchbox", "ignition", _MACHINE, (paths.USER_DATA,), "ignition"),
@@ -53,8 +53,9 @@ TABLE: Final = (
     Alias("foreman", "unattended/built", _TOKEN, (paths.PROVISIONED,)),
     Alias("foreman", "unattended/failed", _TOKEN, (paths.FAILED,)),
 )
-# The scripts of unknown machines. The first script names the machine that asks: if its own boot script is there after
-# all, the machine gets that, and if it cannot be read, an error. Neither makes it an unknown machine.
+# The scripts of unknown machines. The query from the first script identifies the machine. If this machine has a boot
+# script after all, it gets the boot script, or an error if the boot script cannot be read. So a known machine does not
+# boot as an unknown machine.
 FOR_UNKNOWN: Final = {
     alias.path: alias
     for alias in (
@@ -67,10 +68,10 @@ FOR_UNKNOWN: Final = {
         Alias("grub", "unknown.grub.cfg", {"mac": IdentityKind.MAC}, (paths.GRUB_BY_MAC,)),
     )
 }
-METADATA: Final = Alias("matchbox", "metadata", _MACHINE, ())  # made of the query itself, by an endpoint
+METADATA: Final = Alias("matchbox", "metadata", _MACHINE, ())  # an endpoint builds the answer from the query
 EC2: Final = "ec2"
-EC2_VERSIONS: Final = ("2009-04-04", "latest")  # of EC2's metadata service, which knows a machine by its address
-INVENTORY: Final = "inventory"  # an image's word on a machine that nobody described, which an endpoint takes
+EC2_VERSIONS: Final = ("2009-04-04", "latest")  # of EC2's metadata service, which identifies a machine by its address
+INVENTORY: Final = "inventory"  # endpoints accept the inventory that an image sends of an unknown machine
 _BY_PATH: Final = {alias.path: alias for alias in (*TABLE, METADATA)}
 
 
@@ -81,14 +82,14 @@ def find_alias(path: str, outputs: Collection[str]) -> Alias | None:
 
 
 class QueryIdentity(NamedTuple):
-    """A machine as a query names it."""
+    """An identity of a machine in a query."""
 
     kind: IdentityKind
-    value: str  # as the tree spells it
+    value: str  # in the spelling of the tree
 
 
 def parse_query_identities(alias: Alias, query: Mapping[str, str]) -> Iterator[QueryIdentity]:
-    """Yield the valid identities by which a query names a machine."""
+    """Yield the valid identities of a machine in a query."""
     for key, kind in alias.keys.items():
         if (value := query.get(key)) is not None and (parsed := _parse_value(kind, value)) is not None:
             yield QueryIdentity(kind, parsed)
@@ -111,9 +112,10 @@ def _parse_value(kind: IdentityKind, text: str) -> str | None:
 
 
 def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Collection[str]) -> Iterator[str]:
-    """Yield the paths that an alias means for the machine with this UUID and these interfaces, which ``by`` names.
+    """Yield the paths that an alias leads to. ``identity`` is from the query, ``uuid`` and ``macs`` are of its machine.
 
-    An entry is looked up by what was said, as at any path of ours: an interface that does not boot leads to none.
+    Only the identity in the query leads to a boot script. So the MAC address of an interface that does not boot leads
+    to no boot script.
     """
     own = {IdentityKind.UUID: uuid, IdentityKind.MAC: next(iter(macs), None)}
     for kind in alias.kinds:
@@ -131,7 +133,10 @@ def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Col
 
 
 def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
-    """Return the entry that ``path``, below boot/, asks for by its query; without such a query, the path itself."""
+    """Return the path of the boot script that an alias and its query lead to. Return other paths unchanged.
+
+    All paths are below boot/.
+    """
     if (alias := _BY_PATH.get(path)) is None:
         return path
     entries = (
@@ -144,22 +149,22 @@ def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
 
 
 def render_alias_list(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
-    """Yield the file that tells an endpoint which outputs have aliases."""
+    """Yield the file with the outputs that have aliases. Endpoints read this file."""
     chosen = sorted({EC2, INVENTORY, *(alias.output for alias in _BY_PATH.values())}.intersection(outputs))
     if chosen:
         yield ALIASES, File(encode_canonical({"format": FORMAT, "outputs": chosen}) + b"\n", ContentType.JSON)
 
 
 def parse_alias_list(data: bytes) -> frozenset[str]:
-    """Return the outputs of a file of `shared`. Raises ValueError for anything else."""
+    """Return the outputs in a file of `render_alias_list`. Raises `ValueError` for other content."""
     match json.loads(data):
         case {"format": 1, "outputs": list(outputs)}:
             return frozenset(map(str, outputs))
-    raise ValueError(f"not the aliases of format {FORMAT}")
+    raise ValueError(f"not a list of aliases of format {FORMAT}")
 
 
 def render_http_boot(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """``httpboot/<uuid>.json`` for a plan whose boot names a file for firmware to fetch."""
+    """Yield ``httpboot/<uuid>.json`` if the boot of the plan names a file that firmware can fetch."""
     if plan is None or plan.boot is None or (file := plan.boot.http_boot_file) is None:
         return
     answer = encode_canonical({"SystemUUID": plan.uuid, "UKIURL": file.url})
@@ -167,12 +172,12 @@ def render_http_boot(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
 
 
 def render_unknown_http_boot(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """Yield the answer for firmware that asks from an address of no server, as boot-operator's default is.
+    """Yield the HTTP boot answer for an address that belongs to no server, like the default answer of boot-operator.
 
-    That is the image of unknown machines in a form that firmware can start: its uki, its own loader, its iso. The
-    question does not say for which architecture: it is x86_64 where there is one for that.
+    The answer names the image of unknown machines in a form that firmware can start: its UKI, its loader or its ISO.
+    The request contains no architecture, so an image for x86_64 has precedence.
     """
-    from gitboot.model.server import Architecture  # only here: endpoints read this module, and start without the model
+    from gitboot.model.server import Architecture  # imported here, because endpoints start without the model
 
     boots = decisions.unknown or {}
     images = [boots[each].files for each in (Architecture.X86_64, Architecture.AARCH64) if each in boots]
@@ -181,9 +186,9 @@ def render_unknown_http_boot(decisions: Decisions) -> Iterator[tuple[str, File]]
 
 
 def render_pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield pixiecore's answer for a server that boots from the network: a script that asks for its entry.
+    """Yield the answer to pixiecore for a server that boots from the network: a script that fetches the boot script.
 
-    Pixiecore asks at each DISCOVER, on its own behalf; so it is given no boot, but where the machine gets its own
+    Pixiecore sends a request at each DISCOVER, and not at a boot. So the answer does not contain the boot itself
     (pixiecore: README.api.md; ``ipxe-script`` in booters.go).
     """
     if plan is None or plan.boot is None:
@@ -197,7 +202,7 @@ def render_pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
 def render_boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield the boot parameters of BSS, for people and tools. They leave out a boot that writes a disk.
 
-    One list of one, as BSS answers who asks for one machine (bss: api/swagger.yaml, BootParams).
+    The answer is a list with one item, as BSS answers a request for one machine (bss: api/swagger.yaml, BootParams).
     """
     parameters: dict[str, object] = {
         "hosts": [decision.server],

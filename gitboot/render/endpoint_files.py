@@ -1,4 +1,4 @@
-"""Endpoint files: what an endpoint reads of a server and of the fleet."""
+"""Endpoint files: the states of servers, the serving terms, the listings and the index."""
 
 from __future__ import annotations
 
@@ -48,48 +48,48 @@ class NeededFile(NamedTuple):
     """A file that a boot fetches."""
 
     path: str  # below boot/
-    size: int | None  # in bytes; None: the image does not say
+    size: int | None  # bytes; None: the image does not state the size
 
 
 class DiskWrite(NamedTuple):
-    """How a boot that writes a disk is given, and what is answered where it is not."""
+    """How an endpoint serves a boot that writes a disk, and what it serves if it withholds the boot."""
 
-    once: bool  # whether it is given for a key: only where that stands recorded
-    offer: str | None  # what is given by it then, whatever else of the plan is changed; None: it is given each time
-    fallback: str | None  # the sha256 of what is answered instead; None: 404
-    hop: str | None = None  # the sha256 of what sends on to who gives it; None: nobody is named, or there is no way
-    needs: tuple[NeededFile, ...] = ()  # what it fetches next, as far as who answers it may have that itself
-    report: str | None = None  # the token by which its installer reports: after that no boot of its attempt is given
-    in_copies: bool = False  # whether OUTPUT and its copies serve it too, though it is a one-time boot
+    once: bool  # whether it is a one-time boot, which the endpoint must record before it serves the boot
+    offer: str | None  # the offer of a one-time boot, regardless of other changes of the plan; None: served each time
+    fallback: str | None  # sha256 of the content that is served instead; None: 404
+    hop: str | None = None  # sha256 of the script that leads to the endpoint that may serve the boot; None: no script
+    needs: tuple[NeededFile, ...] = ()  # the files that the boot fetches next, if an endpoint may have them
+    report: str | None = None  # token of the installer's report, after which no boot of this attempt is served
+    in_copies: bool = False  # whether OUTPUT and its copies also serve the boot, although it is a one-time boot
 
 
 class PathVersion(NamedTuple):
-    """What a path answers from an instant on."""
+    """The answer at a path from one instant until the next version."""
 
-    since: datetime | None  # None: from before all transitions
-    content: str | None  # its sha256; None: 404
+    since: datetime | None  # None: before all transitions
+    content: str | None  # sha256; None: 404
     content_type: str
     role: Role
-    digest: str | None = None  # of the plan whose boot it is, or a report's token; None: a fetch is no evidence
-    writes: DiskWrite | None = None  # None: what it boots writes no disk
-    in_window: bool = False  # whether a maintenance says so
+    digest: str | None = None  # of the plan that it boots, or the token of a report; None: a fetch is no evidence
+    writes: DiskWrite | None = None  # None: the boot writes no disk
+    in_window: bool = False  # whether a maintenance selects the boot
 
 
 class PublishedServer(Struct, frozen=True, kw_only=True):
-    """One server's state; all of its paths turn by it together."""
+    """The state of one server, in one file, so that all paths of the server change together."""
 
     server: str
-    identities: tuple[str, ...]  # what it is found by, sorted
-    shows: Mapping[str, tuple[str, ...]]  # what its firmware may say of who it is: uuid, serial
-    summary: Mapping[str, Any]  # as the API shows it
+    identities: tuple[str, ...]  # sorted
+    shows: Mapping[str, tuple[str, ...]]  # the values of uuid and serial that its firmware may report
+    summary: Mapping[str, Any]  # the plan as the API shows it
     plan: Mapping[str, Any]  # decision and plan, with their digests
-    files: Mapping[str, ListedFile]  # all of its files but this one, by path below the output directory
-    contents: Mapping[str, str]  # what is answered in place, by sha256, but for what lies in o/
-    paths: Mapping[str, tuple[PathVersion, ...]]  # by path below the output directory, in the order of their instants
+    files: Mapping[str, ListedFile]  # all files of the server except this state, by path below the output directory
+    contents: Mapping[str, str]  # texts of answers, by sha256, except those of `stored_paths`
+    paths: Mapping[str, tuple[PathVersion, ...]]  # by path below the output directory, sorted by time
 
     @property
     def stored_paths(self) -> dict[str, str]:
-        """Where content lies that is not held here: path by sha256."""
+        """The paths of the contents that the tree has as files, by sha256."""
         return {
             each.sha256: path
             for path, each in self.files.items()
@@ -98,17 +98,16 @@ class PublishedServer(Struct, frozen=True, kw_only=True):
 
 
 def state_path(server: str) -> str:
-    """Return the path of a server's state."""
     return f"{_SERVERS}{server}.json"
 
 
 def parse_state_path(path: str) -> str | None:
-    """Whose state lies at ``path``; None: it is no state."""
+    """Return the server whose state is at ``path``. None: the file is not a state."""
     return path[len(_SERVERS) : -len(".json")] if path.startswith(_SERVERS) and path.endswith(".json") else None
 
 
 def find_version(versions: tuple[PathVersion, ...], at: datetime) -> tuple[PathVersion | None, datetime | None]:
-    """Return the version that is answered at ``at``, if any, and the instant of the next version."""
+    """Return the version at ``at``, if any, and the instant of the next version."""
     found = None
     for version in versions:
         if version.since is not None and at < version.since:
@@ -118,7 +117,7 @@ def find_version(versions: tuple[PathVersion, ...], at: datetime) -> tuple[PathV
 
 
 def render_state(state: PublishedServer) -> bytes:
-    """Return the document of a state. The same state gives the same bytes."""
+    """Return the state as canonical JSON. The same state gives the same bytes."""
     document = {
         "format": FORMAT,
         "server": state.server,
@@ -149,20 +148,20 @@ def _encode_version(version: PathVersion) -> dict[str, Any]:
 
 
 class Outline(NamedTuple):
-    """What a publisher must know of a server that it has published."""
+    """The part of a published state that a publisher needs."""
 
     identities: tuple[str, ...]
-    files: tuple[str, ...]  # the paths of all of its files but the state
+    files: tuple[str, ...]  # the paths of all files of the server except the state
 
 
 def parse_outline(data: bytes) -> Outline:
-    """Return the outline alone of what `render` wrote, quickly. Raises ValueError for anything else."""
-    from msgspec import DecodeError  # only here: an endpoint answers entries without it
+    """Return only the outline of a state, which takes less time. Raises `ValueError` for other content."""
+    from msgspec import DecodeError  # imported here, because an endpoint serves boot scripts without it
 
     try:
         found = _outline_decoder().decode(data)
     except DecodeError as error:
-        raise ValueError(f"not a server's state: {error}") from error
+        raise ValueError(f"not the state of a server: {error}") from error
     return Outline(found.identities, tuple(found.files))
 
 
@@ -176,10 +175,10 @@ def _outline_decoder() -> Decoder[Any]:
 
 
 def parse_state(data: bytes) -> PublishedServer:
-    """Return the state that `render` wrote. Raises ValueError for anything else, also for another format."""
+    """Return the state that `render_state` wrote. Raises `ValueError` for other content and other formats."""
     document = json.loads(data)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"not a server's state of format {FORMAT}")
+        raise ValueError(f"not the state of a server in format {FORMAT}")
     try:
         return PublishedServer(
             server=document["server"],
@@ -192,7 +191,7 @@ def parse_state(data: bytes) -> PublishedServer:
             paths={BOOT + path: tuple(map(_parse_version, each)) for path, each in document["paths"].items()},
         )
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"not a server's state: {error!r}") from error
+        raise ValueError(f"not the state of a server: {error!r}") from error
 
 
 def _parse_version(facts: Mapping[str, Any]) -> PathVersion:
@@ -224,20 +223,20 @@ Networks = tuple[IPv4Network | IPv6Network, ...]
 
 
 class ServingTerms(Struct, frozen=True, kw_only=True):
-    """What holds for every boot that an endpoint gives."""
+    """Rules for all boots that an endpoint serves."""
 
-    clients: Networks = ()  # from where machines boot; (): from anywhere
-    monitors: Networks = ()  # whose fetches never count
-    fetch_log_id: str | None = None  # the spool by which what is made once may be given; None: nobody may
-    loss_count: int = 0  # how often that spool had forgotten something, all of which this tree knows
-    forwards_machines: bool = False  # whether who may not give it sends every machine on to who may
-    is_prepared: bool = False  # for a host that is yet to act: nobody is answered from it
+    clients: Networks = ()  # networks from which machines boot; (): all networks
+    monitors: Networks = ()  # networks whose fetches never count
+    fetch_log_id: str | None = None  # the fetch log that must record one-time boots; None: no endpoint serves them
+    loss_count: int = 0  # how often this fetch log has deleted entries that the tree takes into account
+    forwards_machines: bool = False  # whether other endpoints send machines to the endpoint with this fetch log
+    is_prepared: bool = False  # whether the tree is for a host that is not active yet; endpoints serve no boot from it
 
 
 def build_serving_terms(
     provisioning: Provisioning, fetch_log_id: str | None, *, endpoint: str | None = None, loss_count: int = 0
 ) -> ServingTerms:
-    """Return the terms of a Fleet that names an ``endpoint``, whose instance takes in the spool of this identity."""
+    """Return the serving terms of a Fleet. The instance reads the fetch log with the id ``fetch_log_id``."""
     return ServingTerms(
         clients=tuple(map(ip_network, provisioning.clients)),
         monitors=tuple(map(ip_network, provisioning.monitors)),
@@ -248,7 +247,7 @@ def build_serving_terms(
 
 
 def render_terms(terms: ServingTerms) -> dict[str, File]:
-    """Return the file of the terms, by its path."""
+    """Return the file of the terms by path."""
     facts = {
         "format": TERMS_FORMAT,
         "clients": list(map(str, terms.clients)),
@@ -262,7 +261,7 @@ def render_terms(terms: ServingTerms) -> dict[str, File]:
 
 
 def parse_terms(data: bytes) -> ServingTerms:
-    """Return the terms that `render_terms` wrote. Raises ValueError for anything else, also for another format."""
+    """Return the terms that `render_terms` wrote. Raises `ValueError` for other content and other formats."""
     match json.loads(data):
         case {
             "format": 1,
@@ -279,43 +278,42 @@ def parse_terms(data: bytes) -> ServingTerms:
                 forwards_machines=more.get("sendsOn") is True,
                 is_prepared=more.get("prepared") is True,
             )
-    raise ValueError(f"not the terms of format {TERMS_FORMAT} by which boots are given")
+    raise ValueError(f"not serving terms of format {TERMS_FORMAT}")
 
 
 _LISTING_SERVERS: Final = f"{SIGNED}servers/"
-SHARED_LISTING: Final = f"{SIGNED}shared.json"  # of the files that are no server's
+SHARED_LISTING: Final = f"{SIGNED}shared.json"  # lists the files that belong to no server
 
 
 class FileVersion(NamedTuple):
-    """What a path has from an instant on, until the next version."""
+    """The file at a path from one instant until the next version."""
 
-    since: datetime | None  # None: now, when the tree was made
-    sha256: str | None  # None: there is no file
+    since: datetime | None  # None: since the tree was published
+    sha256: str | None  # None: no file
     size: int  # bytes
 
 
 class WindowEnd(Struct, frozen=True):
-    """What a copy turns its files to at the end of a maintenance window if nobody copies the tree any more."""
+    """The changes that a copy makes at the end of a maintenance window if it receives no newer tree."""
 
     since: datetime
-    files: Mapping[str, File | None]  # by path below the output directory, those that change; None: the file goes
+    files: Mapping[str, File | None]  # the files that change, by path below the output directory; None: delete the file
 
 
 class Listing(Struct, frozen=True, kw_only=True):
     """The files of one server, or the files that belong to no server."""
 
     server: str | None  # None: the files belong to no server
-    files: Mapping[str, tuple[FileVersion, ...]]  # by path below the output directory, in the order of the instants
+    files: Mapping[str, tuple[FileVersion, ...]]  # by path below the output directory, sorted by time
     end: WindowEnd | None = None  # of the maintenance window that is open now
 
 
 def listing_path(server: str) -> str:
-    """Return the path of a server's listing."""
     return f"{_LISTING_SERVERS}{server}.json"
 
 
 def target_name(path: str) -> str:
-    """Return the name by which TUF metadata knows the listing at ``path``."""
+    """Return the name of the listing at ``path`` in TUF metadata."""
     return path.removeprefix(SIGNED)
 
 
@@ -325,14 +323,14 @@ def is_listing(path: str) -> bool:
 
 
 def is_shared_list_file(path: str) -> bool:
-    """Return whether the publisher writes ``path`` besides the files of servers: metadata, or the shared listing."""
+    """Return whether ``path`` is a file of the signed list that belongs to no server."""
     return path.startswith(SIGNED) and not is_listing(path)
 
 
 def listing_name(path: str) -> str:
-    """Return how a listing names a path: below ``boot/``, or by the path's sha256 if the path has a token.
+    """Return the name of a path in a listing: the path below ``boot/``, or its sha256 if the path has a token.
 
-    Anyone who can read the list learns every path in it, and a path with a token tells the token of an installation.
+    Anyone who can read the list learns every path in it, and a path with a token reveals the token of an installation.
     """
     below = path.removeprefix(BOOT)
     if find_token(path) is None and find_non_script_kind(path) is not MEDIUM:
@@ -341,9 +339,9 @@ def listing_name(path: str) -> str:
 
 
 def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
-    """Return what a copy changes at the end of a window, from the files that lie in the tree before and after it.
+    """Return the changes of a copy at the end of a window. ``before`` and ``after`` are the files of the tree.
 
-    Paths with a token stay as they are: the list must not have them, and nothing that boots names them any more.
+    Leave out paths with a token. The list must not contain these paths, and no boot script names them after the window.
     """
     digests = {path: (file.sha256 if (file := after.get(path)) else None) for path in sorted({*before, *after})}
     changed = {
@@ -358,7 +356,7 @@ def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
 
 
 def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
-    """Return the versions of each path, from the files that lie in the tree from each instant on."""
+    """Return the versions of each path. ``trees`` are the files of the tree from each instant on."""
     if len(trees) == 1:  # as for most servers
         [(since, files)] = trees
         return {
@@ -379,7 +377,7 @@ def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[
 
 
 def build_shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
-    """Return the listing of the files for machines that belong to no server."""
+    """Return the listing of the boot files that belong to no server."""
     lasting = {path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)}
     return Listing(server=None, files=lasting)
 
@@ -387,12 +385,12 @@ def build_shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
 def render_listing(listing: Listing) -> bytes:
     """Return the listing as canonical JSON. The same listing gives the same bytes."""
     end: dict[str, object] | None = None
-    texts: dict[str, str] = {}  # that a copy needs to end the open window, by sha256
+    texts: dict[str, str] = {}  # the texts that a copy needs at the end of the open window, by sha256
     if listing.end is not None:
-        turned = {path.removeprefix(BOOT): file for path, file in listing.end.files.items()}
-        files = {path: [file.sha256, len(file.content)] if file else [None, 0] for path, file in turned.items()}
+        changed = {path.removeprefix(BOOT): file for path, file in listing.end.files.items()}
+        files = {path: [file.sha256, len(file.content)] if file else [None, 0] for path, file in changed.items()}
         end = {"since": format_instant(listing.end.since), "files": files}
-        texts = {file.sha256: file.content.decode() for file in turned.values() if file is not None}
+        texts = {file.sha256: file.content.decode() for file in changed.values() if file is not None}
     document = {
         "contents": texts,
         "ends": end,
@@ -420,7 +418,7 @@ def is_index_path(path: str) -> bool:
 
 
 def shard_path(identity: str) -> str:
-    """Return the path of the shard that has an identity."""
+    """Return the path of the shard that contains an identity."""
     return f"{INDEX}/{sha256(identity.encode()).hexdigest()[:3]}.json"
 
 
@@ -429,12 +427,12 @@ def render_shard(shard: Shard) -> bytes:
 
 
 def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
-    """Return the files of shards by path. None: the shard is empty, so its file goes."""
+    """Return the files of shards by path. None: the shard is empty, so delete its file."""
     return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
 
 
 def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
-    """Return the shard that `render_shard` wrote. Raises: `ValueError` for anything else."""
+    """Return the shard that `render_shard` wrote. Raises `ValueError` for other content."""
     found = json.loads(data)
     if not isinstance(found, dict) or not all(isinstance(names, list) for names in found.values()):
         raise ValueError("not a shard of an index")
@@ -442,7 +440,7 @@ def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
 
 
 def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return all shards by path; ``identities`` has the identities of every server by its name."""
+    """Return all shards by path. ``identities`` are the identities of each server, by server name."""
     shards: dict[str, dict[str, set[str]]] = {}
     for server, found in identities.items():
         for identity in found:
@@ -453,7 +451,7 @@ def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, 
 
 
 def update_shard(shard: Shard, removed: Iterable[Pair], added: Iterable[Pair]) -> Shard:
-    """Return a shard without the pairs ``gone``, and with the pairs ``come``. An identity without servers goes."""
+    """Return a shard without the ``removed`` pairs and with the ``added`` pairs. Drop identities without servers."""
     names = {identity: set(each) for identity, each in shard.items()}
     for identity, server in removed:
         names.get(identity, set()).discard(server)

@@ -11,12 +11,12 @@ from gitboot.model.scalars import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import quote_grub_arguments, quote_grub_word, sanitize_grub_text
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import IDLE_REASON, LOADER_ARCHITECTURES, render_heading
+from gitboot.render.boot_script_parts import IDLE_REASON, LOADER_ARCHITECTURES, TO_DISK, render_heading
 from gitboot.render.paths import ContentType, File
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 
-_ATTEMPTS: Final = "1 2 3 4 5"
+_ATTEMPTS: Final = ("1", "2", "3", "4", "5")
 _PAUSE_S: Final = 5
 
 
@@ -48,12 +48,13 @@ def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[
 
 def _render_disk_boot(decision: Decision, reason: str) -> File:
     disk_boot = boot_script_parts.render_grub_disk_boot(decision.local_disk)
-    return File(f"# {decision.server}: {reason}, on to the local disk\n{disk_boot}".encode(), ContentType.TEXT)
+    comment = boot_script_parts.render_disk_comment(decision.server, reason)
+    return File(f"{comment}{disk_boot}".encode(), ContentType.TEXT)
 
 
 def _render_file(decision: Decision, plan: BootPlan | None) -> File:
     if plan is None:
-        return _render_disk_boot(decision, f"no plan ({decision.lifecycle})")
+        return _render_disk_boot(decision, boot_script_parts.describe_missing_plan(decision))
     header, disk_boot = render_heading(plan), boot_script_parts.render_grub_disk_boot(plan.local_disk)
     if plan.boot is None:
         text = f"{header}echo {sanitize_grub_text(f'gitboot: {plan.server} boots its local disk')}\n{disk_boot}"
@@ -74,40 +75,40 @@ def _render_attempts(boot: Boot) -> str:
     """
     steps = build_boot_steps(boot)
     if isinstance(steps, str):
-        return f"echo {sanitize_grub_text(f'gitboot: {steps}')}\n"
+        return "".join(f"echo {sanitize_grub_text(text)}\n" for text in (f"gitboot: {steps}", TO_DISK))
     attempt_lines = _nest_steps(steps, "boot")
     if any("$efi" in step for step in steps):
         attempt_lines = ["for efi in '' efi; do", *_indent(attempt_lines), "done"]
     lines = [
         *attempt_lines,
-        f'echo "gitboot: attempt $attempt failed, trying again in {_PAUSE_S} s"',
+        f'echo "gitboot: attempt $attempt of {len(_ATTEMPTS)} failed. GRUB waits {_PAUSE_S} s."',
         f"sleep {_PAUSE_S}",
     ]
     text = "\n".join(_indent(lines))
-    failure_line = 'echo "gitboot: no attempt succeeded, on to the local disk"'
-    return f"for attempt in {_ATTEMPTS}; do\n{text}\ndone\n{failure_line}\n"
+    failure_line = f'echo "gitboot: all {len(_ATTEMPTS)} attempts failed. Booting the local disk."'
+    return f"for attempt in {' '.join(_ATTEMPTS)}; do\n{text}\ndone\n{failure_line}\n"
 
 
 def render_endpoint_request(url: str, fallback: str) -> str | None:
-    """Return a configuration that asks the endpoint at ``url`` once, and boots ``fallback`` if there is no answer.
+    """Return a configuration that queries the endpoint at ``url`` once, and boots ``fallback`` without a response.
 
-    Return None for https, which GRUB does not have. `configfile` reads the answer in a new context with the exported
-    variables. So if the answer is this same configuration, it does not ask again (GRUB manual, "export" and
-    "configfile").
+    Return None for https, which GRUB does not support. `configfile` reads the response in a new context with the
+    exported variables. So if the response is this same configuration, GRUB does not query the endpoint again (GRUB
+    manual, "export" and "configfile").
     """
     parts = urlsplit(url)
     if parts.scheme != "http":
         return None
     place = quote_grub_word(f"(http,{parts.netloc}){parts.path}?{paths.HOP}=1")
     return f"""\
-# gitboot: {url} answers what this machine boots now
+{boot_script_parts.render_endpoint_comment(url)}
 if [ "$gitboot_asked" != 1 ]; then
   set gitboot_asked=1
   export gitboot_asked
   insmod http
   configfile {place}
 fi
-echo "gitboot: no answer from the endpoint"
+echo "{boot_script_parts.NO_ANSWER}"
 {fallback}"""
 
 
@@ -118,7 +119,7 @@ class _NotForGrub(Exception):
 def _format_device_path(file: BootFile) -> str:
     parts = urlsplit(file.url)
     if parts.scheme != "http":
-        raise _NotForGrub(f"GRUB fetches by http only, not {parts.scheme}")
+        raise _NotForGrub(f"the boot files have {parts.scheme} URLs, but GRUB fetches only by http")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     return quote_grub_word(f"(http,{parts.netloc}){path}")
 
@@ -128,7 +129,7 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
     try:
         if boot.direct:
             if boot.direct_uki is None:
-                return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
+                return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
             return (f"chainloader {_format_device_path(boot.direct_uki)}",)
         kernel, arguments = _format_device_path(boot.loaded_kernel), quote_grub_arguments(boot.kernel_arguments)
         linux = f"linux$efi {kernel} {arguments}".rstrip()
@@ -184,7 +185,8 @@ def render_first_configuration(*, by_uuid: bool) -> str:
     is_mac = f"regexp {groups} '^(..):(..):(..):(..):(..):(..)$'"
     uuid = _FIND_BY_UUID if by_uuid else ""
     return f"""\
-# gitboot: the boot entry of this machine, by MAC address{" or system UUID" if by_uuid else ""}
+# gitboot: this script looks up the boot script of the machine
+# It uses the MAC addresses{" and then the system UUID" if by_uuid else ""}.
 insmod regexp
 {"insmod smbios" + chr(10) if by_uuid else ""}set tree="$config_directory"
 for lookup in 1 2 3; do
@@ -196,7 +198,7 @@ for lookup in 1 2 3; do
   done
 {uuid}  sleep 2
 done
-# Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
+{boot_script_parts.UNKNOWN_REQUEST_COMMENT}
 set who=""
 if regexp '^.http' "$tree"; then
   if {is_mac} "$net_default_mac"; then
@@ -204,7 +206,7 @@ if regexp '^.http' "$tree"; then
   fi
 fi
 configfile "$tree/unknown.grub.cfg$who"
-echo "gitboot: no boot entry can be had, on to the local disk"
+echo "{boot_script_parts.NO_BOOT_SCRIPT}"
 {boot_script_parts.GRUB_DISK_BOOT}"""
 
 
@@ -212,9 +214,7 @@ def _render_unknown(boots: Mapping[Architecture, Boot] | None) -> str:
     bodies = []
     for architecture, boot in sorted((boots or {}).items()):
         condition = " -o ".join(f'"$grub_cpu" = {cpu}' for cpu in LOADER_ARCHITECTURES[architecture])
-        announcement = sanitize_grub_text(f"gitboot: unknown machine, boots {boot.image}")
+        announcement = sanitize_grub_text(f"gitboot: this machine is unknown. It boots {boot.image}.")
         body = "\n".join(_indent(f"echo {announcement}\n{_render_attempts(boot)}".splitlines()))
         bodies.append(f"if [ {condition} ]; then\n{body}\nfi\n")
-    return (
-        f"# gitboot: a machine that no Server document describes\n{''.join(bodies)}{boot_script_parts.GRUB_DISK_BOOT}"
-    )
+    return f"{boot_script_parts.UNKNOWN_COMMENT}{''.join(bodies)}{boot_script_parts.GRUB_DISK_BOOT}"

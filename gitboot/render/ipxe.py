@@ -9,7 +9,7 @@ from gitboot.model.scalars import lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import check_ipxe_url, quote_ipxe_arguments, sanitize_ipxe_text
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import IDENTITY_QUERY, LOADER_ARCHITECTURES, render_heading
+from gitboot.render.boot_script_parts import IDENTITY_QUERY, LOADER_ARCHITECTURES, TO_DISK, render_heading
 from gitboot.render.paths import ContentType, File, PathKind
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
@@ -44,12 +44,14 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
         return
     script = _render_file(decision, plan)
     if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
-        # A machine asks by serial number because its UUID differs from the UUID in the document.
-        reason = (
-            f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
+        # A machine fetches this script if its UUID differs from the UUID in the document.
+        messages = (
+            f"gitboot: iPXE found {plan.server} by serial number, but not by UUID",
+            "gitboot: the image fetches its user data by UUID",
+            f"gitboot: check the UUID of Server/{plan.server}. Booting the local disk.",
         )
         disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
-        text = f"#!ipxe\n{render_heading(plan)}echo {sanitize_ipxe_text(f'gitboot: {reason}')}\n{disk_boot}"
+        text = f"#!ipxe\n{render_heading(plan)}{_render_messages(*messages)}{disk_boot}"
         script = File(text.encode(), ContentType.TEXT)
     yield paths.IPXE_BY_SERIAL.build_path(decision.serial), script
 
@@ -58,27 +60,30 @@ def _render_file(decision: Decision, plan: BootPlan | None) -> File:
     disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
     boot = plan.boot if plan is not None else None
     if plan is None:
-        text = f"# {decision.server}: no plan ({decision.lifecycle}), on to the local disk\n{disk_boot}"
+        reason = boot_script_parts.describe_missing_plan(decision)
+        text = f"{boot_script_parts.render_disk_comment(decision.server, reason)}{disk_boot}"
     elif boot is None:
-        message = sanitize_ipxe_text(f"gitboot: {plan.server} boots its local disk")
-        text = f"{render_heading(plan)}echo {message}\n{disk_boot}"
+        message = _render_messages(f"gitboot: {plan.server} boots its local disk")
+        text = f"{render_heading(plan)}{message}{disk_boot}"
     elif (own := boot.entries.get("ipxe")) is not None:  # a template of the fleet, without its first line
         first, _, rest = own.partition("\n")
         body = rest if first.strip() == "#!ipxe" else own
         text = render_heading(plan) + body + ("" if body.endswith("\n") else "\n")
     else:
-        steps = build_boot_steps(boot)
-        announcement = sanitize_ipxe_text(f"gitboot: {plan.server} boots {boot.image} ({plan.phase})")
-        attempts = f"echo gitboot: {sanitize_ipxe_text(steps)}\n" if isinstance(steps, str) else _render_attempts(steps)
-        text = f"{render_heading(plan)}echo {announcement}\n{attempts}{disk_boot}"
+        announcement = _render_messages(f"gitboot: {plan.server} boots {boot.image} ({plan.phase})")
+        text = f"{render_heading(plan)}{announcement}{_render_attempts(build_boot_steps(boot))}{disk_boot}"
     return File(f"#!ipxe\n{text}".encode(), ContentType.TEXT)
+
+
+def _render_messages(*messages: str) -> str:
+    return "".join(f"echo {sanitize_ipxe_text(message)}\n" for message in messages)
 
 
 def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
     """Return the commands of a boot, each of which may fail, or the reason why iPXE cannot boot it."""
     if boot.direct:
         if boot.direct_uki is None:
-            return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
+            return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
         return (f"kernel {check_ipxe_url(boot.direct_uki.url)}", "boot")
     files = boot.files
     names = [f"initrd{number}" for number in range(len(files.initrds))]
@@ -93,8 +98,13 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
     )
 
 
-def _render_attempts(steps: tuple[str, ...], label: str = "") -> str:
-    """Return lines that try the steps several times. If all attempts fail, iPXE continues after these lines."""
+def _render_attempts(steps: tuple[str, ...] | str, label: str = "") -> str:
+    """Return lines that try the steps several times. If all attempts fail, iPXE continues after these lines.
+
+    If ``steps`` is the reason why iPXE cannot boot the image, the lines only show the reason.
+    """
+    if isinstance(steps, str):
+        return _render_messages(f"gitboot: {steps}", TO_DISK)
     attempt_lines = "".join(f"{step} || goto failed{label}\n" for step in steps)
     return f"""\
 set attempt:int32 1
@@ -102,33 +112,33 @@ set attempt:int32 1
 imgfree
 {attempt_lines}:failed{label}
 iseq ${{attempt}} {_ATTEMPTS} && goto disk{label} ||
-echo gitboot: attempt ${{attempt}} of {_ATTEMPTS} failed, trying again in {_PAUSE_S} s
+echo gitboot: attempt ${{attempt}} of {_ATTEMPTS} failed. iPXE tries again in {_PAUSE_S} s.
 sleep {_PAUSE_S}
 inc attempt
 goto try{label}
 :disk{label}
 imgfree
-echo gitboot: no attempt succeeded, on to the local disk
+echo gitboot: all {_ATTEMPTS} attempts failed. Booting the local disk.
 """
 
 
 def render_endpoint_request(url: str, fallback: str) -> str:
-    """Return a boot script that asks the endpoint at ``url`` once, and boots ``fallback`` if there is no answer.
+    """Return a boot script that queries the endpoint at ``url`` once, and boots ``fallback`` without a response.
 
-    The script stores in a setting that it has asked, because a load balancer may answer with a copy of this same
-    script. iPXE needs about 16 s to give up on a host that drops packets, so `--timeout` sets a shorter limit (iPXE of
-    March 2014 and newer).
+    A setting prevents a second query, because a load balancer may answer with a copy of this same script. iPXE needs
+    about 16 s to give up on a host that drops packets, so `--timeout` sets a shorter limit (iPXE of March 2014 and
+    newer).
     """
     _, _, fallback_body = fallback.partition("\n")
     request = f"{check_ipxe_url(url)}{IDENTITY_QUERY}&{paths.HOP}=1"
     return f"""\
 #!ipxe
-# gitboot: {sanitize_ipxe_text(url)} answers what this machine boots now
+{boot_script_parts.render_endpoint_comment(sanitize_ipxe_text(url))}
 isset ${{gitboot-asked}} && goto gitboot-otherwise ||
 set gitboot-asked 1
 imgfetch --timeout {_ANSWER_MS} --name answer {request} && goto gitboot-answer ||
 :gitboot-otherwise
-echo gitboot: no answer from the endpoint
+echo {boot_script_parts.NO_ANSWER}
 {fallback_body}exit 0
 :gitboot-answer
 imgexec --autofree answer && exit 0 || exit 1
@@ -145,7 +155,7 @@ _NICS: Final = 16
 
 
 def render_first_script(prefix: str = "") -> str:
-    """Return the script that every machine's iPXE starts with. ``prefix`` leads from its path to the root of the tree.
+    """Return the script with which iPXE starts. ``prefix`` is the relative path from the script to ``boot/``.
 
     The script looks up the boot script of each NIC, then by UUID, several times. Then it looks once by serial number,
     which identifies a machine least reliably: while its own boot script is unavailable, a machine must not get the boot
@@ -155,7 +165,8 @@ def render_first_script(prefix: str = "") -> str:
     """
     return f"""\
 #!ipxe
-# gitboot: the boot entry of this machine, by MAC address, system UUID or serial number
+# gitboot: this script looks up the boot script of the machine
+# It uses the MAC addresses, then the system UUID, then the serial number.
 set lookup:int32 1
 :lookup
 set nic:int32 0
@@ -174,9 +185,9 @@ goto lookup
 isset ${{serial}} || goto unknown
 imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}}{IDENTITY_QUERY} && goto entry ||
 :unknown
-# Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
+{boot_script_parts.UNKNOWN_REQUEST_COMMENT}
 imgfetch --name entry {prefix}unknown.ipxe{IDENTITY_QUERY}&mac=${{netX/mac:hexhyp}} && goto entry ||
-echo gitboot: no boot entry can be had, on to the local disk
+echo {boot_script_parts.NO_BOOT_SCRIPT}
 {boot_script_parts.IPXE_DISK_BOOT}:entry
 imgexec --autofree entry && exit 0 || exit 1
 """
@@ -200,7 +211,7 @@ def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
 
 
 def _render_unknown(boots: Mapping[Architecture, Boot] | None) -> str:
-    header = "#!ipxe\n# gitboot: a machine that no Server document describes\n"
+    header = f"#!ipxe\n{boot_script_parts.UNKNOWN_COMMENT}"
     if boots is None:
         return header + boot_script_parts.IPXE_DISK_BOOT
     choices, bodies = [], []
@@ -208,14 +219,9 @@ def _render_unknown(boots: Mapping[Architecture, Boot] | None) -> str:
         choices += [
             f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in LOADER_ARCHITECTURES[architecture]
         ]
-        announcement = sanitize_ipxe_text(f"gitboot: unknown machine, boots {boot.image}")
-        steps = build_boot_steps(boot)
-        attempts = (
-            _render_attempts(steps, f"_{architecture}")
-            if not isinstance(steps, str)
-            else f"echo {sanitize_ipxe_text(steps)}\n"
-        )
-        bodies.append(f":{architecture}\necho {announcement}\n{attempts}goto local_disk\n")
+        announcement = _render_messages(f"gitboot: this machine is unknown. It boots {boot.image}.")
+        attempts = _render_attempts(build_boot_steps(boot), f"_{architecture}")
+        bodies.append(f":{architecture}\n{announcement}{attempts}goto local_disk\n")
     return (
         f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{boot_script_parts.IPXE_DISK_BOOT}"
     )

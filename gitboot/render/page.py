@@ -29,7 +29,7 @@ PAGE_CONTENT_TYPES: Final[Mapping[str, str]] = {
 
 
 def read_page_file(name: str) -> bytes:
-    """Return one of the files that the page is made of."""
+    """Return a static file of the page."""
     return (Path(__file__).with_name("page_files") / name).read_bytes()
 
 
@@ -51,7 +51,7 @@ def render_server_data(
     machine: Machine | None,
     source: FieldSources | None,
 ) -> tuple[str, File]:
-    """Return the file with everything that the page shows of one server, and its path."""
+    """Return the path and the file of the data that the page shows of one server."""
     bmc = machine.bmc if machine is not None else None
     name = f"server/{summary['server']}"
     facts = {
@@ -69,11 +69,11 @@ def render_server_data(
 def list_plan_changes(
     now: BootPlan | None, later: Iterable[tuple[datetime, BootPlan | None]]
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
-    """Yield the transitions after which the server boots something else, or boots it for another maintenance.
+    """Yield the transitions that change what the server boots, or for which maintenance.
 
-    Leave out what is served only if no instance renders the server again until then.
+    Leave out the plans that apply only if no instance renders the server again before then.
     """
-    from gitboot.resolve.server_plan import Cause  # only here: endpoints read this module, and start without the model
+    from gitboot.resolve.server_plan import Cause  # imported here, because endpoints start without the model
 
     before = _comparable_boot(now)
     for since, plan in later:

@@ -1,4 +1,4 @@
-"""Page shards: the data of all servers, in parts."""
+"""Page shards: the page's data of all servers, in parts."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def render_page_files(
     changed: Collection[str] | None = None,
     published_locations: SourceLocations | None = None,
 ) -> FileUpdates:
-    """Return the files of the page that differ if these servers are ``changed``. None: all files.
+    """Return the files of the page that change with the servers in ``changed``. None: all files.
 
-    ``shown`` is what the commit says of streams and windows, as JSON. ``published`` are the source locations that the
-    page has; None: it has none.
+    ``fleet_json`` has the streams and the windows of the commit. ``published_locations`` are the source locations that
+    the page has. None: the page has no source locations yet.
     """
     members: dict[str, list[str]] = {}  # by shard, in the order of the servers
     for name in servers:
@@ -66,9 +66,8 @@ def render_page_files(
     for shard in sorted(changed_shards & members.keys()):
         rows = [list(_build_row(servers[name])) for name in members[shard]]
         parts[f"shard/{shard}"] = {"columns": COLUMNS, "rows": rows}
-    for shard in sorted(
-        moved_shards & members.keys()
-    ):  # of each document its file, and how many lines the file has above it
+    # For each server: the file of its document, and the number of lines above the document.
+    for shard in sorted(moved_shards & members.keys()):
         parts[f"location/{shard}"] = {name: list(locations.servers[name]) for name in members[shard]}
     if changed is None or published_locations is None or published_locations.shared != locations.shared:
         shared = {name: {"file": each.file, "lines": each.lines} for name, each in locations.shared.items()}
@@ -85,7 +84,7 @@ def render_page_files(
 
 
 def _build_row(state: ServerState) -> Iterator[Any]:
-    """Yield the columns of one server, as `COLUMNS` names them."""
+    """Yield the values of one server, in the order of `COLUMNS`."""
     decision, plan, about, source = state.decision, state.plan, state.about, state.about.source
     boot, policy, record = plan.boot if plan else None, decision.policy, state.record
     installs_at = state.installs_at

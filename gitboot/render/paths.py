@@ -21,14 +21,14 @@ from gitboot.model.scalars import (
 )
 from gitboot.problems import Code
 
-BOOT: Final = "boot/"  # above all that is for machines
-IMMUTABLE: Final = "boot/o/"  # below it a path names its content and never changes
+BOOT: Final = "boot/"  # the folder of all files for machines
+IMMUTABLE: Final = "boot/o/"  # the folder of files that never change: each path contains a digest of the content
 SIGNED: Final = "boot/signed/"  # the folder of the signed list
-LIST_TIMESTAMP: Final = f"{SIGNED}timestamp.json"  # the file by which a reader of the list begins
+LIST_TIMESTAMP: Final = f"{SIGNED}timestamp.json"  # the file that a reader of the signed list fetches first
 
 
 class ContentType(StrEnum):
-    TEXT = "text/plain; charset=utf-8"  # iPXE and GRUB take any; a browser shows it
+    TEXT = "text/plain; charset=utf-8"  # iPXE and GRUB accept any type, and a browser shows this type
     JSON = "application/json"
     IGNITION = "application/vnd.coreos.ignition+json"
     CLOUD_CONFIG = "text/cloud-config; charset=utf-8"
@@ -36,44 +36,44 @@ class ContentType(StrEnum):
     ISO = "application/vnd.efi-iso"
 
 
-# How long an answer may be kept (RFC 9111, 5.2.2; immutable: RFC 8246).
+# Values of Cache-Control (RFC 9111, 5.2.2; immutable: RFC 8246)
 UNCACHED: Final = "no-store"
 
 
 class Delivery(NamedTuple):
-    """How a file is sent by the endpoint, mirrors and targets: one table for all of them."""
+    """How endpoints, mirrors and targets send a file."""
 
     cache_control: str
     has_etag: bool  # a client that has this version gets a 304
-    in_parts: bool  # a Range gets a part of it
+    in_parts: bool  # a client that sends a Range gets a part of the file
 
 
-_UNCACHED_DELIVERY: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)  # each fetch counts, and is logged
+_UNCACHED_DELIVERY: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)  # so that servers log each fetch
 _MEDIUM_DELIVERY: Final = Delivery(UNCACHED, has_etag=True, in_parts=True)  # a BMC reads an ISO image in parts
 
 
 class Role(StrEnum):
-    """What a completed GET of a path says."""
+    """The meaning of a completed GET of a path."""
 
-    BOOT_SCRIPT = "entry"  # that the machine boots what it names
-    DATA = "data"  # that the system which was booted asks for what it configures itself by
-    SEALED = "sealed"  # the same; it is given decrypted, and by an endpoint alone
-    REPORT = "report"  # that its installer is done, or has failed
-    OFFER = "offer"  # nothing: a DHCP server asks on its own behalf
-    MEDIUM = "medium"  # nothing: a BMC fetches it, before its machine boots
-    PREVIEW = "look"  # nothing, and no boot that writes disks is shown
+    BOOT_SCRIPT = "entry"  # the machine boots what the file names
+    DATA = "data"  # the booted system fetches its configuration
+    SEALED = "sealed"  # the booted system fetches a secret, which only an endpoint decrypts and serves
+    REPORT = "report"  # the installer has finished or failed
+    OFFER = "offer"  # no meaning, because the client is a DHCP server
+    MEDIUM = "medium"  # no meaning, because a BMC fetches the file before its machine boots
+    PREVIEW = "look"  # no meaning, because the client only shows the file, which leaves out boots that write a disk
 
 
 class IdentityKind(StrEnum):
-    """What a server is found by."""
+    """A kind of identity that leads to a server."""
 
     MAC = "mac"
     UUID = "uuid"  # in either byte order
     SERIAL = "serial"
     ADDRESS = "address"
-    NAME = "name"  # of its document, or its xname
-    NID = "nid"  # the number that OpenCHAMI gives a node
-    TOKEN = "token"  # noqa: S105 - of an installation, as its installer was told it
+    NAME = "name"  # the name of the Server document, or the xname
+    NID = "nid"  # the number of a node in OpenCHAMI
+    TOKEN = "token"  # noqa: S105 - the published token of an installation
 
 
 def _parse_serial(text: str) -> str:
@@ -83,8 +83,8 @@ def _parse_serial(text: str) -> str:
 
 
 class _Identity(NamedTuple):
-    canonical: str  # a regular expression for what the tree's own paths have
-    parse: Callable[[str], str]  # any spelling -> the tree's own; raises Malformed
+    canonical: str  # a regular expression for the spelling in the tree
+    parse: Callable[[str], str]  # any spelling -> the spelling in the tree; raises Malformed
 
 
 _IDENTITIES: Final = {
@@ -101,16 +101,16 @@ _SEPARATORS: Final = {"{colons}": ":", "{bare}": ""}
 class PathKind(NamedTuple):
     """One kind of path: a line of the table."""
 
-    # Below boot/, with {id} for what the server is found by ({colons}, {bare}: a MAC address with colons, or without),
-    # {token} for an installation, {name} for a file.
+    # Below boot/. {id} is the identity of a server ({colons}: a MAC address with colons, {bare}: without separators),
+    # {token} the token of an installation, {name} a file name.
     text: str
-    requested_by: str | None  # the output of the Fleet, or its evidence, that asks for it; None: always there
+    requested_by: str | None  # the output or the evidence of the Fleet that enables these paths; None: always enabled
     kind: IdentityKind
     role: Role
     content_type: ContentType
 
     def build_path(self, identity: str, token: str = "", name: str = "") -> str:
-        """Return the path below the output directory. ``identity`` is spelt as the tree spells it."""
+        """Return the path below the output directory. ``identity`` has the spelling of the tree."""
         text = self.text.replace("{id}", identity)
         for mark, by in _SEPARATORS.items():
             if mark in text:
@@ -127,17 +127,17 @@ class PathKind(NamedTuple):
 
     @property
     def needs_identity_only(self) -> bool:
-        """Whether nothing else has to be known to spell it."""
+        """Whether an identity is enough to build the path."""
         return "{token}" not in self.text and "{name}" not in self.text
 
     @property
     def expression(self) -> str:
-        """A regular expression for the paths below boot/, as the tree spells them."""
+        """A regular expression for the paths below boot/, in the spelling of the tree."""
         return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.spell('-')}"))
 
     @property
     def any_spelling(self) -> str:
-        """The same with the identity in any spelling, as its one group."""
+        """A regular expression for the paths below boot/, with one group for the identity in any spelling."""
         return self._expression("([^/]+)")
 
     def _expression(self, identity: str) -> str:
@@ -148,7 +148,7 @@ class PathKind(NamedTuple):
 MEDIUM: Final = PathKind("media/{id}/{token}/user-data.iso", None, IdentityKind.UUID, Role.MEDIUM, ContentType.ISO)
 DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, IdentityKind.MAC, Role.DATA, ContentType.OCTETS)
 IGNITION: Final = PathKind("ignition/{id}", None, IdentityKind.UUID, Role.DATA, ContentType.IGNITION)
-# What lies below o/ and assets/ is served by its name; UEFI HTTP boot goes by the type of what it fetches.
+# The content types of files below o/ and assets/, by extension. UEFI HTTP boot depends on the content type.
 ARTIFACT_TYPES: Final = {
     "efi": "application/efi",
     "iso": str(ContentType.ISO),
@@ -158,17 +158,16 @@ ARTIFACT_TYPES: Final = {
     "cfg": str(ContentType.TEXT),
     "ipxe": str(ContentType.TEXT),
 }
-BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # NoCloud's, side by side
+BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # the files of NoCloud
 
 
 def find_artifact_type(name: str) -> str:
-    """Return the content type of an artifact."""
     if name in BUNDLED:
         return ContentType.CLOUD_CONFIG
     return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
 
 
-REVALIDATED: Final = "no-cache"  # what changes in place: it may be kept, but each use asks again
+REVALIDATED: Final = "no-cache"  # for files that change in place; a cache must revalidate the file at each use
 FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 _SHARED_DELIVERY: Final = Delivery(REVALIDATED, has_etag=True, in_parts=False)
 _CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)  # a download of a kernel can be resumed
@@ -188,7 +187,7 @@ PROVISIONED: Final = PathKind(
 )
 FAILED: Final = PathKind("v1/boot/{id}/failed/{token}", "Reported", IdentityKind.MAC, Role.REPORT, ContentType.TEXT)
 REPORTS: Final = (PROVISIONED, FAILED)
-# What clients of other systems ask for (docs/paths.md), where the path says whose it is; `emulated_apis` has others.
+# Paths of other systems that contain an identity (docs/paths.md). `emulated_apis` has the paths with a query.
 SMEE: Final = PathKind("{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 SMEE_SCRIPT: Final = PathKind(
     "ipxe/script/{colons}/auto.ipxe", "smee", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT
@@ -200,18 +199,19 @@ USER_DATA: Final = PathKind("v1/boot/{id}/user-data/{name}", "matchbox", Identit
 BOOT_PARAMETERS: Final = PathKind(
     "v1/boot/{id}/bootparameters.json", "bss", IdentityKind.MAC, Role.PREVIEW, ContentType.JSON
 )
-CHECK: Final = "check"  # in the query of a request by gitboot itself, which never counts as a machine's
-CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of such a request, before the version
-# A folder that no copy has. The endpoint answers a path below it as the path without it.
+CHECK: Final = "check"  # in the query of gitboot's own requests, which never count as requests of a machine
+CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of these requests, before the version
+# A folder that exists in no copy. The endpoint serves a path below this folder like the path without the folder.
 ASKED: Final = "asked/"
-HOP: Final = "hop"  # in the query of who was sent on, so that it is sent to no third one
-FIRST_SCRIPT: Final = "boot/boot.ipxe"  # what every machine's iPXE starts with
-# What PXELINUX loads first, from where its configurations are: DHCP names the base URL as its prefix (option 210).
+HOP: Final = "hop"  # in the query of a forwarded machine, so that the next endpoint does not forward it again
+FIRST_SCRIPT: Final = "boot/boot.ipxe"  # the first script of iPXE
+# PXELINUX loads this file first, from the prefix of its configurations. DHCP sets the prefix to the base URL
+# (option 210).
 PXELINUX_CORE: Final = "ldlinux.c32"
-CHAIN: Final = "boot/ipxe/boot.ipxe"  # the same, for boot-operator's users, who point iPXE to /ipxe/
-# What a loader asks for where no entry is found.
+CHAIN: Final = "boot/ipxe/boot.ipxe"  # the first script for users of boot-operator, who point iPXE to /ipxe/
+# A loader fetches these scripts if it finds no boot script.
 UNKNOWN: Final = ("boot/unknown.ipxe", "boot/unknown.grub.cfg", "boot/pxelinux.cfg/default")
-UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # what a DHCP server is told of an address that is no server's
+UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # for a DHCP server, if an address belongs to no server
 TABLE: Final = (
     IPXE_BY_MAC,
     IPXE_BY_UUID,
@@ -238,10 +238,10 @@ TABLE: Final = (
 
 
 class PathLookup(NamedTuple):
-    """A path of one server, as the tree spells it."""
+    """A path of one server, in the spelling of the tree."""
 
     kind: PathKind
-    identity: str  # as the index has it: mac/52-54-00-12-34-56
+    identity: str  # as in the index: mac/52-54-00-12-34-56
     path: str  # below the output directory
 
 
@@ -254,21 +254,19 @@ def _compile_alternatives(expressions: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(f"({each})" for each in expressions))
 
 
-_CACHE_SIZE: Final = (
-    1024  # paths: what of one server is rendered, and published, asks for each of its own several times
-)
+_CACHE_SIZE: Final = 1024  # paths; rendering and publishing look up each path of a server several times
 _PATH_PATTERN: Final = _compile_alternatives(BOOT + kind.expression for kind in TABLE)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_path_kind(path: str) -> PathKind | None:
-    """Return the line of the table for a path of the tree; None: the path is no server's, or never changes in place."""
+    """Return the line of the table for a path of the tree. None: the path belongs to no server, or never changes."""
     found = _PATH_PATTERN.fullmatch(path)
     return TABLE[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
 _NON_SCRIPT_KINDS: Final = (IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS)
-# Of any identity and any token.
+# With any identity and any token
 _NON_SCRIPT_PATTERN: Final = _compile_alternatives(
     re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text) for kind in _NON_SCRIPT_KINDS
 )
@@ -276,14 +274,14 @@ _NON_SCRIPT_PATTERN: Final = _compile_alternatives(
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_non_script_kind(path: str) -> PathKind | None:
-    """Return the line of the table for a path that is no entry, with any identity and token; None: any other path."""
+    """Return the line of the table for user data, a secret or a report of any server. None: another path."""
     found = _NON_SCRIPT_PATTERN.fullmatch(path)
     return _NON_SCRIPT_KINDS[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_token(path: str) -> str | None:
-    """Return the token of the installation that a path names; None: it names none."""
+    """Return the token of an installation in a path. None: the path has no token."""
     found = _TOKEN.search(path)
     return found[1] if found is not None and find_non_script_kind(path) in (DATA, SECRET, *REPORTS) else None
 
@@ -296,12 +294,14 @@ def is_immutable(path: str) -> bool:
 
 
 def is_content(path: str) -> bool:
-    """Return whether entries name a path. It is published before them, and stays for a while after the last one."""
+    """Return whether boot scripts may name a path.
+
+    gitboot publishes such a file before the boot scripts, and keeps it for a while after the last boot script.
+    """
     return is_immutable(path) or find_non_script_kind(path) in (DATA, MEDIUM)
 
 
 def find_delivery(path: str) -> Delivery:
-    """Return how a file of the tree is sent."""
     if is_immutable(path):
         return _CONTENT_DELIVERY
     kind = find_path_kind(path) or find_non_script_kind(path)
@@ -309,7 +309,7 @@ def find_delivery(path: str) -> Delivery:
 
 
 def find_content_type(path: str) -> str:
-    """Return the content type that a file of the tree is sent with."""
+    """Return the content type of a file of the tree."""
     kind = find_path_kind(path)
     if is_immutable(path) or kind is DATA:
         return find_artifact_type(path.rpartition("/")[2])
@@ -317,19 +317,19 @@ def find_content_type(path: str) -> str:
 
 
 class Stage(IntEnum):
-    """When a publication places a file. It deletes what is not published any more after the last stage."""
+    """A stage of a publication. After the last stage, the publication deletes old files."""
 
-    CONTENT = 0  # what boot scripts name
-    BOOT_SCRIPTS = 1  # each server's own files
-    FIRST_SCRIPTS = 2  # the shared scripts: what every machine begins with, and what unknown machines boot
-    LIST = 3  # the timestamp of the signed list, by which a reader finds the other files of the list
+    CONTENT = 0  # files that boot scripts name
+    BOOT_SCRIPTS = 1  # other files of a server
+    FIRST_SCRIPTS = 2  # the shared scripts: the first scripts and the scripts of unknown machines
+    LIST = 3  # the timestamp of the signed list, which leads a reader to the other files of the list
 
 
 def publication_stage(path: str) -> Stage:
     """Return the stage of a path below the output directory.
 
-    The first scripts come last: a known machine that runs one before its own boot script is there boots what unknown
-    machines boot.
+    The first scripts come after the boot scripts. If a known machine ran a first script before its boot script exists,
+    the machine would boot as an unknown machine.
     """
     if is_content(path):
         return Stage.CONTENT
@@ -340,19 +340,19 @@ def publication_stage(path: str) -> Stage:
     return Stage.BOOT_SCRIPTS
 
 
-_BOOT_ROLES: Final = frozenset({Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW})  # of what names content
+_BOOT_ROLES: Final = frozenset({Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW})  # files that name content
 
 
 @cache
 def _folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ...]], ...]:
-    """Return the role of each line of the table, and an expression for each folder of its paths and for its file."""
+    """Return the role of each line of the table, and an expression for each folder and the file of its paths."""
     return tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 
 
 def move_order(path: str) -> int:
-    """Return the rank of a file, or of a folder with all that it holds, among those beside it: lower ones go first.
+    """Return the rank of a file or a folder in its parent folder. A publication moves lower ranks first.
 
-    Folders that hold content alone come before those with boot scripts, and the first scripts come last.
+    Folders that contain only content come before folders with boot scripts. The first scripts come last.
     """
     if not path.startswith(BOOT) or is_immutable(f"{path}/"):
         return 0
@@ -373,7 +373,7 @@ def _loose_expressions() -> tuple[tuple[PathKind, re.Pattern[str]], ...]:
 
 
 def parse_request_path(path: str) -> Iterator[PathLookup]:
-    """Yield what a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
+    """Yield the possible meanings of a request, the most likely first. ``path`` is below boot/, in any spelling."""
     for kind, expression in _loose_expressions():
         if found := expression.fullmatch(path):
             try:
@@ -392,13 +392,13 @@ _EVIDENCE_ROLES: Final = (Role.BOOT_SCRIPT, Role.DATA, Role.REPORT)
 
 
 def evidence_expression() -> str:
-    """Return an expression for the paths, below boot/, of which a completed GET from a mirror is evidence."""
+    """Return an expression for the paths below boot/ for which a completed GET from a mirror is evidence."""
     return "|".join(kind.expression for kind in TABLE if kind.role in _EVIDENCE_ROLES)
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file: its bytes, and as what it is served."""
+    """The content and the content type of a file."""
 
     content: bytes
     content_type: str = ContentType.TEXT
@@ -406,7 +406,7 @@ class File:
 
     @property
     def sha256(self) -> Digest:
-        """Of its content; computed when it is first asked for."""
+        """The digest of the content, computed at the first use."""
         if (known := self._digest) is None:
             known = Digest(sha256(self.content).hexdigest())
             object.__setattr__(self, "_digest", known)
@@ -419,7 +419,7 @@ Files = Mapping[str, File]  # by path below the output directory: boot/… for m
 PAGE: Final = "ops/pages/"
 PAGE_DATA: Final = f"{PAGE}data/"
 PAGE_INDEX: Final = f"{PAGE}index.html"
-# Files of the instance that no manifest lists, and on the page: a name, and the path of a script with the same content.
+# Files of the instance that are not in the manifest. For the page: a name, and the path of a script with this content.
 ON_PAGE: Final[Mapping[str, tuple[str, str]]] = {
     "ops/status.json": ("status", f"{PAGE_DATA}status.js"),
     "ops/unknown.json": ("seen", f"{PAGE_DATA}seen.js"),
@@ -428,5 +428,5 @@ RECORDS: Final = "ops/records/"
 
 
 def is_page_or_record_file(path: str) -> bool:
-    """Return whether a file that is no server's is of the page or of the records."""
+    """Return whether a file that belongs to no server is a file of the page or of the records."""
     return path.startswith((PAGE, RECORDS))

@@ -14,11 +14,11 @@ from gitboot.resolve.provisioning_record import Record, encode_records, shard_na
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, InstallProgress
 
-Members = Mapping[str, frozenset[SystemUuid]]  # by shard, whose records are in it; none is empty
+Members = Mapping[str, frozenset[SystemUuid]]  # the machines with a record, by shard; every shard has a machine
 
 
 def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
-    """In which shards the records of these are."""
+    """Return the machines by the shard of their records."""
     found: dict[str, set[SystemUuid]] = {}
     for uuid in machines:
         found.setdefault(shard_name(uuid), set()).add(uuid)
@@ -28,7 +28,7 @@ def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
 def update_members(
     before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
 ) -> Members:
-    """Return the members after ``changed`` got a record or lost it."""
+    """Return the members after the machines in ``changed`` got or lost a record."""
     now = dict(before)
     for uuid in changed:
         shard = shard_name(uuid)
@@ -41,7 +41,7 @@ def update_members(
 def render_record_files(
     members: Members, record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
 ) -> FileUpdates:
-    """Return the files of the shards that have, or had, one of ``changed``; None: of all shards."""
+    """Return the files of the shards that contain, or contained, a machine in ``changed``. None: of all shards."""
     shards = sorted(members if changed is None else {shard_name(uuid) for uuid in changed})
     return FileUpdates(
         files={_build_path(each): _render_file(members[each], record) for each in shards if each in members},
@@ -74,9 +74,9 @@ def build_document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
 def build_summary(
     decision: Decision, plan: BootPlan | None, files: Mapping[str, str], progress: InstallProgress | None
 ) -> dict[str, Any]:
-    """Return one server's plan as the command line and the API show it; what is absent is null.
+    """Return the plan of one server as the command line and the API show it. A missing value is null.
 
-    ``files`` are the plan's boot files: path -> sha256. ``progress`` is of an installation that has begun.
+    ``files`` are the boot files of the plan: path -> sha256. ``progress`` is the progress of a started installation.
     """
     boot = plan.boot if plan else None
     return {
@@ -102,18 +102,18 @@ def build_summary(
 
 
 class FileUpdates(Struct, frozen=True, kw_only=True):
-    """Such files, as far as they may have changed."""
+    """Changes of the files of the page or of the records."""
 
     files: Files = field(default_factory=dict)
-    removed: frozenset[str] = frozenset()  # paths that there were
-    is_whole: bool = False  # whether there are no others
+    removed: frozenset[str] = frozenset()  # paths of deleted files
+    is_whole: bool = False  # whether ``files`` are all files
 
     @property
     def is_empty(self) -> bool:
         return not (self.files or self.removed or self.is_whole)
 
     def merge(self, later: FileUpdates) -> FileUpdates:
-        """Return these files with later ones over them."""
+        """Return these updates, followed by ``later`` updates."""
         if later.is_whole:
             return later
         return FileUpdates(

@@ -12,7 +12,7 @@ from gitboot.model.scalars import MacAddress
 from gitboot.model.server import Architecture
 from gitboot.quoting import build_command_line, sanitize_ipxe_text
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import IDLE_REASON, render_heading
+from gitboot.render.boot_script_parts import IDLE_REASON, TO_DISK, render_heading
 from gitboot.render.paths import ContentType, File
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
@@ -21,7 +21,7 @@ from gitboot.resolve.server_plan import BootPlan
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield ``pxelinux.cfg/01-<mac>``. Without a plan, the configuration boots the disk."""
     if plan is None:
-        text = _render_disk_boot(decision, f"no plan ({decision.lifecycle})")
+        text = _render_disk_boot(decision, boot_script_parts.describe_missing_plan(decision))
     else:
         announcement = f"{plan.server} boots {f'{plan.boot.image} ({plan.phase})' if plan.boot else 'its local disk'}"
         text = render_heading(plan) + _render_configuration(plan.boot, announcement, plan.local_disk)
@@ -41,8 +41,8 @@ def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """
     if not decisions.unknown_not_found:
         boot = (decisions.unknown or {}).get(Architecture.X86_64)
-        text = "# gitboot: a machine that no Server document describes\n"
-        text += _render_configuration(boot, f"unknown machine, boots {boot.image}" if boot else "")
+        announcement = f"this machine is unknown. It boots {boot.image}." if boot else ""
+        text = boot_script_parts.UNKNOWN_COMMENT + _render_configuration(boot, announcement)
         yield "boot/pxelinux.cfg/default", File(text.encode(), ContentType.TEXT)
 
 
@@ -57,26 +57,30 @@ def render_endpoint_request(url: str, fallback: str) -> str | None:
         return None
     for word in ("default", "label"):
         fallback = fallback.replace(f"{word} gitboot\n", f"{word} instead\n")
-    return f"# gitboot: {url} answers what this machine boots now\n{fallback}include {url}?{paths.HOP}=1\n"
+    return f"{boot_script_parts.render_endpoint_comment(url)}\n{fallback}include {url}?{paths.HOP}=1\n"
 
 
 def _render_disk_boot(decision: Decision, reason: str) -> str:
     disk_boot = boot_script_parts.render_pxelinux_disk_boot(decision.local_disk)
-    return f"# {decision.server}: {reason}, on to the local disk\n{disk_boot}"
+    return f"{boot_script_parts.render_disk_comment(decision.server, reason)}{disk_boot}"
 
 
 def _render_configuration(boot: Boot | None, announcement: str, local_disk: str | None = None) -> str:
-    announcement_line = f"say {sanitize_ipxe_text(f'gitboot: {announcement}')}\n" if announcement else ""
+    announcement_line = _render_messages(f"gitboot: {announcement}") if announcement else ""
     if boot is None:
         return announcement_line + boot_script_parts.render_pxelinux_disk_boot(local_disk)
     try:
         steps = list(_build_steps(boot))
     except _NotForPxelinux as reason:
         disk_boot = boot_script_parts.render_pxelinux_disk_boot(local_disk)
-        return f"{announcement_line}say {sanitize_ipxe_text(f'gitboot: {reason}')}\n{disk_boot}"
+        return f"{announcement_line}{_render_messages(f'gitboot: {reason}', TO_DISK)}{disk_boot}"
     label = "".join(f"  {step}\n" for step in steps)
     disk_label = boot_script_parts.render_pxelinux_disk_label(local_disk)
     return f"{announcement_line}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{disk_label}"
+
+
+def _render_messages(*messages: str) -> str:
+    return "".join(f"say {sanitize_ipxe_text(message)}\n" for message in messages)
 
 
 class _NotForPxelinux(Exception):
@@ -85,11 +89,11 @@ class _NotForPxelinux(Exception):
 
 def _build_steps(boot: Boot) -> Iterator[str]:
     if boot.direct:
-        raise _NotForPxelinux(f"{boot.image} is booted directly by firmware, not by PXELINUX")
+        raise _NotForPxelinux(f"PXELINUX cannot boot {boot.image}. Firmware boots it directly.")
     yield f"linux {_check_url(boot.loaded_kernel)}"
     if initrds := [_check_url(initrd) for initrd in boot.files.initrds]:
         if any("," in url for url in initrds):
-            raise _NotForPxelinux("a comma in an initrd's URL would begin the next one")
+            raise _NotForPxelinux("PXELINUX cannot fetch an initrd whose URL contains a comma")
         yield f"initrd {','.join(initrds)}"
     if boot.kernel_arguments:
         yield f"append {build_command_line(boot.kernel_arguments)}"
@@ -98,5 +102,5 @@ def _build_steps(boot: Boot) -> Iterator[str]:
 def _check_url(file: BootFile) -> str:
     scheme = urlsplit(file.url).scheme
     if scheme != "http":
-        raise _NotForPxelinux(f"PXELINUX fetches by http only, not {scheme}")
+        raise _NotForPxelinux(f"the boot files have {scheme} URLs, but PXELINUX fetches only by http")
     return file.url

@@ -75,50 +75,50 @@ from gitboot.resolve.server_plan import (
 
 
 class ServerDetails(Struct, frozen=True, kw_only=True):
-    """What a commit says of a server that decides nothing: operators and the network find it by this."""
+    """Facts of a Server document that do not affect the decision, but help people and systems to find the server."""
 
     site: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
-    idle: tuple[MacAddress, ...] = ()  # interfaces that it may not boot from
-    machine: Machine | None = None  # who it is besides; None: what its decision says is all
-    source: FieldSources | None = None  # where that is written, for the page
+    idle: tuple[MacAddress, ...] = ()  # interfaces from which the server may not boot
+    machine: Machine | None = None  # other identities and the BMC; None: the decision has all identities
+    source: FieldSources | None = None  # the source locations, for the page
 
 
 class ServerState(Struct, frozen=True, kw_only=True):
-    """One server as it was planned last; its files are made of this where they are asked for, see `rendered`."""
+    """The latest plan of one server. `render_server` renders its files."""
 
     decision: Decision
     record: Record | None
     about: ServerDetails
     stop: StopScope
-    absent: frozenset[BootFile]  # of the files that any of its boots is made by
-    at: datetime  # when it was planned
+    absent: frozenset[BootFile]  # missing files that a boot of this server needs
+    at: datetime  # the time of the plan
     plan: BootPlan | None
-    later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plans from them on
-    refresh_at: datetime | None = None  # when it is to be rendered anew, though its plan is the same
+    later: tuple[tuple[datetime, BootPlan | None], ...]  # the next transitions, and the plan after each transition
+    refresh_at: datetime | None = None  # when to render the server again, even without a transition
 
     @property
     def transition(self) -> datetime | None:
-        """The next instant at which the plan changes by itself, or is to be rendered anew."""
+        """The next instant at which the plan changes by itself, or gitboot must render the server again."""
         dues = (self.later[0][0] if self.later else None, self.refresh_at)
         return min((due for due in dues if due is not None), default=None)
 
     @property
     def installs_at(self) -> datetime | None:
-        """From when on a boot is offered that may write its disk, `at` or later; None: at no planned instant."""
+        """The first instant, `at` or later, at which a boot may write the disk. None: no planned boot writes a disk."""
         if self.plan is not None and self.plan.writes_disk:
             return self.at
         return next((since for since, plan in self.later if plan is not None and plan.writes_disk), None)
 
     @property
     def progress(self) -> InstallProgress | None:
-        """How far the installation that has begun has come; None: no installation is under way."""
+        """The progress of the current installation. None: no installation is in progress."""
         return install_progress(self.record, self.at)
 
     @property
     def tokens(self) -> frozenset[Digest]:
-        """Every token by which something of its plans is fetched or reported."""
+        """The tokens with which its machine fetches user data and sends reports, for all of its plans."""
         plans = (self.plan, *(planned for _, planned in self.later))
         here = [(planned.token, planned.data) for planned in plans if planned is not None]
         return frozenset(token for each in (*here, (self.decision.token,)) for token in each if token is not None)
@@ -132,7 +132,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
         stop: StopScope = StopScope.NONE,
         absent: frozenset[BootFile] = frozenset(),
     ) -> bool:
-        """Return whether planning anew at ``at``, not before this state was planned, gives the same."""
+        """Return whether a new plan at ``at`` would be the same. ``at`` is not before the time of this state."""
         return (
             self.decision.digest == decision.digest
             and self.decision.withheld == decision.withheld
@@ -145,14 +145,14 @@ class ServerState(Struct, frozen=True, kw_only=True):
 
 
 class RenderedState(ServerState, frozen=True, kw_only=True):
-    """The same with its files."""
+    """A server state and all files of the server."""
 
-    files: Mapping[str, File]  # all of the server's: its state, and what comes next, included
-    published: PublishedServer  # what its state says
+    files: Mapping[str, File]  # includes the state file, and files that only later plans need
+    published: PublishedServer  # the content of the state file
 
     @property
     def evidence_digests(self) -> dict[str, Digest]:
-        """Of which plan, or which report, a completed GET of a file is evidence: by the file's path."""
+        """The digest of the plan or of the report for which a completed GET is evidence, by path."""
         found = {path: versions[0] for path, versions in self.published.paths.items()}
         return {
             path: Digest(version.digest)
@@ -160,7 +160,7 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
             if version.since is None
             and version.digest is not None
             and version.role is not Role.OFFER
-            # What only sends on says nothing by being fetched from the tree.
+            # Some scripts in the tree only query an endpoint. A fetch of such a script is not evidence.
             and path in self.files
             and self.files[path].sha256 == version.content
         }
@@ -168,8 +168,8 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
 
 _STATE_FIELDS: Final = ServerState.__struct_fields__
 
-# How many transitions are known ahead. An endpoint whose instance is held up, or gone, still opens the next windows
-# and, what matters more, ends them.
+# gitboot plans this number of transitions. If the instance is slow or does not run, an endpoint still opens the next
+# windows and, more important, ends them.
 TRANSITIONS_AHEAD: Final = 4
 
 
@@ -184,7 +184,7 @@ def build_server_state(
     keys: TokenKeys = NO_KEYS,
     absent: frozenset[BootFile] = frozenset(),
 ) -> RenderedState:
-    """Plan and render one server: `planned`, and then `rendered`."""
+    """Plan and render one server."""
     return render_server(plan_server(decision, record, at, about, stop, latest_clock, keys, absent), decisions, keys)
 
 
@@ -198,10 +198,10 @@ def plan_server(
     keys: TokenKeys = NO_KEYS,
     absent: frozenset[BootFile] = frozenset(),
 ) -> ServerState:
-    """Plan one server for ``at`` and for the transitions after it. The last of them opens no window that has an end.
+    """Plan one server for ``at`` and for the transitions after it. The last transition opens no window that has an end.
 
-    ``left`` is an instant later than ``at`` that the clock has shown already: what ended before it is over. What is
-    made by a file that is ``absent`` is not offered.
+    ``latest_clock`` is an instant later than ``at`` that the clock has already shown. Windows that ended before that
+    instant stay closed. The plans offer no boot that needs an ``absent`` file.
     """
     remaining = drop_ended_windows(decision, latest_clock)
     now = make_plan(remaining, at, record, stop=stop, absent=absent)
@@ -242,19 +242,19 @@ def _limit_open_end(
     stop: StopScope,
     absent: frozenset[BootFile],
 ) -> tuple[list[tuple[datetime, BootPlan | None]], datetime | None]:
-    """Return what comes next, and when to plan it anew, so that a maintenance without an end ends after an hour.
+    """Return the later plans, and when to render the server again. Limit a maintenance without an end to one hour.
 
-    An instance that is alive renders it anew before that. The hour is counted from a full quarter of one, so that
-    rendering twice gives the same.
+    A running instance renders the server again before that hour ends. The hour starts at a full quarter of an hour, so
+    that a second rendering gives the same files.
     """
     opens, last = later[-1] if later else (None, now)
     if last is None or last.maintenance is None or last.boot is None:
         return later, None
     until = at - (at - _EPOCH) % _QUARTER + _HOUR
-    if opens is not None and opens >= until:  # whoever is alive then will open it
+    if opens is not None and opens >= until:  # an instance that runs then opens the window
         return later[:-1], opens - _HOUR + _QUARTER
-    unheard = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
-    return [*later, (until, unheard)], until - _HOUR + _QUARTER
+    fallback = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
+    return [*later, (until, fallback)], until - _HOUR + _QUARTER
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -263,7 +263,7 @@ _QUARTER: Final = timedelta(minutes=15)
 
 
 def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
-    """Return the same server as it is planned while everything is stopped: it goes to its disk."""
+    """Return the server as planned while all network boots are stopped. The server boots its disk."""
     return plan_server(
         *(state.decision, state.record, state.at, state.about, StopScope.ALL), keys=keys, absent=state.absent
     )
@@ -272,9 +272,9 @@ def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
 def limit_server(
     state: ServerState, may_offer: Callable[[BootPlan], bool], tokens: Collection[Digest] = frozenset()
 ) -> ServerState:
-    """Return the server with `fallback` in place of each boot, now and later, that may not be offered.
+    """Return the server with a fallback plan in place of each plan, now and later, that may not be offered.
 
-    A system that runs goes on finding its user data if that has one of ``tokens``.
+    If the user data has one of ``tokens``, a running system can still fetch its user data.
     """
 
     def limit_plan(plan: BootPlan | None) -> BootPlan | None:
@@ -289,10 +289,10 @@ def limit_server(
 
 
 def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
-    """Return a planned server with its files, by what ``decisions`` say of all servers.
+    """Return a planned server with its files.
 
-    What the next transitions will name is among them already, so that nothing is missing when they come. Plans, and
-    what is said of them, have tokens as decisions do; ``keys`` make what machines are told.
+    The files include the files of later plans, so that all files exist at each transition. Plans contain the tokens of
+    decisions. ``keys`` replace these tokens with published names in the files for machines.
     """
     decision, record, about, now = state.decision, state.record, state.about, state.plan
     names = keys.build_names(state.tokens, state.at)
@@ -342,21 +342,21 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
 
 
 class _Rendering(NamedTuple):
-    since: datetime | None  # None: of the plan at hand
+    since: datetime | None  # None: the current plan
     files: Mapping[str, File]
-    fallback_files: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
+    fallback_files: Mapping[str, File]  # for a boot that writes a disk: served if the boot is withheld
     plan: BootPlan | None
-    in_tree: Mapping[str, File]  # the files as they lie in OUTPUT
-    asking_scripts: Mapping[str, File]  # of a one-time boot: the boot scripts that ask the endpoint for it
+    in_tree: Mapping[str, File]  # the files in OUTPUT
+    asking_scripts: Mapping[str, File]  # for a one-time boot: the boot scripts that query the endpoint
     in_copies: bool  # whether OUTPUT and its copies serve one-time boots
-    base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
-    common_token: Digest | None  # the token by which the installer reports, where its plan has no other
+    base_url: str | None  # an endpoint may have the assets of this base URL; None: a site's mirror has the assets
+    common_token: Digest | None  # the token with which the installer reports if its plan has no other token
     names: PublishedNames
-    disk_boot: Digest | None  # what names a fetch of a boot of the disk, if a served installation waits for it
+    disk_boot: Digest | None  # evidence of a disk boot, if a served installation waits for this evidence
 
     @property
     def maintenance(self) -> str | None:
-        """The maintenance that decides what boots, the local disk included."""
+        """The maintenance that selects the boot, which may be the disk boot."""
         return self.plan.maintenance if self.plan is not None else None
 
     @property
@@ -369,11 +369,10 @@ def _render_plan(
 ) -> _Rendering:
     decision, stop, machine = server.decision, server.stop, server.about.machine
     files = _render_named_files(decisions, decision, plan, names)
-    policy_files: Mapping[
-        str, File
-    ] = {}  # what the policies alone boot, in a copy of a maintenance that is not answered
+    policy_files: Mapping[str, File] = {}  # of the boot that the policies alone select
     if plan is not None and (plan.writes_disk or asks_for_maintenance_end(decision, plan, stop)):
-        # A withheld boot has its script to the disk in each case: the script that asks an endpoint ends in it.
+        # A withheld boot needs the script that boots the disk, even if the server is restricted: the script that
+        # queries an endpoint ends with it.
         served = replace(decision, restrict=False) if decision.restrict else decision
         unplanned = make_fallback_plan(decision, plan, stop, server.absent)
         if not plan.writes_disk:
@@ -382,8 +381,8 @@ def _render_plan(
     writes = plan is not None and plan.writes_disk
     is_once = plan is not None and plan.key is not None and writes
     if is_once and plan is not None and plan.boot is not None:
-        # A DHCP server asks for this path any number of times. Only a BMC, a boot script, or the system that asks for
-        # its user data would show that firmware has booted what it names.
+        # A DHCP server fetches this path any number of times. Only a BMC, a boot script, or a system that fetches its
+        # user data shows that the firmware has booted.
         is_shown = not plan.boot.direct or plan.boot.asks_by_uuid
         if not is_shown and (machine is None or machine.bmc is None):
             files.pop(HTTP_BOOT.build_path(decision.uuid), None)
@@ -408,8 +407,8 @@ def _render_named_files(
 ) -> dict[str, File]:
     """Return the files of a plan with the published names of tokens.
 
-    User data that a system finds by a token keeps the tokens of decisions at paths that anybody can find by who the
-    machine is: nobody may learn a published name there.
+    If a system fetches its user data with a token, the same user data at paths with only an identity keeps the tokens
+    of decisions. Any client can fetch these paths, and must not learn a published name.
     """
     files = render_server_files(decisions, decision, plan)
     kept_paths: frozenset[str] = frozenset()
@@ -425,23 +424,23 @@ def _render_named_files(
 
 class _WindowEnd(NamedTuple):
     since: datetime
-    after: Files  # the files of the server from then on
+    after: Files  # the files of the server from this instant on
 
 
 def _find_window_end(
     decisions: Decisions, server: ServerState, renderings: list[_Rendering], names: PublishedNames
 ) -> _WindowEnd | None:
-    """Return the end of the window that is open now; None: no window is open, or it has no end.
+    """Return the end of the window that is open now. None: no window is open, or the window has no end.
 
-    If another window follows at once, the files are those of a boot without any maintenance: a copy that ends windows
-    without a publisher opens none. A copy takes back a one-time boot that writes the disk before the window ends.
+    If another window follows at once, the files are those without any maintenance, because a copy without a publisher
+    ends windows but does not open windows. A one-time boot that writes the disk may end before its window.
     """
     now = renderings[0]
     if now.maintenance is None:
         return None
     for then in renderings[1:]:
-        is_taken_back = now.writes_disk and not then.writes_disk
-        if then.since is None or (then.maintenance == now.maintenance and not is_taken_back):
+        stops_writing = now.writes_disk and not then.writes_disk
+        if then.since is None or (then.maintenance == now.maintenance and not stops_writing):
             continue
         if then.maintenance is None or then.plan is None:
             return _WindowEnd(then.since, then.in_tree)
@@ -451,14 +450,14 @@ def _find_window_end(
 
 
 def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]) -> dict[str, tuple[PathVersion, ...]]:
-    """Return what each path that changes in place answers, and from when on, sorted by path.
+    """Return the versions of each path that changes in place, sorted by path.
 
-    ``unused`` are files that are answered whatever is planned. Their fetch says nothing.
+    ``idle_files`` are served with every plan. A fetch of these files is not evidence.
     """
     path_versions: dict[str, tuple[PathVersion, ...]] = {}
     for path in {path for each in renderings for path in each.files if not is_immutable(path)}:
         kind = find_path_kind(path)
-        assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
+        assert kind is not None, path  # noqa: S101 - the table has all paths of a server
         found: list[PathVersion] = []
         for each in renderings:
             version = _build_version(kind, path, each)
@@ -491,10 +490,10 @@ def _build_version(kind: PathKind, path: str, rendering: _Rendering) -> PathVers
 
 
 def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None:
-    """Return of which plan, or of which installation that the path names, a completed GET is evidence.
+    """Return the digest of the plan, or the token of the installation, for which a completed GET is evidence.
 
-    A boot that is served as often as it is fetched proves nothing, except a maintenance's that writes disks. A boot of
-    the disk proves that a served installation, whose completion is not reported, has ended.
+    A fetch of a boot that is served every time is not evidence, unless the boot is of a maintenance and writes a disk.
+    A fetch of the disk boot proves that a served installation without a report of completion has ended.
     """
     planned = rendering.plan
     if (name := find_token(path)) is not None:
@@ -525,7 +524,7 @@ def _build_disk_write(
     is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and planned.boot.direct
     if not (kind.role is Role.BOOT_SCRIPT or is_offer or (is_data and is_once and planned.boot.asks_by_uuid)):
         return None
-    report = None  # what is booted once by a maintenance is no installation
+    report = None  # a one-time boot of a maintenance is not an installation
     if is_once and planned.phase is Phase.NETWORK:
         report = planned.token if planned.token is not None else rendering.common_token
     instead, asking = rendering.fallback_files.get(path), rendering.asking_scripts.get(path)
@@ -549,7 +548,7 @@ def _list_needed_files(file: File, boot: Boot, base_url: str | None) -> tuple[Ne
             if each.url.startswith(own) and f"/{path}" in text:
                 needed.add(NeededFile(path, each.size))
     if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
-        needed |= {NeededFile(f"{data.folder}/{name}", None) for name in data.files}  # whose digest is in its path
+        needed |= {NeededFile(f"{data.folder}/{name}", None) for name in data.files}  # a path contains the digest
     return tuple(sorted(needed, key=lambda need: (need.path, need.size or 0)))
 
 
@@ -565,9 +564,9 @@ def _collect_contents(renderings: list[_Rendering], stored_files: Mapping[str, F
     return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in stored_digests}
 
 
-@lru_cache(maxsize=1024)  # each of a server's paths is asked for several times
+@lru_cache(maxsize=1024)  # rendering looks up each path of a server several times
 def _is_stored(path: str) -> bool:
-    """Return whether the content of a path lies in the tree once it is planned, and not in its server's state."""
+    """Return whether the tree has the content of a path as a file, instead of in the state of the server."""
     return is_immutable(path) or find_non_script_kind(path) is MEDIUM
 
 
@@ -585,7 +584,7 @@ def _list_firmware_identities(decision: Decision, machine: Machine | None) -> di
 def _list_identities(
     decisions: Decisions, decision: Decision, about: ServerDetails, paths: Collection[str]
 ) -> Iterator[str]:
-    """Yield what a server is found by, also by clients of other systems. ``paths`` are those that it answers."""
+    """Yield the identities of a server, including those for other systems. ``paths`` are the server's paths."""
     yield from (format_identity(IdentityKind.MAC, mac) for mac in (*decision.macs, *about.idle))
     yield from (format_identity(IdentityKind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
     yield from (format_identity(IdentityKind.ADDRESS, address) for address in about.addresses)

@@ -1,4 +1,8 @@
-"""Tokens as they are published: by a key that only the instance has, so that nobody computes one from what Git says."""
+"""Published names of tokens.
+
+The name of a token depends on a key that only the instance has. So a person who can read the Git repository cannot
+compute the name.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from typing import Final, NamedTuple
 from gitboot.jsonio import Digest
 from gitboot.render.paths import File, Files, is_immutable
 
-_END: Final = 2  # characters at each end of a token that its published name has, too
-_DEPTH: Final = 2  # how often a template may have put in base64 what names a token
+_END: Final = 2  # the number of characters at each end of a token that its published name keeps
+_DEPTH: Final = 2  # how many times a template may have encoded a token in base64
 
 
 class EarlierKey(NamedTuple):
-    """A key by which tokens were published before, and when what was told such a token is still heard."""
+    """An earlier key, and the time in which gitboot still accepts the names that it gave to tokens."""
 
     key: bytes | None
     since: datetime
@@ -26,14 +30,15 @@ class EarlierKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenKeys:
-    """By what tokens are published; without a key they are published as decisions have them, and anybody knows them."""
+    """The keys of an instance. Without a key, gitboot publishes the tokens of decisions, which are not secret."""
 
     key: bytes | None = field(default=None, repr=False)
     earlier: tuple[EarlierKey, ...] = field(default=(), repr=False)
 
     def find_next_change(self, at: datetime) -> datetime | None:
-        """Return the next instant at which an earlier key begins to count, or stops counting."""
-        return min((turn for each in self.earlier for turn in (each.since, each.until) if turn > at), default=None)
+        """Return the next instant at which the time of an earlier key begins or ends."""
+        changes = (change for each in self.earlier for change in (each.since, each.until))
+        return min((change for change in changes if change > at), default=None)
 
     def has_named(self, token: Digest, name: str, at: datetime) -> bool:
         earlier = (each.key for each in self.earlier if at < each.until)
@@ -52,7 +57,11 @@ NO_KEYS: Final = TokenKeys()
 
 
 def _build_name(token: Digest, key: bytes | None) -> Digest:
-    """Return the published name of a token. It has the token's length and ends, to replace it in base64 as well."""
+    """Return the published name of a token.
+
+    The name has the length, the first characters and the last characters of the token. So the name can also replace the
+    token inside a base64 text.
+    """
     if key is None:
         return token
     made = hmac.digest(key, token.encode(), "sha256").hex()
@@ -76,7 +85,7 @@ class _Naming:
 
 
 class PublishedNames:
-    """The tokens of one server, and what they are called in its paths and in what its machine is told."""
+    """The tokens of one server, and their names in the files for its machine."""
 
     def __init__(self, now: _Naming, earlier: tuple[_Naming, ...]) -> None:
         self._now, self._earlier = now, earlier
@@ -86,10 +95,10 @@ class PublishedNames:
         return self._tokens.get(Digest(name), Digest(name))
 
     def rename_files(self, files: Files, kept_paths: Collection[str] = ()) -> dict[str, File]:
-        """Files by the paths that they have, which tell the machine nothing but such names.
+        """Return the files with published names in place of tokens, in paths and contents.
 
-        What is named by its content stays as it is, and so does what nobody is to be told anything by. Whoever knows
-        no more than an earlier name is told no newer one.
+        Immutable files and ``kept_paths`` keep their tokens. A file at a path with an earlier name contains only the
+        names of that key, so that a client that knows only the earlier name does not learn a newer name.
         """
         found: dict[str, File] = {}
         for path, file in files.items():
@@ -107,10 +116,10 @@ class PublishedNames:
 
 
 def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield a token and its name, as they are and as a text in base64 shows them.
+    """Yield a token and its name, as they are and as parts of a base64 text.
 
-    Of three bytes base64 makes four characters, so there are three ways to encode what stands anywhere in a text. The
-    characters at the ends are of its neighbours as well; there both are the same.
+    base64 encodes three bytes as four characters, so a token has three encodings, depending on its offset. The
+    characters at both ends also depend on the neighbouring bytes. They are the same for the token and its name.
     """
     yield token, name
     if depth:
@@ -119,7 +128,7 @@ def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes
 
 
 def _encode_at_offsets(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the base64 of ``text`` alone, if it begins with a group, one byte after that, or two."""
+    """Return the base64 of ``text`` at an offset of 0, 1 and 2 bytes, without characters that depend on neighbours."""
     bits = 8 * len(text)
     return (
         b2a_base64(text, newline=False)[: bits // 6],

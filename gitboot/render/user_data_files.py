@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from gitboot.resolve.server_plan import BootPlan
 
 _SECTOR: Final = 2048
-_DESCRIPTORS: Final = 16  # the sectors before are for whoever boots from the disc, which nobody does
-_DATE: Final = bytes((80, 1, 1, 0, 0, 0, 0))  # 1980-01-01, of every record
+_DESCRIPTORS: Final = 16  # the first sector of the descriptors; the sectors before it are for boot code, and empty here
+_DATE: Final = bytes((80, 1, 1, 0, 0, 0, 0))  # 1980-01-01, in every record
 _LONG_DATE: Final = b"1980010100000000\0"
 _NO_DATE: Final = b"0" * 16 + b"\0"
-_FOLDER: Final = 2  # among a record's flags
-_SP: Final = b"SP\x07\x01\xbe\xef\x00"  # that records go on with what SUSP says
-_ER: Final = b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A"  # and which extension that is
+_FOLDER: Final = 2  # the flag of a folder in a record
+_SP: Final = b"SP\x07\x01\xbe\xef\x00"  # the records have fields of the System Use Sharing Protocol (SUSP)
+_ER: Final = b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A"  # these fields follow the Rock Ridge Interchange Protocol (RRIP)
 
 
 class _Spelling(Struct, frozen=True):
-    """How one of the disc's two trees spells names, and what its records have behind them."""
+    """The spelling of names in one of the two trees of the disc."""
 
-    spell: Callable[[str, bool], bytes]  # a name, and whether it is a folder's
-    has_rock_ridge: bool
+    spell: Callable[[str, bool], bytes]  # a name, and whether it is the name of a folder
+    has_rock_ridge: bool  # whether the records have the fields of RRIP
 
 
 def _spell_plain(name: str, is_folder: bool) -> bytes:
@@ -50,10 +50,12 @@ _JOLIET: Final = _Spelling(_spell_joliet, has_rock_ridge=False)
 
 
 def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the image of a volume with these files, by path. Folders have at most one level.
+    """Return the ISO image of a volume with these files, by path.
 
-    Names are short and of ASCII, and no two of a folder are alike in their first eight characters and their suffix;
-    a folder's records fit into one sector.
+    The caller ensures the limits of this function:
+
+    - Folders have at most one level, and the records of a folder fit into one sector.
+    - Names are short and in ASCII. Two names in a folder differ in their first eight characters or in their suffix.
     """
     folders = sorted({path.rpartition("/")[0] for path in files} | {""})
     tables = _DESCRIPTORS + 3
@@ -85,7 +87,7 @@ def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
 def _build_descriptor(
     kind: int, label: bytes, escape: bytes, size: int, tables: int, paths: tuple[bytes, bytes], root: int
 ) -> bytes:
-    """Return a volume descriptor: the primary one, or Joliet's supplementary one (ECMA-119, 8.4 and 8.5)."""
+    """Return the primary volume descriptor, or the supplementary descriptor of Joliet (ECMA-119, 8.4 and 8.5)."""
     space = b" " if kind == 1 else b"\0 "
     little, _ = paths
     return _pad_to_sector(
@@ -102,7 +104,7 @@ def _build_descriptor(
         + struct.pack("<II", tables, 0)
         + struct.pack(">II", tables + 1, 0)
         + _build_record(b"\0", root, _SECTOR, is_folder=True)
-        + _pad(b"", space, 4 * 128 + 3 * 37)  # whose it is, of what, and where that says so
+        + _pad(b"", space, 4 * 128 + 3 * 37)  # volume set, publisher, preparer, application, and three file names
         + _LONG_DATE * 2
         + _NO_DATE * 2
         + b"\x01\0"
@@ -150,7 +152,7 @@ def _build_folder(
         behind = _build_mode(is_folder, 2 if is_folder else 1) + _build_name(name) if names.has_rock_ridge else b""
         records.append(_build_record(spelling, place, size, is_folder=is_folder, behind=behind))
     found = b"".join(records)
-    assert len(found) <= _SECTOR, folder  # noqa: S101 - what user data consists of is few files
+    assert len(found) <= _SECTOR, folder  # noqa: S101 - user data has few files
     return _pad_to_sector(found)
 
 
@@ -168,12 +170,12 @@ def _build_record(name: bytes, place: int, size: int, *, is_folder: bool, behind
 
 
 def _build_mode(is_folder: bool, links: int) -> bytes:
-    """RRIP's PX: everybody may read it, and it is root's."""
+    """Return the PX field of RRIP: root owns the file, and all users may read it."""
     return b"PX\x24\x01" + b"".join(map(_encode_both_orders, (0o040555 if is_folder else 0o100444, links, 0, 0)))
 
 
 def _build_name(name: str) -> bytes:
-    """RRIP's NM."""
+    """Return the NM field of RRIP."""
     return b"NM" + bytes((5 + len(name), 1, 0)) + name.encode()
 
 
@@ -198,9 +200,9 @@ def _pad_to_sector(data: bytes) -> bytes:
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the user data of a plan under ``o/``; also by UUID, and by the token of a one-time boot.
+    """Yield the user data of a plan below ``o/``, and also by UUID and by the token of a one-time boot.
 
-    Secrets are for endpoints alone; `schedule` keeps them out of what machines and mirrors find in the tree.
+    Only endpoints serve secrets. `server_files` leaves the secrets out of the tree.
     """
     if plan is None:
         return
@@ -228,36 +230,39 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
     found = find_volume(user_data.format)
-    assert found is not None  # noqa: S101 - rule R6 refuses a format without one
+    assert found is not None  # noqa: S101 - rule R6 rejects a format without a volume
     label, folder = found
     files = {name: insert_attempt_token(text, decision, plan) for name, text in _list_requested_files(user_data)}
-    if parse_family(user_data.format) is UserDataFormat.TALOS:  # on NoCloud, whose files have names of their own
+    if parse_family(user_data.format) is UserDataFormat.TALOS:  # Talos reads NoCloud, which has fixed file names
         instance = {"instance-id": plan.uuid, "local-hostname": plan.server}
         files = {"user-data": "".join(files.values()), "meta-data": format_meta_data(instance)}
     return build_iso(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
 
 
 def _list_requested_files(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
-    """Its files, and an empty vendor-data: cloud-init asks for that ten times, a second apart, where there is none."""
+    """Yield the files of user data, and an empty vendor-data for cloud-init.
+
+    If vendor-data does not exist, cloud-init tries to fetch it ten times, once a second.
+    """
     yield from user_data.files.items()
     if "meta-data" in user_data.files and "vendor-data" not in user_data.files:
         yield "vendor-data", ""
 
 
 def insert_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
-    """User data whose installer reports by the name of the attempt that it is of, if it is not the first."""
+    """Replace the token of the first attempt with the token of this attempt. The installer reports with this token."""
     if plan.token is None or decision.token is None:
         return text
     return text.replace(decision.token, plan.token)
 
 
 def render_immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
-    """User data's own files, below their digest."""
+    """Yield the files of user data, in a folder that is named by their digest."""
     for name, text in user_data.files.items():
         yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.find_artifact_type(name))
 
 
-# By which of matchbox's paths a format is asked for; /generic for all others (matchbox: docs/api-http.md).
+# The path of matchbox for a format. All other formats use /generic (matchbox: docs/api-http.md).
 _MATCHBOX: Final = {
     UserDataFormat.IGNITION: "ignition",
     UserDataFormat.CLOUD_INIT: "cloud",
@@ -267,9 +272,10 @@ _GENERIC: Final = "generic"
 
 
 def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """``nocloud/<uuid>/``, where a NoCloud seed with ``__dmi.system-uuid__`` looks: all of its files, maybe empty.
+    """Yield all files of ``nocloud/<uuid>/``, which a NoCloud seed with ``__dmi.system-uuid__`` reads.
 
-    cloud-init asks for each, and waits for what is not there (cloud-init: DataSourceNoCloud, util.read_seeded).
+    A file without content exists and is empty, because cloud-init fetches each file, and waits for a file that does not
+    exist (cloud-init: DataSourceNoCloud, util.read_seeded).
     """
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None or "meta-data" not in user_data.files:
@@ -281,7 +287,7 @@ def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[
 
 
 def render_matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """User data by MAC address, under the name by which matchbox's clients ask for its format."""
+    """Yield the user data by MAC address, under the name that clients of matchbox use for its format."""
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None:
         return

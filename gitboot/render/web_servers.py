@@ -33,18 +33,19 @@ from gitboot.render.paths import (
 def render_web_servers(
     outputs: Collection[str], shared_paths: Collection[str], base_urls: Collection[str], monitors: Collection[str]
 ) -> Iterator[tuple[str, File]]:
-    """Yield ``ops/serve/``: a configuration for each server, the same for all Fleets that are the same in this.
+    """Yield the files in ``ops/serve/``: a configuration for each web server.
 
-    ``published`` are the paths of the shared files. Publications place the first scripts last, so that a copy that has
-    one is complete. ``base_urls`` are those under which machines find ``boot/``; their paths lead to it. ``monitors``
-    are the networks that may read the signed list, besides a mirror's own host.
+    ``shared_paths`` are the paths of the shared files. A publication writes the first scripts last, so a copy that has
+    a first script is complete. ``base_urls`` are the URLs at which machines find ``boot/``. ``monitors`` are the
+    networks that may read the signed list, in addition to the host of the mirror.
     """
     scripts = sorted(path for path in shared_paths if publication_stage(path) is Stage.FIRST_SCRIPTS)
-    script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)  # None: nothing shows a whole copy
+    # None: no file shows whether a copy is complete.
+    script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
     last = script.removeprefix(BOOT) if script is not None else None
     prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
     by_cache_control = _group((kind.delivery.cache_control, kind) for kind in _COPIED_KINDS)
-    # Kinds of paths that are sent alike; None: the type goes by the name of the file.
+    # Kinds of paths with the same headers. None: the content type depends on the file name.
     kinds_by_delivery = _group(
         ((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _COPIED_KINDS
     )
@@ -99,9 +100,8 @@ def _join_expressions(kinds: Iterable[PathKind]) -> str:
     return "|".join(kind.expression for kind in kinds)
 
 
-_COPIED_KINDS: Final = tuple(
-    kind for kind in TABLE if kind.role is not Role.SEALED
-)  # in a copy; endpoints alone have the other
+# The kinds of paths in a copy. Only endpoints serve secrets.
+_COPIED_KINDS: Final = tuple(kind for kind in TABLE if kind.role is not Role.SEALED)
 
 
 def _escape_path(path: str) -> str:
@@ -111,14 +111,14 @@ def _escape_path(path: str) -> str:
 
 
 def _decode_path(prefix: str) -> str:
-    """Return the path of a base URL as servers compare it: decoded, with single slashes and no dots."""
+    """Return the path of a base URL as web servers compare it: decoded, with single slashes and without dots."""
     return f"/{normpath(unquote(prefix)).lstrip('/')}"
 
 
 def _render_nginx_prefixes(prefixes: Sequence[str]) -> str:
-    """Return the lines that take the paths of base URLs off: what is logged begins at ``boot/``.
+    """Return the lines that remove the paths of base URLs, so that logged paths are relative to ``boot/``.
 
-    If several base URLs lead here, a path of ``boot/`` itself may begin as one of theirs.
+    With several base URLs, a path in ``boot/`` may begin like the path of a base URL. nginx keeps such a path.
     """
     if not (found := [_escape_path(_decode_path(prefix)) for prefix in prefixes if prefix]):
         return ""
@@ -138,7 +138,7 @@ def _render_nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKi
 
 
 def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
-    """Return a location for files of one type; ``by_ending``: of those whose name tells no other."""
+    """Return a location for files. ``by_ending``: ``type`` is only for files with an unknown extension."""
     types = "" if by_ending else "        types {}\n"
     parts = "" if delivery.in_parts else "        max_ranges 0;\n"
     etag = "" if delivery.has_etag else NGINX_WITHOUT_ETAG
@@ -146,7 +146,7 @@ def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by
 
 
 def _render_caddy_prefixes(prefixes: Sequence[str]) -> str:
-    """Return the directives that do the same in Caddy, which logs what was asked for."""
+    """Return the directives that remove the paths of base URLs. Caddy logs the path of the request, unchanged."""
     found = [prefix for prefix in prefixes if prefix]
     lines = ["# Machines find boot/ below the path of a base URL."] if found else []
     for number, prefix in enumerate(found):
@@ -175,41 +175,44 @@ _NGINX_COMPLETE: Final = """\
             return 503 $gitboot_nothing;
         }
 """
-_NGINX: Final = r"""# A mirror of boot/ by nginx 1.18 or newer, which answers as gitboot's endpoint does.
+_NGINX: Final = r"""# A mirror of boot/ for nginx 1.18 or newer. It answers as gitboot's endpoint does.
 #
-# Copy this file to /etc/nginx/conf.d/ and set the five lines that say so. `root` is the copy of boot/, made with its
-# times kept (rsync --times): `gitboot read-access-logs` recognizes the version of an entry by its time.
-# Behind a load balancer, set_real_ip_from and real_ip_header let nginx see who fetches.
+# Copy this file to /etc/nginx/conf.d/ and set the five lines that are marked. `root` is the copy of boot/. Preserve the
+# modification times when you copy (rsync --times): `gitboot read-access-logs` recognizes the version of a boot script
+# by its time. Behind a load balancer, add set_real_ip_from and real_ip_header, so that nginx logs the address of the
+# machine.
 
-# The instant with its fraction of a second.
+# The time with the fraction of a second
 map "$time_iso8601 $msec" $gitboot_at {
     "~^(?<gitboot_second>[-0-9T:]{19})(?<gitboot_offset>\S+) [0-9]+(?<gitboot_fraction>\.[0-9]+)$"
         "$gitboot_second$gitboot_fraction$gitboot_offset";
     default $time_iso8601;
 }
 
-# What `gitboot read-access-logs` reads: `modified` is the version that was sent, `complete` is OK if all of it was.
+# The format for `gitboot read-access-logs`. `modified` is the version that nginx sent. `complete` is OK if nginx sent
+# the whole file.
 log_format gitboot escape=json
     '{"at":"$gitboot_at","client":"$remote_addr","method":"$request_method","path":"$uri","status":$status,'
     '"modified":"$sent_http_last_modified","length":"$sent_http_content_length","bytes":$body_bytes_sent,'
     '"complete":"$request_completion","query":"$args","agent":"$http_user_agent"}';
 
-# How long an answer may be kept: what one machine fetches not at all, what is named by its content for a year.
+# How long a cache may keep an answer: files of one server not at all, files below o/ for a year, other files with a
+# revalidation at each use.
 map $uri $gitboot_cache {
 @nginx_deliveries@    ~^/o/ "@for_a_year@";
-    default "@revalidated@";    # changes in place
+    default "@revalidated@";
 }
 
-# `return 404 ""` has a body of nginx's own; a variable that is empty has none.
+# `return 404 ""` sends nginx's own body. With an empty variable, nginx sends no body.
 map "" $gitboot_nothing {
     default "";
 }
 
 @nginx_maps@server {
-    listen 80;                                          # set: where to answer
-    listen [::]:80;                                     # set: the same for IPv6
+    listen 80;                                          # set: the port, and the address if needed
+    listen [::]:80;                                     # set: the port and the address for IPv6
     root /srv/gitboot/boot;                             # set: the copy of boot/
-    access_log /var/log/nginx/gitboot.log gitboot;      # set: what `gitboot read-access-logs` reads
+    access_log /var/log/nginx/gitboot.log gitboot;      # set: the log for `gitboot read-access-logs`
     log_not_found off;
 
     gzip off;    # firmware and loaders need Content-Length
@@ -220,14 +223,14 @@ map "" $gitboot_nothing {
         return 405;
     }
 
-    # UEFI HTTP boot goes by the type of what it fetches.
+    # UEFI HTTP boot depends on the content type.
     types {
 @types@    }
 
     location / {
         default_type "text/plain; charset=utf-8";
-        max_ranges 0;    # an entry is sent whole or not at all
-        if (-d $request_filename) {    # a folder is neither listed nor redirected to
+        max_ranges 0;    # send boot scripts only as a whole
+        if (-d $request_filename) {    # do not list a folder, and do not redirect to a folder
             return 404;
         }
     }
@@ -235,7 +238,7 @@ map "" $gitboot_nothing {
     # The signed list names every machine. To monitor the mirror from another host, add its network to the Fleet's
     # spec.provisioning.monitors, or allow its address here.
     location ^~ /signed/ {
-        allow 127.0.0.1;                                # set: who may read the signed list
+        allow 127.0.0.1;                                # set: the clients that may read the signed list
         allow ::1;
 @nginx_monitors@        deny all;
         max_ranges 0;
@@ -251,10 +254,10 @@ map "" $gitboot_nothing {
         return 403 $gitboot_nothing;
     }
 
-    # Paths whose query says for whom they are, or that have another name.
-@nginx_aliases@    # Of these and the following, the first that fits counts.
-    # What one machine fetches is sent anew each time, and so is logged each time.
-@nginx_files@    # Hidden is what is still being copied here.
+    # Paths with a query that identifies the machine, and other names of paths
+@nginx_aliases@    # nginx uses the first of the following locations that matches.
+    # It sends the files of one server again at each request, so that the log has each request.
+@nginx_files@    # Hide files that are still being copied.
     location ~ /\. {
         return 404;
     }
@@ -273,10 +276,10 @@ map "" $gitboot_nothing {
         }
     }
 
-    # A file that is absent is one and the same 404 without a body: GRUB would run the body as configuration. A copy
-    # that is being filled, or an empty mount, has no first script: there, absence does not mean that a machine is
-    # unknown. Neither does a file that cannot be read.
-    recursive_error_pages on;    # of the files that a query may mean, each is looked for after the other
+    # The answer for an absent file is a 404 without a body, because GRUB would run a body as configuration. If a copy
+    # is not complete, or the mount is empty, the first script is absent. Then the answer is 503, because an absent file
+    # does not prove that the machine is unknown. A file that nginx cannot read gets a 503 too.
+    recursive_error_pages on;    # for the several files that a query may mean
     error_page 404 = @nothing;
     location @nothing {
         add_header Cache-Control "no-store" always;
@@ -297,15 +300,15 @@ map "" $gitboot_nothing {
     }
 }
 """
-_CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as gitboot's endpoint does.
+_CADDY: Final = r"""# A mirror of boot/ for Caddy 2.6 or newer. It answers as gitboot's endpoint does.
 #
-# Copy this file, or import it in a Caddyfile, and set these variables of Caddy's environment:
-#   GITBOOT_ADDRESS  where to answer; default: port 80, whatever the name that is asked for, without TLS. Machines ask
-#                    by address, too, and Caddy has an empty 200 for names that it is not told
-#   GITBOOT_ROOT     the copy of boot/, made with its times kept (rsync --times): each version of an entry has its own,
-#                    and `gitboot read-access-logs` knows the version by it
-#   GITBOOT_LOG      what `gitboot read-access-logs` reads
-#   GITBOOT_MONITORS addresses and networks that may read the signed list, which names every machine; default: this host
+# Copy this file, or import it in a Caddyfile, and set these variables in Caddy's environment:
+#   GITBOOT_ADDRESS  the address of the site. Default: port 80 for all host names, without TLS. If you set a host name,
+#                    Caddy answers other host names and addresses with an empty 200
+#   GITBOOT_ROOT     the copy of boot/. Preserve the modification times when you copy (rsync --times): `gitboot
+#                    read-access-logs` recognizes the version of a boot script by its time
+#   GITBOOT_LOG      the log for `gitboot read-access-logs`
+#   GITBOOT_MONITORS addresses and networks that may read the signed list, which names every machine. Default: this host
 #                    and the Fleet's spec.provisioning.monitors
 
 {$GITBOOT_ADDRESS::80} {
@@ -328,9 +331,9 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 			respond 405
 		}
 
-@caddy_prefixes@		# Paths whose query says for whom they are, or that have another name.
+@caddy_prefixes@		# Paths with a query that identifies the machine, and other names of paths
 @caddy_aliases@
-		# Folders are not listed. Hidden is what is still being copied here.
+		# Do not list folders. Hide files that are still being copied.
 		@hidden path */ */.*
 		error @hidden 404
 
@@ -344,12 +347,13 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 			respond 403
 		}
 
-		# An entry is sent whole or not at all.
+		# Send boot scripts only as a whole.
 		@whole not path /o/* /assets/* /media/*
 		request_header @whole -Range
 		header @whole -Accept-Ranges
 
-		# How long an answer may be kept, and its type, by which UEFI HTTP boot goes. The last that fits counts.
+		# How long a cache may keep an answer, and the content type, which UEFI HTTP boot needs. Caddy uses the last
+		# header that matches.
 		header Cache-Control @revalidated@
 		@immutable path /o/*
 		header @immutable Cache-Control "@for_a_year@"
@@ -359,16 +363,16 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 @type_headers@		@cloud_config path @bundled_paths@
 		header @cloud_config Content-Type "text/cloud-config; charset=utf-8"
 
-		# What one machine fetches is sent anew each time, and so is logged each time.
+		# Caddy sends the files of one server again at each request, so that the log has each request.
 @caddy_files@
 		file_server {
 			disable_canonical_uris
 		}
 	}
 
-	# A file that is absent is one and the same 404 without a body: GRUB would run the body as configuration. A copy
-	# that is being filled, or an empty mount, has no first script: there, absence does not mean that a machine is
-	# unknown. Neither does a file that cannot be read.
+	# The answer for an absent file is a 404 without a body, because GRUB would run a body as configuration. If a copy
+	# is not complete, or the mount is empty, the first script is absent. Then the answer is 503, because an absent file
+	# does not prove that the machine is unknown. A file that Caddy cannot read gets a 503 too.
 	handle_errors {
 		header Cache-Control no-store
 		header -Content-Type
@@ -382,15 +386,15 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 """
 _BYTE: Final = "([0-9a-f]{2})"
 _FIRST: Final = f"/{FIRST_SCRIPT.removeprefix(BOOT)}"
-_IPXE: Final = "ipxe"  # without a query it is the first script
+_IPXE: Final = "ipxe"  # without a query, this path serves the first script
 
 
 class _Key(NamedTuple):
-    """A key of a query: what it may be, and how the tree spells that."""
+    """A key of a query, with the expression for its values."""
 
     kind: IdentityKind
     expression: str
-    groups: tuple[int, ...]  # the groups, joined by hyphens
+    groups: tuple[int, ...]  # the groups that the tree joins by hyphens
 
 
 _KEYS: Final = (
@@ -418,10 +422,10 @@ def _build_path(kind: PathKind, alias: Alias, variable: str) -> str:
 
 
 def render_nginx_maps(outputs: Collection[str]) -> str:
-    """Return what a query names, for nginx's ``http``; nothing where nobody asks so."""
+    """Return the maps from queries to identities for nginx's ``http``. Return "" if the outputs have no aliases."""
     if not _select_aliases(outputs):
         return ""
-    maps = "# By what a query names a machine.\n"
+    maps = "# The identity of a machine in a query\n"
     for key in _KEYS:
         groups, expression = [f"gitboot_{key.kind}_{number}" for number in key.groups], key.expression
         for group in groups:
@@ -433,10 +437,10 @@ def render_nginx_maps(outputs: Collection[str]) -> str:
 
 
 def render_nginx_locations(outputs: Collection[str]) -> str:
-    """Return its locations; what is logged is the file that was sent.
+    """Return nginx's locations for aliases. nginx logs the path of the file that it sent.
 
-    Each path that an alias may mean has a location of its own: ``try_files`` would take a file that cannot be read for
-    one that is absent.
+    Each path that an alias leads to has a location of its own, because ``try_files`` would treat an unreadable file as
+    absent.
     """
     chosen = _select_aliases(outputs)
     known = "".join(_nginx_location_queries(alias) for alias in chosen)
@@ -446,8 +450,8 @@ def render_nginx_locations(outputs: Collection[str]) -> str:
 def _nginx_location_queries(alias: Alias) -> str:
     first = ""
     if alias.path == _IPXE:
-        said = "".join(f"$arg_{key.kind}" for key in _KEYS)
-        first = f'        set $gitboot_said "{said}";\n        if ($gitboot_said = "") {{\n'
+        values = "".join(f"$arg_{key.kind}" for key in _KEYS)
+        first = f'        set $gitboot_query "{values}";\n        if ($gitboot_query = "") {{\n'
         first += f"            rewrite ^ {_FIRST} last;\n        }}\n"
     files = [
         (_build_path(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG)
@@ -470,7 +474,7 @@ def _nginx_location_queries(alias: Alias) -> str:
 NGINX_WITHOUT_ETAG: Final = """\
         etag off;
         if_modified_since off;
-        if ($http_if_none_match = "*") {    # nginx would answer 304 to it, whatever is off
+        if ($http_if_none_match = "*") {    # nginx would answer 304 even with `etag off`
             return 412 $gitboot_nothing;
         }
 """
@@ -483,7 +487,10 @@ _NGINX_IPXE: Final = f"""\
 
 
 def render_caddy_aliases(outputs: Collection[str]) -> str:
-    """Return Caddy's directives. Its log has what was asked for: so an answer says what it is of (RFC 9110, 8.7)."""
+    """Return Caddy's directives for aliases.
+
+    Caddy logs the path of the request. So the answer names the file in Content-Location (RFC 9110, 8.7).
+    """
     chosen = _select_aliases(outputs)
     found = ""
     for key in _KEYS if chosen else ():
@@ -499,7 +506,11 @@ def render_caddy_aliases(outputs: Collection[str]) -> str:
 
 
 def _render_caddy_alias(number: int, alias: Alias) -> str:
-    """Return directives for an alias; they look for what the matcher does not find, which cannot tell an error."""
+    """Return the directives for an alias.
+
+    The matcher does not distinguish an unreadable file from an absent file. So if the matcher finds no file, the
+    directives try each file again, which gives the right error.
+    """
     matcher, files = f"@alias{number}", [_build_path(kind, alias, "{gitboot_%s}") for kind in _select_kinds(alias)]
     path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"
     found = f"{path}\t\t\tfile {{\n\t\t\t\ttry_files {' '.join(files)}\n\t\t\t}}\n"

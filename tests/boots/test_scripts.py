@@ -45,7 +45,7 @@ def _right(script: str, run: Run) -> bool:
     """Whether all that it names was fetched, and all that it loads started, at the first attempt."""
     script = _OTHERS.sub("", script)
     loads = "imgexec" in script or _NAMED.search(script) is not None
-    started = "LOADED" in run.said and "trying again" not in run.said
+    started = "LOADED" in run.said and "tries again" not in run.said
     return run.ended and set(_NAMED.findall(script)) <= run.fetched and started == loads
 
 

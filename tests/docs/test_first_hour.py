@@ -99,7 +99,7 @@ def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: 
 
     with followed(tmp_path, text, for_shells()):
         for agent in LOOKS:
-            assert "boot withheld" in asked_by(agent) and "debian-12" not in asked_by(agent)
+            assert "withheld the boot" in asked_by(agent) and "debian-12" not in asked_by(agent)
         assert "echo gitboot: web01 boots debian-12 (Network)" in asked_by(IPXE)
         eventually(lambda: '"type": "Provisioned"' in captured("events", *state).stdout)
         reason = ("--reason", "the power went")

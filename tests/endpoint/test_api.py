@@ -455,7 +455,7 @@ def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
             *("the policy always boots", "debug", "002.yaml:4", "blame", "Under the maintenance fra1-repair"),
             *("Changes without another commit", "bmc001.test", "Stalled: none", "gitboot history web001"),
         ),
-        "servers/nobody": ("Not known",),
+        "servers/nobody": ("No data",),
         "servers/%zz": ("60 of 60 servers",),
     }
     chromium.open(address)

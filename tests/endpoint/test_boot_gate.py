@@ -97,8 +97,8 @@ def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> No
             here.now = BEFORE + timedelta(seconds=seconds)
             assert all(expected in get(url + path).text for path in LOOKUPS), seconds
         text = get(url + ENTRY).text
-    assert text.startswith("#!ipxe\n# gitboot: boot withheld: served at 2")
-    assert "see the script with: gitboot boot-script web01" in text.splitlines()[1]
+    assert text.startswith("#!ipxe\n# gitboot withheld the boot of web01: served at 2")
+    assert text.splitlines()[2] == "# Print the boot with: gitboot boot-script web01 --tree OUTPUT"
 
 
 @pytest.mark.parametrize("closing", [DATA, f"/ignition/{UUID}"])
@@ -193,7 +193,7 @@ def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, rep
             assert asked.status_code in (200, 204)
         text = get(url + ENTRY).text
     assert (GIVEN in text) is (report is None)
-    assert ("# gitboot: boot withheld: the installer reported at 2" in text) is (report is not None)
+    assert ("# gitboot withheld the boot of web01: the installer reported at 2" in text) is (report is not None)
 
 
 def test_e3_a_ledger_that_cannot_be_written_gives_nothing_twice(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_e1_nothing_is_given_by_an_alias_that_cannot_be_recorded(here: Site, ask
 @pytest.mark.parametrize("asked", ENTRIES)
 def test_e6_who_only_looks_by_an_alias_spends_nothing(here: Site, asked: str) -> None:
     with here.serve() as url, http_peers.Client(base_url=url) as client:
-        assert "boot withheld" in client.get(ENTRIES[asked], headers={"user-agent": "curl/8"}).text
+        assert "withheld the boot" in client.get(ENTRIES[asked], headers={"user-agent": "curl/8"}).text
         assert client.head(ENTRIES[asked], headers=LOADER).status_code == 200
         assert here.observed() == []
         assert "boots flatcar-1" in client.get(ENTRIES[asked], headers=LOADER).text
@@ -293,7 +293,9 @@ def test_an_output_that_was_not_chosen_has_no_paths() -> None:
     with site() as made, made.serve() as url:
         for path in (*ENTRIES.values(), *LOOKED_UP.values(), "/2009-04-04/user-data", f"/metadata?mac={MAC}"):
             answer = http_peers.get(f"{url}{path}", headers=LOADER)
-            assert answer.status_code == 404 or (path.startswith("/ipxe?") and "the boot entry of this" in answer.text)
+            assert answer.status_code == 404 or (
+                path.startswith("/ipxe?") and "looks up the boot script" in answer.text
+            )
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -184,7 +184,7 @@ def test_an_intent_that_a_killed_endpoint_left_uses_the_boot_up_after_a_minute(h
     here.now += timedelta(seconds=60)
     with here.serve() as url:
         assert [path for path in LOOKUPS if DISK not in get(url + path).text] == []
-        assert "boot withheld: perhaps served at 2" in get(url + ENTRY).text
+        assert "withheld the boot of web01: perhaps served at 2" in get(url + ENTRY).text
 
 
 @pytest.mark.parametrize("ask", ["HEAD", "another machine", "curl", "stopped", "a missing file"])
@@ -500,7 +500,7 @@ def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: H
     with hosts.host("other", NOWHERE) as other:
         text = get(other.url + ENTRY).text
         assert DISK in text
-        assert "boot withheld: the fetch could not be recorded" in text
+        assert "withheld the boot of web01: the fetch could not be recorded" in text
         ready = http_peers.get(other.url + "/readyz")
         assert ready.status_code == 503
         assert "cannot be used" in ready.text

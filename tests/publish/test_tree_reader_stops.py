@@ -98,7 +98,7 @@ def test_boots_that_write_no_disk_are_served_unless_everything_is_stopped(here: 
         looked(url)
         for path in (*LOOKUPS, PXELINUX):
             script = get(url + path).text
-            assert "all of it, on to the local disk" in script and "memtest-7" not in script
+            assert "all of it\n# The machine boots its local disk." in script and "memtest-7" not in script
 
 
 @pytest.mark.parametrize("path", ["/unknown.ipxe", "/unknown.grub.cfg", "/pxelinux.cfg/default"])

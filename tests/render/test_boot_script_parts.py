@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from gitboot.errors import InvalidRepository
 from gitboot.model.scalars import byte_orders
 from gitboot.render.boot_files import render_fleet_files, render_idle_files, render_server_files
-from gitboot.render.boot_script_parts import EFI_LOADERS, render_disk_boot
+from gitboot.render.boot_script_parts import EFI_LOADERS, UNKNOWN_COMMENT, render_disk_boot
 from gitboot.render.grub import render_first_configuration
 from gitboot.render.ipxe import render_by_serial, render_first_script
 from gitboot.render.paths import File
@@ -197,7 +197,7 @@ def test_by_its_serial_number_alone_no_server_boots_what_asks_by_uuid() -> None:
     )
     decision = decided(*documents, files={"t": '{"ignition": {"version": "3.4.0"}}'}).servers["web01"]
     [(_, file)] = render_by_serial(decision, make_plan(decision, NOON, None))
-    assert b"asks for its user data by UUID" in file.content
+    assert b"the image fetches its user data by UUID" in file.content
     assert b"kernel" not in file.content
 
 
@@ -210,7 +210,7 @@ def test_nobody_is_found_by_a_serial_number_unless_the_fleet_wants_it() -> None:
 @pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])
 def test_without_a_plan_a_serial_number_finds_a_tombstone(lifecycle: str) -> None:
     files = files_of(f"serial: 4J8VM72, lifecycle: {lifecycle}")
-    assert b"on to the local disk" in files[f"{BY_SERIAL}4J8VM72"].content
+    assert b"The machine boots its local disk" in files[f"{BY_SERIAL}4J8VM72"].content
 
 
 @for_each(
@@ -285,7 +285,7 @@ def test_a_machine_without_a_plan_has_a_tombstone_by_each_lookup(lifecycle: str)
     mac = mac_of("web01").replace(":", "-")
     for path in (f"v1/boot/{mac}/grub.cfg", f"grub.cfg-01-{mac}", f"grub.cfg-{uuid_of('web01')}"):
         text = files[f"boot/{path}"].content.decode()
-        assert "on to the local disk" in text and "memtest" not in text and "\nexit" not in text.partition("if [")[0]
+        assert "boots its local disk" in text and "memtest" not in text and "\nexit" not in text.partition("if [")[0]
 
 
 def test_an_interface_that_may_not_boot_has_a_tombstone_only() -> None:
@@ -294,7 +294,7 @@ def test_an_interface_that_may_not_boot_has_a_tombstone_only() -> None:
     files = tree(decided(fleet(EVERY_LOOKUP), document("Server", "web01", described, "role: web"), *SEED[2:]))
     assert "boots flatcar-1" in files["boot/grub.cfg-01-52-54-00-00-00-01"].content.decode()
     for path in ("boot/grub.cfg-01-52-54-00-00-00-02", "boot/pxelinux.cfg/01-52-54-00-00-00-02"):
-        assert files[path].content.decode().startswith("# web01: may not boot from this interface")
+        assert files[path].content.decode().startswith("# web01: the Server document has boot: false")
     assert "boot/v1/boot/52-54-00-00-00-02/grub.cfg" not in files
 
 
@@ -302,7 +302,7 @@ def test_unknown_machines_boot_the_profile_by_the_architecture_that_grub_runs_on
     arm = image("memtest-7", "writesDisk: false").replace("x86_64: {", "aarch64: {")
     seed = (SEED[0], SEED[1], SEED[2], arm, *SEED[4:])
     text = render_fleet_files(decided(fleet(EVERY_LOOKUP), *seed[1:]))["boot/unknown.grub.cfg"].content.decode()
-    condition, _, body = text.partition("\n")[2].partition("\n")
+    condition, _, body = text.removeprefix(UNKNOWN_COMMENT).partition("\n")
     assert condition == 'if [ "$grub_cpu" = arm64 ]; then'
     assert "linux$efi '(http,boot.test)/assets/memtest-7/kernel'" in body
     assert "x86_64" not in text
@@ -354,7 +354,7 @@ def test_grub_itself_tries_both_dialects_and_goes_on_where_it_has_neither(tmp_pa
     )  # fmt: skip
     assert ran.stdout.count("can't find command `linux'") == 5
     assert ran.stdout.count("can't find command `linuxefi'") == 5
-    assert "no attempt succeeded, on to the local disk" in ran.stdout
+    assert "all 5 attempts failed. Booting the local disk." in ran.stdout
 
 
 MAC = mac_of("web01").replace(":", "-")
@@ -394,15 +394,15 @@ def test_a_kernel_is_booted_by_its_url_with_its_initrd_and_arguments() -> None:
 @pytest.mark.parametrize(
     ("base", "artifacts", "reason"),
     [
-        ("https://boot.test", "kernel", "PXELINUX fetches by http only, not https"),
-        ("http://boot.test/a,b", "kernel, initrd", "a comma in an initrd's URL would begin the next one"),
-        ("http://boot.test", "uki", "flatcar-1 is booted directly by firmware, not by PXELINUX"),
+        ("https://boot.test", "kernel", "the boot files have https URLs, but PXELINUX fetches only by http"),
+        ("http://boot.test/a,b", "kernel, initrd", "PXELINUX cannot fetch an initrd whose URL contains a comma"),
+        ("http://boot.test", "uki", "PXELINUX cannot boot flatcar-1. Firmware boots it directly."),
     ],
 )
 def test_what_it_cannot_boot_it_says_and_goes_on_to_the_disk(base: str, artifacts: str, reason: str) -> None:
     _, said, *rest = pxelinux_lines(base, artifacts=artifacts)
     assert said == f"say gitboot: {reason}"
-    assert rest == ["default disk", "prompt 0", "label disk", "  localboot 0"]
+    assert rest == ["say gitboot: booting the local disk", "default disk", "prompt 0", "label disk", "  localboot 0"]
 
 
 def test_a_comma_in_the_url_of_a_kernel_alone_does_no_harm() -> None:

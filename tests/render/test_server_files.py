@@ -139,7 +139,7 @@ def test_an_interface_that_may_not_boot_is_the_servers_and_says_nothing_of_its_b
     for path in ("boot/grub.cfg-01-52-54-00-99-99-99", "boot/pxelinux.cfg/01-52-54-00-99-99-99"):
         (turn,) = found.published.paths[path]
         assert turn.content == found.files[path].sha256 == found.published.files[path].sha256
-        assert "may not boot from this interface" in found.published.contents[turn.content]
+        assert "boot: false for this interface" in found.published.contents[turn.content]
         assert (turn.since, turn.digest, turn.writes) == (None, None, None)
         assert path not in found.evidence_digests
     assert found.published.paths[ENTRY][0].writes is not None  # what its other interface is given

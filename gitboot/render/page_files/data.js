@@ -56,14 +56,14 @@ async function readSeen() {
 // The published data of the whole fleet. null: the Fleet's outputs have no pages.
 async function readShared() {
   const shared = await load("fleet");
-  if (shared !== null && shared.format !== FORMAT) throw new Error(`data/ has the format ${shared.format}, not ${FORMAT}`);
+  if (shared !== null && shared.format !== FORMAT) throw new Error(`the published data has format ${shared.format}, but this page reads format ${FORMAT}; reload the page`);
   return shared;
 }
 
 readServers.missing = 0;
 async function readServers(shared, told) {
   if (shared === null) {
-    if (!await isLive()) throw new Error("there is no published data beside this page");
+    if (!await isLive()) throw new Error("no endpoint serves this page, and the folder data/ beside this page has no data");
     return readPages(told);
   }
   const all = [];
@@ -110,7 +110,7 @@ async function readServer(name) {
   const published = await load(`server/${name}`);
   const lines = published?.lines ? { lines: await located(published) } : {};
   if (!await isLive()) {
-    if (published === null) throw new Error("no such server was published");
+    if (published === null) throw new Error("the published data does not contain this server");
     return { ...published, ...lines };
   }
   const path = `servers/${encodeURIComponent(name)}`;

@@ -109,8 +109,8 @@ function notes(status) {
   }
   if (progress) found.push(note("busy", progress.work, progress.message));
   if (!found.length) {
-    const told = conditions?.length > 0 && status.applied?.commit;
-    found.push(told ? note("good", "Healthy:", "all conditions are true") : note("busy", "Unknown", "no instance has written a status yet"));
+    const isHealthy = conditions?.length > 0 && status.applied?.commit;
+    found.push(isHealthy ? note("good", "Healthy:", "all conditions are true") : note("busy", "Unknown", "no instance has written a status yet"));
   }
   return found;
 }
@@ -142,13 +142,13 @@ function showStatus() {
   const applied = status?.applied?.commit ?? shared?.commit;
   $("commit").replaceChildren(...(applied ? ["published commit ", commit(applied), ...branch(status)] : ["no commit is published"]));
   $("at").replaceChildren(...(status?.at ? [source.live ? "live, " : "published, ", "as of ", instant(status.at)] : []));
-  const said = status ? notes(status) : [note("busy", "Files only", "there is no status of an instance")];
-  const told = [...lacking(), ...said];
-  const wrong = told.filter((each) => each.classList.contains("bad")).length;
-  $("state").replaceChildren(...(asked().title === null ? told : wrong ? [brief(wrong)] : []));
+  const known = status ? notes(status) : [note("busy", "No status", "the page shows published files; no instance has written a status")];
+  const shown = [...lacking(), ...known];
+  const wrong = shown.filter((each) => each.classList.contains("bad")).length;
+  $("state").replaceChildren(...(asked().title === null ? shown : wrong ? [brief(wrong)] : []));
 }
 
-// A value that changes when boots may have changed. null: there is no status, and the fleet is read each time.
+// A value that changes when boots may have changed. null: there is no status, so the page reads the fleet each time.
 function version(status) {
   if (!status?.at) return null;
   const { applied, changes, installing, installs, nextTransition, phases, records } = status;
@@ -187,7 +187,7 @@ function facts(server) {
     ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Method", server.method],
     ["Installation", server.installing?.message ?? server.step], ["Next change", nextChange(server)], ["Site", server.site], ["Labels", labels],
     ["UUID", mono(server.uuid)], ["MAC", mono(server.macs.join(" "))], ["Kernel arguments", mono(server.kernelArguments.join(" "))],
-    ["Differs", Object.values(server.drift ?? {}).join("; ")], ["Digest of the plan", mono(server.digest)],
+    ["Drift", Object.values(server.drift ?? {}).join("; ")], ["Digest of the plan", mono(server.digest)],
   ];
 }
 
@@ -266,7 +266,7 @@ function bmc(server) {
 function later(server) {
   const rows = server.later.map((each) => [instant(each.from), each.phase ?? "no plan", each.image ?? "local disk", each.by, each.cause]);
   return part("Next", rows.length ? table("Changes without another commit", ["From", "Phase", "Boots", "By", "Reason"], rows)
-    : element("p", "Nothing changes without another commit."));
+    : element("p", "Only another commit can change what this server boots."));
 }
 
 async function showServer(asked) {
@@ -329,7 +329,7 @@ async function showImages() {
       shared.streams.map((each) => [each.name, each.current, each.rollout, each.rollout && `${each.percent} %`, each.rollout && next(each), line(shared.commit, each.path, each.line)]))
       : element("p", "There are no streams.")),
     part("Pins and holds", behind.length ? table("Servers that keep an image", ["Pin or hold", "Image", "Until", "Servers", "Reason"], behind)
-      : element("p", "There are no pins and holds.")),
+      : element("p", "There are no pins or holds.")),
   ];
 }
 
@@ -348,8 +348,8 @@ async function showTimeline() {
     ];
   });
   return [
-    part("Windows", ...(rows.length ? [windows("Windows of maintenances on a time axis; the table below has the same data", rows),
-      table("Windows of maintenances", ["Maintenance", "From", "Until", "Servers", "Profile", "Priority", "Source"], rows.map((each) =>
+    part("Windows", ...(rows.length ? [windows("Maintenance windows on a time axis; the table below has the same data", rows),
+      table("Maintenance windows", ["Maintenance", "From", "Until", "Servers", "Profile", "Priority", "Source"], rows.map((each) =>
         [each.name, instant(each.start), instant(each.end), String(servers.get(each.name) ?? 0), each.profile, String(each.priority), line(shared.commit, each.path, each.line)]))]
       : [element("p", "There are no maintenances.")])),
     part("Rollouts", ...(rollouts.length ? rollouts : [element("p", "There are no rollouts.")])),
@@ -366,7 +366,7 @@ function key(kind, words) {
 
 async function showChanges() {
   const { status } = fleet;
-  if (!status) return [note("busy", "Not known", "there is no status of an instance")];
+  if (!status) return [note("busy", "No status", "no instance has written a status")];
   const areas = status.accepted?.changed ?? [];
   const commits = [...new Set(areas.map((each) => each.commit))];
   const legend = element("p", undefined, "legend");
@@ -377,9 +377,9 @@ async function showChanges() {
   return [
     part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")]),
       ...(status.attempted?.withheld?.length ? [withheld(status.attempted.withheld)] : [])),
-    part("Accepted last", ...(commits.length ? [legend] : [element("p", "No changes are known: the instance has accepted no commit since it started.")]),
+    part("Accepted last", ...(commits.length ? [legend] : [element("p", "The instance has accepted no commit since it started.")]),
       ...commits.flatMap((each) => extent(known.find(({ commit: other }) => other === each) ?? { commit: each }, areas.filter((area) => area.commit === each)))),
-    ...(lately.length ? [part("History", table("Accepted commits, the newest first, and the number of servers that each one changed",
+    ...(lately.length ? [part("History", table("Accepted commits, newest first, and the number of servers that each commit changed",
       ["When", "Commit", "Subject", "Approved by", ...KINDS.map(([, words]) => words)], lately))] : []),
   ];
 }
@@ -404,7 +404,7 @@ function extent(accepted, areas) {
   return [
     title,
     ...approvals(accepted).map((each) => element("p", `Approved by ${each}`)),
-    bars("How many servers the commit changed, by group and kind; the table below has the same data",
+    bars("Servers that the commit changed, by group and kind; the table below has the same data",
       rows.map(([label, parts], place) => [label, parts, areas[place].size, areas[place].size ? `${touched(parts)} of ${areas[place].size}` : `${touched(parts)}`])),
     table("Changed servers by group", ["Group", "Servers before", ...KINDS.map(([, words]) => words)],
       rows.map(([label, parts], place) => [label, String(areas[place].size), ...parts.map(([, size]) => String(size))])),
@@ -460,7 +460,7 @@ async function show() {
   }
   const heading = element("h2", title);
   heading.tabIndex = -1;
-  const content = await made().catch((error) => [note("bad", "Not known", error.message)]);
+  const content = await made().catch((error) => [note("bad", "No data", error.message)]);
   if (location.hash === wanted) fill($("view"), heading, content); // the user may have chosen another view in the meantime
 }
 
@@ -486,7 +486,7 @@ async function refresh() {
     await show();
     document.documentElement.dataset.read = ""; // a sign for scripts that the page is complete
   } catch (error) {
-    $("state").replaceChildren(note("bad", "Not read", `${error.message}; all data below may be old`));
+    $("state").replaceChildren(note("bad", "Not updated", `${error.message}; all data below may be old`));
   }
 }
 
@@ -495,7 +495,7 @@ async function go() {
   ($("view").hidden ? $("servers-title") : $("view").querySelector("h2"))?.focus();
 }
 
-// Whether the user has the focus or a selection in the view: a refresh would remove it.
+// Whether the focus or a selection is in the view. A refresh would remove both.
 function isUsed(view) {
   const focused = document.activeElement;
   const selection = getSelection();

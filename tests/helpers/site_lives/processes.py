@@ -313,7 +313,7 @@ class Given(NamedTuple):
     @property
     def why_not(self) -> str | None:
         """Why a boot is withheld."""
-        found = re.search(r"# gitboot: boot withheld: .* \((\w+)\); see", self.body)
+        found = re.search(r"# gitboot withheld the boot of [^:]+: .* \((\w+)\)\n", self.body)
         return found[1] if found else None
 
 
