@@ -474,6 +474,13 @@ class Code(StrEnum):
         "writes such placeholders.",
         "Replace each placeholder with the digest that `sha256sum` prints for the file.",
     )
+    SELECTS_NO_SERVER = (
+        "GB2030",
+        "A selector that matches no server",
+        "A policy, maintenance, site, hold or rollout without servers has no effect. The cause is often a typing error "
+        "in a label.",
+        "Correct the label, or add the label to the servers.",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "The template has a syntax error",
@@ -509,6 +516,20 @@ class Code(StrEnum):
         "Every client that can reach the published files can read the value, and Git keeps it in its history.",
         "Remove the secret, replace it if it was valid, and let the machine fetch it (docs/secrets.md). If the value "
         "is not a secret, add the comment gitboot:allow-secret REASON to its line.",
+    )
+    RESERVED_ARGUMENT = (
+        "GB3003",
+        "A kernel argument that gitboot or the boot loader writes",
+        "The kernel loads the file that initrd= names, so another name breaks the boot. Boot loaders write "
+        "BOOT_IMAGE=.",
+        "Remove the argument. Name the initrds in the BootImage.",
+    )
+    LOST_ARGUMENT = (
+        "GB3004",
+        "A removal of one letter that removes nothing",
+        "An item such as -c removes earlier arguments with the name c. The kernel has no such argument, so the item is "
+        "probably meant for the init process, and the machine would boot without it.",
+        "Write '--' before arguments of the init process, or remove the item.",
     )
 
     NOT_SEALED = (

@@ -135,6 +135,8 @@ def load_revision(
         files = {**known, **found}
     else:
         files = {path: found[path] if path in found else known[path] for path in listing.documents}
+    if templates := _find_yaml_templates(snapshot, files):
+        files = {path: each for path, each in files.items() if path not in templates}
     batches = _build_batches(files.values(), before.batches if before is not None else ())
     repository: FleetRepository | InvalidRevision | None = None
     if not listing.problems:
@@ -143,6 +145,22 @@ def load_revision(
     if isinstance(repository, InvalidRevision):
         return repository
     return LoadedRevision(snapshot=snapshot, listing=listing, files=files, batches=batches, repository=repository)
+
+
+def _find_yaml_templates(snapshot: Snapshot, files: Mapping[str, LoadedFile]) -> set[str]:
+    """Return the YAML files that documents name as templates, such as cloud-config. They are not documents."""
+    faulty = [path for path, each in files.items() if each.has_problems and not each.resources]
+    if not faulty:
+        return set()
+    named = {key.name for each in files.values() for key in each.references if key.kind == "file"}
+    return {path for path in faulty if path in named and not _has_api_group(snapshot, path)}
+
+
+def _has_api_group(snapshot: Snapshot, path: str) -> bool:
+    try:
+        return API_VERSION.partition("/")[0].encode() in snapshot.read(snapshot.blobs[path])
+    except Oversized:
+        return True
 
 
 def _load_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:

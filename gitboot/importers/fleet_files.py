@@ -39,7 +39,6 @@ from gitboot.model.scalars import (
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems import Code
 from gitboot.quoting import Unquotable, quote_ipxe_arguments
-from gitboot.resolve.kernel_arguments import merge_arguments
 from gitboot.text import format_count, printable
 
 PENDING: Final = "pending"  # the folder of documents that a person has to complete
@@ -316,13 +315,7 @@ def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[I
             remarks.append(remark_lost(f"kernel argument {argument}: {error.message}"))
         else:
             accepted.append(argument)
-    result = merge_arguments((tuple(accepted),))
-    remarks += [
-        remark_lost(f"kernel argument {each}: a later argument has the same name, and gitboot keeps the last one")
-        for each in accepted
-        if each not in result
-    ]
-    return result, remarks
+    return tuple(accepted), remarks
 
 
 # Texts

@@ -77,8 +77,8 @@ def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
 
 @lru_cache(maxsize=256)  # the rendering of one server uses the same few values several times
 def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """Return the UUIDs by which the endpoint finds a machine: both byte orders, or () for a placeholder."""
-    return () if is_placeholder_uuid(uuid) else byte_orders(uuid)
+    """Return the UUIDs by which the endpoint finds a machine: ``uuid``, then its other byte order. Placeholder: ()."""
+    return () if is_placeholder_uuid(uuid) else tuple(dict.fromkeys((uuid, *byte_orders(uuid))))
 
 
 def parse_lookup_uuid(value: object) -> SystemUuid:
@@ -421,6 +421,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
         hint = "write assets:DIR/FILE, without .."
         return ArtifactUrl(require(is_below, found, Code.URL, "a path below the asset base", hint))
     if oci is None:
+        _require_no_zone(found)
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
         return ArtifactUrl(require(_is_http_url(found), found, Code.URL, "a URL of an artifact", hint))
     if oci["tag"] is not None or oci["digest"] is None:
@@ -434,9 +435,14 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     return ArtifactUrl(found)
 
 
-def parse_base_url(value: object) -> str:
-    """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end."""
+def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
+    """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end.
+
+    An IPv6 zone (RFC 6874) names an interface of one host. Only URLs that gitboot itself opens may have one.
+    """
     found = _parse_url_text(value)
+    if not allow_zone:
+        _require_no_zone(found)
     is_base = _is_http_url(found) and "?" not in found and "#" not in found
     hint = "write http://HOST[:PORT][/PATH], without ? and #"
     return require(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
@@ -445,7 +451,7 @@ def parse_base_url(value: object) -> str:
 def parse_bmc_address(value: object) -> str:
     """Read the address of a BMC: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
     if not text(value).lower().startswith("ipmi:"):
-        return parse_base_url(value)
+        return parse_base_url(value, allow_zone=True)
     found = _parse_url_text(value)
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
     is_host = parsed is not None and int(parsed[2] or 623) <= 65535
@@ -472,6 +478,17 @@ def _parse_url_text(value: object) -> str:
             "remove the user and the password, and let the mirror allow clients by their network",
         )
     return found
+
+
+def _require_no_zone(url: str) -> None:
+    # No host name of a URL has a percent sign, except an IPv6 address with a zone.
+    require(
+        "%" not in urlsplit(url).netloc,
+        url,
+        Code.URL,
+        "a host that every machine can reach",
+        "remove the IPv6 zone behind %, which names an interface of one host",
+    )
 
 
 def _is_http_url(url: str) -> bool:
@@ -614,9 +631,19 @@ def parse_secret_path(value: object) -> str:
 _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
+def is_reserved_argument(argument: str) -> bool:
+    """Return whether only gitboot and boot loaders may write this kernel argument.
+
+    The EFI stub of Linux and PXELINUX load the file that ``initrd=`` names. PXELINUX and GRUB write ``BOOT_IMAGE=``.
+    """
+    return argument.startswith(("initrd=", "BOOT_IMAGE="))
+
+
 def parse_kernel_argument(value: object) -> str:
     """Read one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove one."""
     found = parse_nonempty(value)
+    if is_reserved_argument(found):
+        raise Malformed(Code.RESERVED_ARGUMENT, f"gitboot or the boot loader writes {found.partition('=')[0]}= itself")
     return require(
         _ARGUMENT.fullmatch(found) and found.strip() == found,
         found,

@@ -571,14 +571,14 @@ def _is_stored(path: str) -> bool:
 
 
 def _list_firmware_identities(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
-    uuids, serials = {*lookup_uuids(decision.uuid)}, {decision.serial}
+    uuids, serials = [*lookup_uuids(decision.uuid)], {decision.serial}
     if machine is not None:
         serials.add(machine.serial)
         if machine.bmc is not None:
             serials.add(machine.bmc.reports_serial)
-            uuids |= {*lookup_uuids(machine.bmc.reports_uuid)} if machine.bmc.reports_uuid is not None else set()
+            uuids += lookup_uuids(machine.bmc.reports_uuid) if machine.bmc.reports_uuid is not None else ()
     known = (each for each in serials if each is not None and not is_placeholder_serial(each))
-    return {"serial": tuple(sorted(known)), "uuid": tuple(sorted(uuids))}
+    return {"serial": tuple(sorted(known)), "uuid": tuple(dict.fromkeys(uuids))}  # messages show the first
 
 
 def _list_identities(

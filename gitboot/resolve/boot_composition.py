@@ -18,10 +18,10 @@ from gitboot.jsonio import Digest, encode_canonical, to_json_value
 from gitboot.model.boot_image import Artifact, Artifacts
 from gitboot.model.boot_policy import NetworkBoot, UserData
 from gitboot.model.fields import to_yaml_value
-from gitboot.model.scalars import Malformed
+from gitboot.model.scalars import Malformed, is_reserved_argument
 from gitboot.model.server import Server
 from gitboot.problems import Code
-from gitboot.resolve import kernel_arguments, templates, user_data_formats
+from gitboot.resolve import templates, user_data_formats
 from gitboot.resolve.boot_checks import check_command_line, check_way_in, select_artifacts
 from gitboot.resolve.decision_inputs import FILE, list_templates
 from gitboot.resolve.kernel_arguments import (
@@ -29,6 +29,7 @@ from gitboot.resolve.kernel_arguments import (
     add_user_data_arguments,
     collect_argument_lists,
     collect_own_arguments,
+    merge_arguments,
     merge_vars,
 )
 from gitboot.resolve.policy_selection import BootSource, Unbootable
@@ -117,7 +118,14 @@ class Composer:
 
     def _merge_arguments(self, lists: ArgumentLists, context: TemplateContext) -> tuple[str, ...]:
         rendered = [self._render_arguments(resource, given, context) for resource, given in lists]
-        return kernel_arguments.merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
+        merged = merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
+        for number, item in merged.without_effect:
+            if len(item) == 2:  # a dash and a letter
+                (resource, _), index = lists[number], next(at for at, text in rendered[number] if text == item)
+                message = f"{item} removes the kernel argument {item[1:]}, but no earlier list has this argument"
+                at = ("spec", "kernelArguments", index)
+                raise Unbootable(Code.LOST_ARGUMENT, message, Code.LOST_ARGUMENT.hint, resource, *at)
+        return merged.arguments
 
     def _render_arguments(
         self, resource: Id, arguments: tuple[str, ...], context: TemplateContext
@@ -129,9 +137,31 @@ class Composer:
             except TemplateFault as fault:
                 at = ("spec", "kernelArguments", number)
                 raise Unbootable(fault.code, fault.message, fault.code.hint, resource, *at) from None
+            if is_reserved_argument(text):
+                message = f"gitboot or the boot loader writes {text.partition('=')[0]}= itself"
+                at = ("spec", "kernelArguments", number)
+                raise Unbootable(Code.RESERVED_ARGUMENT, message, Code.RESERVED_ARGUMENT.hint, resource, *at)
             if text:
                 rendered.append((number, text))
         return rendered
+
+    def list_dropped_arguments(self, boot: Boot, source: BootSource) -> list[tuple[str, Id, str]]:
+        """Return each argument that the merge dropped, its document, and the reason."""
+        context = TemplateContext(self._plain, boot, source, {})
+        context = context.with_values(urls=context.make_urls(boot.user_data))
+        lists = collect_argument_lists(boot, source)
+        rendered = [self._render_arguments(resource, given, context) for resource, given in lists]
+        merged = merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
+        return [
+            *(
+                (each.argument, lists[each.list][0], f"{lists[each.dropped_by][0]} sets or removes this argument")
+                for each in merged.dropped
+            ),
+            *(
+                (item, lists[number][0], "no earlier document has this argument")
+                for number, item in merged.without_effect
+            ),
+        ]
 
     def _locate_arguments(self, lists: ArgumentLists, context: TemplateContext) -> dict[str, tuple[Id, int]]:
         return {

@@ -241,7 +241,12 @@ class _Explainer:
         if self._plan is not None and self._plan.boot is not None:  # not the disk
             boot = self._plan.boot
         assert boot is not None  # noqa: S101 - the profile's method is not Disk
-        places = Composer().locate_arguments(boot, source)
+        composer = Composer()
+        places = composer.locate_arguments(boot, source)
+        self.lost += (
+            LosingCandidate(f"{argument} of {resource}", "R7", why)
+            for argument, resource, why in composer.list_dropped_arguments(boot, source)
+        )
         for number, argument in enumerate(boot.kernel_arguments):
             field = f"kernelArguments[{number}]"
             if argument in places:

@@ -39,7 +39,7 @@ from gitboot.resolve.decision_inputs import (
     ServerInputs,
     locate_findings,
 )
-from gitboot.resolve.policy_selection import BootSource, Pool, SelectorIndex, Unbootable
+from gitboot.resolve.policy_selection import BootSource, Pool, SelectorIndex, Unbootable, find_unmatched_selectors
 from gitboot.resolve.server_decision import (
     Boot,
     CopySettings,
@@ -135,6 +135,7 @@ def decide_all(
         *find_unsupported_uses(repository),
         *find_missing_ipv6_clients(repository),
         *find_rejected_labels(repository),
+        *find_unmatched_selectors(repository),
     )
     problems = select_first([*view.problems, *documents, *find_placeholder_digests(repository), *lasting])
     if any(problem.severity is Severity.ERROR and problem.code not in TOLERATED_CODES for problem in problems):
@@ -391,6 +392,8 @@ def decide_loaded(
     except InvalidRepository as error:
         problems, dated = error.problems, error.dated
     doubtful = _POLICY_CODES if loaded.incomplete_kinds & _POLICY_KINDS else frozenset()
+    if "Server" in loaded.incomplete_kinds:  # a selector may match a server whose document is broken
+        doubtful |= {Code.SELECTS_NO_SERVER}
     besides = (*(each for each in problems if each.code not in doubtful), *find_unsupported_uses(loaded.well_formed))
     is_there = any(key.kind == "Fleet" for key in loaded.well_formed.origins)
     spec = loaded.well_formed.fleet.spec if is_there else None

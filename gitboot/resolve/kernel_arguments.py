@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from gitboot.fleet.resources import Id
 from gitboot.resolve import user_data_formats
 from gitboot.resolve.policy_selection import BootSource
 from gitboot.resolve.server_decision import Boot, UserDataFiles
 
-# Names that the kernel, dracut, systemd and installers accept several times. For other names, the last value counts.
-# Sources: Linux kernel-parameters.txt; dracut.cmdline(7); systemd(1), kernel-command-line(7); Anaconda boot options.
+# Names that a program reads several times. For other names, the last value counts.
 REPEATED: Final = frozenset(
     {
-        "bond", "bridge", "console", "earlycon", "hugepages", "hugepagesz", "ifname",
-        "inst.addrepo", "inst.dd", "inst.sshd_key", "ip", "memmap", "modprobe.blacklist", "module_blacklist",
-        "nameserver", "rd.break", "rd.driver.blacklist", "rd.driver.post", "rd.driver.pre", "rd.luks.key",
-        "rd.luks.name", "rd.luks.options", "rd.luks.uuid", "rd.lvm.lv", "rd.lvm.vg", "rd.md.uuid", "rd.route",
-        "rd.znet", "systemd.mask", "systemd.setenv", "systemd.wants", "team", "vlan",
+        # Of Linux; see kernel-parameters.txt.
+        "amd_iommu", "console", "crashkernel", "earlycon", "hugepages", "hugepagesz", "initcall_blacklist",
+        "intel_iommu", "iommu", "memmap", "module_blacklist", "pci", "video",
+        # Of kmod and systemd; see modprobe(8), kernel-command-line(7) and systemd-cryptsetup-generator(8).
+        "luks.key", "luks.name", "luks.options", "luks.uuid", "modprobe.blacklist", "rd.luks.key", "rd.luks.name",
+        "rd.luks.options", "rd.luks.uuid", "rd.systemd.mask", "rd.systemd.wants", "systemd.mask", "systemd.mount-extra",
+        "systemd.set_credential", "systemd.set_credential_binary", "systemd.setenv", "systemd.swap-extra",
+        "systemd.wants",
+        # Of dracut; see dracut.cmdline(7).
+        "bond", "bridge", "ifname", "ip", "nameserver", "netroot", "rd.break", "rd.dasd", "rd.driver.blacklist",
+        "rd.driver.post", "rd.driver.pre", "rd.lvm.lv", "rd.lvm.vg", "rd.md.uuid", "rd.nvmf.discover", "rd.route",
+        "rd.zfcp", "rd.znet", "team", "vlan",
+        # Of Anaconda, SUSE's linuxrc and Talos; see their lists of boot options.
+        "addon", "dud", "ifcfg", "insmod", "inst.addrepo", "inst.dd", "inst.sshd_key", "talos.environment",
     }
 )  # fmt: skip
 
@@ -30,33 +39,83 @@ def argument_name(argument: str) -> str:
 
 
 _REPEATED_NAMES: Final = frozenset(argument_name(name) for name in REPEATED)
+# The kernel reads these in pairs: hugepages= counts pages of the size before it. Source: kernel-parameters.txt.
+ORDERED: Final = frozenset({"hugepages", "hugepagesz"})
+_ORDERED_NAMES: Final = frozenset(argument_name(name) for name in ORDERED)
+
+
+class DroppedArgument(NamedTuple):
+    """An argument of a document that the merged list does not have."""
+
+    argument: str
+    list: int  # the index of the list that has the argument
+    dropped_by: int  # the index of the list that replaces, repeats or removes the argument
+
+
+class MergedArguments(NamedTuple):
+    """The kernel arguments of a boot, and the arguments that the merge dropped."""
+
+    arguments: tuple[str, ...]
+    dropped: tuple[DroppedArgument, ...]
+    without_effect: tuple[
+        tuple[int, str], ...
+    ]  # items such as -quiet that removed nothing, with the index of their list
 
 
 @lru_cache(maxsize=1024)  # servers share most lists
-def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
     """Merge lists of kernel arguments. Later lists override earlier ones.
 
-    - ``name=value`` replaces earlier arguments with this name, except for the names in `REPEATED`.
+    - The arguments of one list keep their order and their number.
+    - ``name=value`` replaces the arguments with this name in earlier lists, except for the names in `REPEATED`.
+    - An argument of `REPEATED` replaces only the same argument in earlier lists, except for `ORDERED`.
     - ``-name`` removes all earlier arguments with this name.
     - ``-name=value`` removes this argument alone.
-    - Dashes alone (``--``, Debian's ``---``) are an ordinary argument.
+    - ``--`` and Debian's ``---`` are arguments. Behind them, a list removes nothing: ``-name`` is an argument.
     """
-    result: list[str] = []
-    for argument in (argument for each in lists for argument in each):
-        if argument.startswith("-") and argument.strip("-"):
+    result: list[tuple[str, int]] = []  # the argument and the index of its list
+    dropped: list[DroppedArgument] = []
+    without_effect: list[tuple[int, str]] = []
+
+    def drop(number: int, is_dropped: Callable[[str], bool], kept: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        dropped.extend(DroppedArgument(text, by, number) for text, by in kept if is_dropped(text))
+        return [each for each in kept if not is_dropped(each[0])]
+
+    for number, arguments in enumerate(lists):
+        own: list[tuple[str, int]] = []
+        separated = False
+        for argument in arguments:
+            if separated or not argument.startswith("-") or is_separator(argument):
+                separated = separated or is_separator(argument)
+                own.append((argument, number))
+                continue
             removed = argument[1:]
-            result = [
-                kept
-                for kept in result
-                if (kept != removed if "=" in removed else argument_name(kept) != argument_name(removed))
-            ]
-            continue
-        if argument_name(argument) not in _REPEATED_NAMES:
-            result = [kept for kept in result if argument_name(kept) != argument_name(argument)]
-        elif argument in result:
-            result.remove(argument)
-        result.append(argument)
-    return tuple(result)
+            before = len(dropped)
+            is_removed = removed.__eq__ if "=" in removed else _has_name(removed)
+            result, own = drop(number, is_removed, result), drop(number, is_removed, own)
+            if len(dropped) == before:
+                without_effect.append((number, argument))
+        for argument, _ in own:
+            name = argument_name(argument)
+            if is_separator(argument) or name in _ORDERED_NAMES:
+                continue
+            result = drop(number, argument.__eq__ if name in _REPEATED_NAMES else _has_name(argument), result)
+        result += own
+    return MergedArguments(tuple(text for text, _ in result), tuple(dropped), tuple(without_effect))
+
+
+def is_separator(argument: str) -> bool:
+    """Return whether the argument is ``--`` or ``---``.
+
+    The kernel passes what is behind ``--`` to init. Installers of Debian and Ubuntu write what is behind ``---`` into
+    the boot loader of the installed system.
+    """
+    return argument.startswith("-") and not argument.strip("-")
+
+
+def _has_name(argument: str) -> Callable[[str], bool]:
+    name = argument_name(argument)
+    return lambda other: argument_name(other) == name and not is_separator(other)
 
 
 ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # with the document that has them
@@ -87,14 +146,18 @@ def collect_own_arguments(source: BootSource) -> ArgumentLists:
 
 
 def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
-    """Add the arguments with the URL of the user data, unless the author set them."""
+    """Add the arguments with the URL of the user data, unless the author set them.
+
+    They stand before the first separator: an installer copies arguments behind ``---`` to the installed system.
+    """
     names = {argument_name(argument) for argument in arguments}
     added = (
         argument
         for argument in user_data_formats.user_data_arguments(user_data)
         if argument_name(argument) not in names
     )
-    return (*arguments, *added)
+    end = next((number for number, argument in enumerate(arguments) if is_separator(argument)), len(arguments))
+    return (*arguments[:end], *added, *arguments[end:])
 
 
 def merge_vars(source: BootSource) -> dict[str, str | bool]:

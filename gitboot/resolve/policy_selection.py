@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -24,11 +25,12 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
     Taint,
 )
-from gitboot.model.scalars import SystemUuid
-from gitboot.model.selectors import Selector, selects
+from gitboot.model.scalars import Path, SystemUuid
+from gitboot.model.selectors import Operator, Select, Selector, selects
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.server_plan import Phase
+from gitboot.text import did_you_mean, find_similar
 
 T = TypeVar("T")
 
@@ -261,6 +263,96 @@ def find_overdue_opt_outs(repository: FleetRepository, at: datetime) -> Iterator
                 hint=Code.OVERDUE.hint,
                 severity=Severity.WARNING,
             )
+
+
+class SelectorField(NamedTuple):
+    """A selector, its document, and its field."""
+
+    select: Selector
+    resource: Id
+    path: Path
+
+
+def list_selectors(repository: FleetRepository) -> Iterator[SelectorField]:
+    """Yield every selector of a fleet that is neither All nor None."""
+    fleet, spec = Id("Fleet", repository.fleet.metadata.name), repository.fleet.spec
+    fields: list[tuple[Select, Id, Path]] = [
+        *((each.select, fleet, ("spec", "sites", number, "select")) for number, each in enumerate(spec.sites)),
+        *((each.select, fleet, ("spec", "hardware", number, "select")) for number, each in enumerate(spec.hardware)),
+    ]
+    for name, policy in repository.policies.items():
+        fields.append((policy.spec.select, Id("BootPolicy", name), ("spec", "select")))
+    for name, maintenance in repository.maintenances.items():
+        fields.append((maintenance.spec.select, Id("Maintenance", name), ("spec", "select")))
+    for name, stream in repository.streams.items():
+        resource = Id("ImageStream", name)
+        for number, hold in enumerate(stream.spec.holds):
+            fields.append((hold.select, resource, ("spec", "holds", number, "select")))
+        if (rollout := stream.spec.rollout) is not None:
+            fields.append((rollout.selector, resource, ("spec", "rollout", "selector")))
+    return (SelectorField(select, resource, path) for select, resource, path in fields if isinstance(select, Selector))
+
+
+def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
+    """Yield a warning for each selector by labels that matches no server.
+
+    A name of a missing server is an error, so selectors by name need no warning. Neither does a fleet without servers.
+    """
+    if not (servers := repository.servers.values()):
+        return
+    unmatched = [each for each in list_selectors(repository) if not each.select.servers]
+    for server in servers:
+        if not unmatched:
+            return
+        name, labels = server.metadata.name, server.metadata.labels
+        unmatched = [each for each in unmatched if not each.select.matches(name, labels)]
+    known: defaultdict[str, set[str]] = defaultdict(set)  # values by label
+    for server in servers:
+        for key, value in server.metadata.labels.items():
+            known[key].add(value)
+    for each in unmatched:
+        message, hint, at = _explain_unmatched(each.select, known)
+        yield repository.build_problem(
+            Code.SELECTS_NO_SERVER,
+            f"the selector matches no server: {message}",
+            each.resource,
+            *each.path,
+            *at,
+            hint=hint,
+            severity=Severity.WARNING,
+        )
+
+
+def _explain_unmatched(select: Selector, known: Mapping[str, Set[str]]) -> tuple[str, str, Path]:
+    """Return why a selector matches no server, the hint, and the path of the first condition that no server meets."""
+    wanted: list[tuple[str, tuple[str, ...], Path]] = [
+        *((key, (value,), ("matchLabels", key)) for key, value in select.match_labels.items()),
+        *(
+            (each.key, each.values, ("matchExpressions", number))
+            for number, each in enumerate(select.match_expressions)
+            if each.operator in (Operator.IN, Operator.EXISTS)
+        ),
+    ]
+    fix = Code.SELECTS_NO_SERVER.hint
+    for key, values, at in wanted:
+        if key not in known:
+            return f"no server has the label {key}", did_you_mean(key, known, otherwise=fix), at
+        if values and known[key].isdisjoint(values):
+            found = " or ".join(f"{key}: {value}" for value in values)
+            similar = (find_similar(value, known[key]) for value in values)
+            word = next((each for each in similar if each is not None), None)
+            hint = f"did you mean {word}?" if word is not None else f"{fix}; servers have {_list_some(known[key])}"
+            return f"no server has the label {found}", hint, at
+    return "no server meets all of its conditions", fix, ()
+
+
+def _list_some(values: Collection[str]) -> str:
+    shown = sorted(values)
+    more = f" and {len(shown) - _SHOWN_VALUES} more" if len(shown) > _SHOWN_VALUES else ""
+    return f"{', '.join(shown[:_SHOWN_VALUES])}{more}"
+
+
+_SHOWN_VALUES: Final = 5
 
 
 class MinimumVersion(NamedTuple):

@@ -176,7 +176,7 @@ class Changes:
             before=self.before,
             after=self.after,
             installs=len(self.with_risk(Risk.INSTALL)),
-            reinstalls=len(self.with_risk(Risk.REINSTALL)),
+            reinstalls=len(self.with_reinstalls),
             resets=len(self.with_risk(Risk.RESET)),
             unknown=self.unknown is not None,
             mutated_images=sum(image.mutated for image in self.images),
@@ -187,15 +187,18 @@ class Changes:
             unknown_claims=self.unknown_claims,
             by_policy=tuple(
                 each.new.server
-                for each in self.with_risk(Risk.REINSTALL)
+                for each in self.with_reinstalls
                 if each.old is not None and each.new is not None and may_be_already_installed(each.reinstalls)
             ),
             lost_identities=self.lost_identities,
             gained_identities=self.gained_identities,
-            reinstalled_servers=tuple(each.name for each in self.with_risk(Risk.REINSTALL))
-            if self.gained_identities
-            else (),
+            reinstalled_servers=tuple(each.name for each in self.with_reinstalls) if self.gained_identities else (),
         )
+
+    @property
+    def with_reinstalls(self) -> tuple[ServerChange, ...]:
+        """The servers that can newly get an install boot, as far as two commits show."""
+        return tuple(change for change in self.servers if change.reinstalls)
 
     def with_risk(self, risk: Risk) -> tuple[ServerChange, ...]:
         """Return the servers whose change has a risk."""

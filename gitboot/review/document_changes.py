@@ -50,8 +50,21 @@ def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | Non
 
 def changes_all_files(change: SharedChange) -> bool:
     """Return whether the change gives each server other boot files. A base URL is part of decisions instead."""
-    deciding = ("outputs", "evidence")
-    return change.old is not None and any(change.old[name] != change.new[name] for name in deciding)
+    if change.old is None:
+        return False
+    old, new = (_select_boot_outputs(each["outputs"]) for each in (change.old, change.new))
+    return old != new or change.old["evidence"] != change.new["evidence"]
+
+
+def _select_boot_outputs(outputs: object) -> set[object]:
+    assert isinstance(outputs, list)  # noqa: S101 - `_shared_facts` wrote it
+    return {*outputs} - _WITHOUT_BOOT_FILES
+
+
+# Adding or removing these changes no file that a machine boots. `mirror` changes URLs, which decisions have.
+_WITHOUT_BOOT_FILES: Final = frozenset(
+    {Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.INVENTORY, Output.MIRROR, Output.PAGES}
+)
 
 
 def changes_ledger(change: SharedChange) -> bool:
@@ -83,7 +96,9 @@ def _shared_facts(
         "ledger": spec.provisioning.ledger,  # of the instance that serves one-time boots
         **({"ledgers": ledgers} if ledgers else {}),  # of the instances of sites
         **(
-            _network_facts(decisions, other, touched) if other is not None and decisions.outputs & _HOST_OUTPUTS else {}
+            _network_facts(decisions, other, touched)
+            if other is not None and decisions.outputs & other.outputs & _HOST_OUTPUTS
+            else {}
         ),
     }
 

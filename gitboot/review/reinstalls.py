@@ -50,6 +50,7 @@ class ReinstallReason(StrEnum):
     BOOTS = "boots"  # raised: how many times the image's installer boots
     IMAGE = "image"  # changed under OnImageChange or Always
     POLICY = "policy"  # the server had no policy, or was parked
+    RECORD = "record"  # the same with provision 0: only the record shows whether the server is installed again
     NETWORK_BOOT = "networkBoot"
     WAIT = "waitFor"  # no longer PowerOff, so a running server may be installed
     OVERRIDE = "override"  # no longer None; before, the firmware's boot order decided
@@ -118,7 +119,8 @@ def _policy_reinstalls(old: Decision, new: Decision, was: Demand) -> list[Reinst
     assert after is not None  # noqa: S101 - it asks for a boot
     assert after.boot is not None  # noqa: S101
     if before is None:
-        return [Reinstall(ReinstallReason.POLICY, None, after.policy)]
+        only_by_record = after.network_boot in _BY_KEY and after.provision == 0  # without a record, gitboot adopts it
+        return [Reinstall(ReinstallReason.RECORD if only_by_record else ReinstallReason.POLICY, None, after.policy)]
     image_before = before.boot.image if before.boot is not None else None
     wrote = before.boot is not None and before.boot.writes_disk
     by_key = after.network_boot in _BY_KEY
@@ -212,6 +214,7 @@ _POLICY_REASONS: Final = RAISED_NUMBERS | {
     *(
         ReinstallReason.IMAGE,
         ReinstallReason.POLICY,
+        ReinstallReason.RECORD,
         ReinstallReason.NETWORK_BOOT,
         ReinstallReason.WAIT,
         ReinstallReason.OVERRIDE,

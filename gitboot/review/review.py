@@ -14,7 +14,13 @@ from gitboot.problems import Problem, Severity
 from gitboot.review.change_groups import CauseFinder, ChangeCause, Group, build_groups, describe_causes
 from gitboot.review.commit_path import CommitBetween, HeldStep, judge_by_steps, tighten_limits
 from gitboot.review.decision_changes import Changes, Side, compare_decisions
-from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, compare_fields
+from gitboot.review.document_changes import (
+    ChangeKind,
+    DocumentChange,
+    FieldChange,
+    changes_all_files,
+    compare_fields,
+)
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, IgnoredLine, Limits, Verdict, find_acknowledgements, format_ack_lines, judge
 from gitboot.review.reinstalls import RAISED_NUMBERS, may_be_already_installed
@@ -118,7 +124,7 @@ class Review(Struct, frozen=True, kw_only=True):
         """A note that the records of an instance may decide otherwise; None: they do not matter."""
         if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding:
             return None
-        changes = self.changes.with_risk(Risk.REINSTALL)
+        changes = self.changes.with_reinstalls
         if self.changes.disk_claims or not all(may_be_already_installed(each.reinstalls) for each in changes):
             return None
         if any(reason.why in RAISED_NUMBERS for each in changes for reason in each.reinstalls):
@@ -179,9 +185,7 @@ class Review(Struct, frozen=True, kw_only=True):
                 changes = (change for group in found for change in group.servers)
                 reasons = tuple(dict.fromkeys(each for change in changes for each in phrases.describe_resets(change)))
             elif risk is Risk.BECOMES_UNKNOWN:
-                reasons = tuple(
-                    dict.fromkeys(phrases.format_unknown_reason(each) for group in found for each in group.unknown)
-                )
+                reasons = tuple(dict.fromkeys(each for group in found for each in phrases.list_unknown_reasons(group)))
             elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is ChangeKind.REMOVED for each in found):
                 reasons = (
                     f"a machine without a document gets the boot of unknown machines: {self._describe_unknown_boot}",
@@ -252,7 +256,9 @@ def review_commits(
         )
     if old is not None and changes.shared is not None:
         shared = CommonChange(
-            title="the files for all machines",
+            title="the boot files of all machines"
+            if changes_all_files(changes.shared)
+            else "what gitboot publishes for all machines",
             causes=describe_causes(causes.find_shared_causes(changes.shared), changes, new[1]),
             fields=tuple(compare_fields(changes.shared.old or {}, changes.shared.new)),
             rendered=diff_shared(old[0], new[0]),

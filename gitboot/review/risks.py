@@ -105,7 +105,8 @@ def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Rei
     """
     if new is None:
         return frozenset({Risk.WITHDRAWN})
-    found = {Risk.REINSTALL} if reinstalls else set()
+    only_by_record = all(each.why is ReinstallReason.RECORD for each in reinstalls)
+    found = {Risk.BECOMES_UNKNOWN if only_by_record else Risk.REINSTALL} if reinstalls else set()
     found |= {Risk.RESET} if find_resets(old, new) else set()
     if old is None:
         return frozenset(found | ({Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED}))

@@ -27,6 +27,7 @@ from gitboot.fetchlog.log_entries import Observation, Outcome, select_consuming
 from gitboot.fetchlog.spool import Spool, count_deletions_after, delete_read_files, read_new
 from gitboot.files import write_atomically
 from gitboot.jsonio import Digest, format_instant
+from gitboot.model.scalars import SystemUuid, byte_orders
 from gitboot.problems import Code
 from gitboot.publish.manifest import STATUS
 from gitboot.render import endpoint_files
@@ -699,6 +700,13 @@ def test_e25_another_machine_is_given_the_fallback(here: Site, query: str, given
     text = get(url + ENTRY + query).text
     assert (GIVEN if given else DISK) in text
     assert len(here.observed()) == given
+
+
+@pytest.mark.parametrize("uuid", byte_orders(SystemUuid(UUID)))
+def test_finding_p14_a_denial_shows_the_uuid_as_its_document_has_it(here: Site, url: str, uuid: str) -> None:
+    here.publish(planned(*(each.replace(UUID, uuid) for each in ONCE)))
+    text = get(f"{url}{ENTRY}?uuid=4c4c4544-0034-4a10-8056-b9c04f4d3732").text
+    assert f"the client's uuid is 4c4c4544-0034-4a10-8056-b9c04f4d3732, not {uuid}" in text
 
 
 # Next fetches

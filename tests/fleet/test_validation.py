@@ -79,6 +79,21 @@ def test_a_file_that_is_left_out_can_be_a_template() -> None:
     assert loaded.files == {"t/user-data.yaml": b"#cloud-config\n"}
 
 
+@for_each("text", ["#cloud-config\npackages: [git]\n", "#cloud-config\n{% if a %}\n  - [\n{% endif %}\n", "- a list\n"])
+def test_finding_p14_a_yaml_file_that_a_profile_names_is_a_template(text: str) -> None:
+    web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: t/user-data.yaml}")
+    named = snapshot(*SEED[:4], web, *SEED[5:], files={"t/user-data.yaml": text})
+    assert load(named).files == {"t/user-data.yaml": text.encode()}
+    assert told(snapshot(*SEED, files={"t/user-data.yaml": text})) != []
+
+
+def test_a_document_that_a_profile_names_as_its_template_stays_a_document() -> None:
+    web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: servers/new.yaml}")
+    broken = "apiVersion: gitboot.dev/v1alpha1\nkind: Server\n"
+    found = told(snapshot(*SEED[:4], web, *SEED[5:], files={"servers/new.yaml": broken}))
+    assert [each for each in found if each.startswith("servers/new.yaml:")] != []
+
+
 @for_each("line", ["!", "a\\", "[z-a]", "\\", "[a", "a/[[:word:]]"])
 def test_a_line_of_gitbootignore_that_is_no_pattern_is_told(line: str) -> None:
     assert wrong(files={".gitbootignore": f"a/\n{line}\nb/\n"}) == [".gitbootignore:2 GB5007"]

@@ -163,6 +163,8 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
     (parse_network, Code.ADDRESS, ["", "10.9.0.1/24", "10.9.0.0/33", "monitoring"]),
     (parse_digest, Code.DIGEST, ["", SHA.upper(), SHA[1:], f"{SHA}0", f"sha256:{SHA}", SHA + "\n"]),
     (parse_base_url, Code.URL, ["", "boot.test", "ftp://boot.test", "http://", "http:///a", "http://boot.test?a"]),
+    (parse_base_url, Code.URL, ["http://[fe80::1%25eth0]", "http://[fe80::1%eth0]:8080/a"]),
+    (parse_artifact_url, Code.URL, ["http://[fe80::1%25eth0]/vmlinuz"]),
     (parse_base_url, Code.URL, ["http://boot.test#a", "http://user@boot.test", "http://user:password@boot.test"]),
     (parse_base_url, Code.URL, ["http://boot test", "http://boot.test/ä", "http://boot.test:99999", "http://[fd00::1"]),
     (
@@ -198,6 +200,7 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
     (parse_file_path, Code.EMPTY, [""]),
     (parse_file_path, Code.FILE_PATH, ["/", "/etc/passwd", "a/", "./a", "a/../b", "..", ".", "a//b", "a\\b"]),
     (parse_kernel_argument, Code.EMPTY, [""]),
+    (parse_kernel_argument, Code.RESERVED_ARGUMENT, ["initrd=main", "initrd=", "BOOT_IMAGE=/vmlinuz"]),
     (parse_kernel_argument, Code.ARGUMENT, [" a", "a ", "a\nb", "a\tb", "a\x00", "\x7f", " "]),
     (
         parse_label_key,

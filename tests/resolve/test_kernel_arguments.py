@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.resolve.kernel_arguments import REPEATED, argument_name, merge_arguments
+from gitboot.jsonio import Digest
+from gitboot.resolve.kernel_arguments import REPEATED, add_user_data_arguments, argument_name, merge_arguments
+from gitboot.resolve.server_decision import UserDataFiles
 from tests.helpers.cases import for_each
+
+RESOLUTION = Path(__file__).parents[2] / "docs" / "resolution.md"
 
 
 @for_each(
@@ -30,24 +38,94 @@ from tests.helpers.cases import for_each
         ("what is removed may come again", ["quiet", "-quiet", "quiet"], "quiet"),
         ("removing nothing is nothing", ["a", "-b"], "a"),
         ("dashes alone are an argument", ["a --", "--- b"], "a -- --- b"),
+        ("one list keeps what its author wrote", ["root=a quiet root=b quiet"], "root=a quiet root=b quiet"),
+        (
+            "huge pages of two sizes keep their order",
+            ["hugepagesz=1G hugepages=16 hugepagesz=2M hugepages=16"],
+            "hugepagesz=1G hugepages=16 hugepagesz=2M hugepages=16",
+        ),
+        (
+            "huge pages of a later list do not change those of an earlier one",
+            ["hugepagesz=1G hugepages=16", "hugepagesz=2M hugepages=16"],
+            "hugepagesz=1G hugepages=16 hugepagesz=2M hugepages=16",
+        ),
+        ("a later list replaces each repetition", ["a=1 a=2", "a=3"], "a=3"),
+        (
+            "memory below 4 GiB is a second crashkernel",
+            ["crashkernel=1G,high", "crashkernel=256M,low"],
+            "crashkernel=1G,high crashkernel=256M,low",
+        ),
+        ("behind -- a dash is an argument of init", ["c -- -c"], "c -- -c"),
+        ("a removal reaches behind the separator of an earlier list", ["a --- quiet", "-quiet"], "a ---"),
+        ("a separator of an earlier list does not hide a removal", ["quiet ---", "-quiet b"], "--- b"),
     ],
 )
 def test_arguments_merge(case: str, lists: list[str], expected: str) -> None:
-    assert " ".join(merge_arguments(tuple(tuple(each.split()) for each in lists))) == expected, case
+    assert " ".join(merge_arguments(tuple(tuple(each.split()) for each in lists)).arguments) == expected, case
 
 
 arguments = st.from_regex(r"-?[a-c]{1,2}(=[a-c]{0,2})?", fullmatch=True) | st.sampled_from(sorted(REPEATED))
 
 
+@for_each(
+    ("lists", "dropped"),
+    [
+        (["root=a quiet", "root=b"], [("root=a", 0, 1)]),
+        (["console=a console=b", "console=a"], [("console=a", 0, 1)]),
+        (["a=1 b", "-a", "-b"], [("a=1", 0, 1), ("b", 0, 2)]),
+        (["a -a"], [("a", 0, 0)]),
+        (["root=a root=b"], []),
+    ],
+)
+def test_the_merge_lists_each_argument_that_it_drops(lists: list[str], dropped: list[tuple[str, int, int]]) -> None:
+    assert list(merge_arguments(tuple(tuple(each.split()) for each in lists)).dropped) == dropped
+
+
+def test_the_merge_lists_each_removal_without_effect() -> None:
+    assert merge_arguments((("a", "-b"), ("-a", "-a"))).without_effect == ((0, "-b"), (1, "-a"))
+
+
 @given(st.lists(st.lists(arguments).map(tuple)).map(tuple))
-def test_a_name_that_does_not_add_up_stands_once(lists: tuple[tuple[str, ...], ...]) -> None:
-    names = [argument_name(argument) for argument in merge_arguments(lists)]
-    repeated = {argument_name(name) for name in REPEATED}
-    single = [name for name in names if name not in repeated]
-    assert len(single) == len(set(single))
+def test_no_argument_disappears_without_being_listed(lists: tuple[tuple[str, ...], ...]) -> None:
+    merged = merge_arguments(lists)
+    written = Counter(each for arguments in lists for each in arguments if not each.startswith("-"))
+    assert Counter(merged.arguments) + Counter(each.argument for each in merged.dropped) == written
 
 
 @given(st.lists(arguments.filter(lambda argument: not argument.startswith("-"))).map(tuple))
-def test_merging_twice_changes_nothing(given: tuple[str, ...]) -> None:
-    once = merge_arguments((given,))
-    assert merge_arguments((once,)) == once
+def test_finding_p8_one_list_stays_as_its_author_wrote_it(arguments: tuple[str, ...]) -> None:
+    assert merge_arguments((arguments,)).arguments == arguments
+
+
+@given(st.lists(st.lists(arguments).map(tuple)).map(tuple))
+def test_two_lists_do_not_both_set_a_name_that_counts_once(lists: tuple[tuple[str, ...], ...]) -> None:
+    repeated = {argument_name(name) for name in REPEATED}
+    last = {
+        argument_name(each): number for number, arguments in enumerate(lists) for each in arguments if each[:1] != "-"
+    }
+    for argument in merge_arguments(lists).arguments:
+        name = argument_name(argument)
+        assert name in repeated or argument in lists[last[name]]
+
+
+@for_each(
+    ("arguments", "expected"),
+    [
+        (("quiet",), "quiet inst.ks=URL"),
+        (("quiet", "---", "console=ttyS0"), "quiet inst.ks=URL --- console=ttyS0"),
+        (("--", "single", "---"), "inst.ks=URL -- single ---"),
+        (("inst.ks=mine", "---"), "inst.ks=mine ---"),
+    ],
+)
+def test_finding_p9_arguments_for_the_user_data_stand_before_the_first_separator(
+    arguments: tuple[str, ...], expected: str
+) -> None:
+    user_data = UserDataFiles(format="Kickstart", files={}, digest=Digest("0" * 64), url="URL")
+    assert " ".join(add_user_data_arguments(arguments, user_data)) == expected
+
+
+def test_the_documentation_lists_the_arguments_that_may_repeat() -> None:
+    listed = re.findall(
+        r"`([a-z][\w.-]*)`", RESOLUTION.read_text().partition("take several times")[2].partition("\n\n**")[0]
+    )
+    assert sorted(listed) == sorted(REPEATED)

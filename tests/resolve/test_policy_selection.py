@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 import pytest
 
 from gitboot.cli.evaluated_fleet import describe_servers
 from gitboot.evaluator.evaluation_result import build_commit
+from gitboot.fleet.resources import KINDS
 from gitboot.model.fields import read
 from gitboot.model.fleet import Site
-from gitboot.model.selectors import Select, selects
-from gitboot.problems import Severity
+from gitboot.model.selectors import Select, Selector, selects
+from gitboot.problems import Code, Severity
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.policy_selection import SelectorIndex, find_overdue_opt_outs, list_opt_outs
-from tests.helpers.fleets import SEED, at, document, fleet, image, policy, profile, repository, server
+from gitboot.resolve.policy_selection import (
+    SelectorIndex,
+    find_overdue_opt_outs,
+    find_unmatched_selectors,
+    list_opt_outs,
+)
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import SEED, at, document, fleet, image, maintenance, policy, profile, repository, server
 
 _LABELS: Final = [
     ", ".join(filter(None, each))
@@ -125,3 +133,77 @@ def test_every_pin_and_hold_is_listed_with_its_reason() -> None:
         ("the pin of web02", "flatcar-0", "for ever"),
         ("a hold of flatcar", "flatcar-0", "ZFS"),
     ]
+
+
+# Selectors that match no server
+
+SELECTING = (
+    fleet(
+        "baseURL: 'http://boot.test', sites: [{name: a, select: {matchLabels: {site: a}}, baseURL: 'http://a.test'}], "
+        "hardware: [{select: {matchLabels: {site: b}}, localDisk: Exit}]"
+    ),
+    server("web01", "role: web, site: ams"),
+    *SEED[2:-1],
+    policy("none", "{matchLabels: {site: c}}"),
+    maintenance("none", "25T22:00", select="{matchLabels: {site: d}}", boots="web"),
+    document(
+        "ImageStream",
+        "none",
+        "current: flatcar-1, rollout: {image: flatcar-1, percent: 1, selector: {matchLabels: {site: e}}}, "
+        "holds: [{select: {matchLabels: {site: f}}, image: flatcar-1, reason: none}]",
+    ),
+)
+
+
+def test_finding_r8_each_field_with_a_selector_that_matches_no_server_has_a_warning() -> None:
+    problems = list(find_unmatched_selectors(repository(*SELECTING)))
+    assert {each.code for each in problems} == {Code.SELECTS_NO_SERVER}
+    assert {each.severity for each in problems} == {Severity.WARNING}
+    messages = sorted(each.message.rpartition(" ")[2] for each in problems)
+    assert messages == ["a", "b", "c", "d", "e", "f"]
+    assert len(messages) == sum(_count_selectors(kind) for kind in KINDS.values()), "each field of each kind"
+
+
+def _count_selectors(structure: Any) -> int:
+    """Count the fields of a structure, and of the structures in it, that hold a selector."""
+    if structure == Select:
+        return 1
+    if dataclasses.is_dataclass(structure) and structure is not Selector:
+        return sum(map(_count_selectors, get_type_hints(structure).values()))
+    return sum(map(_count_selectors, get_args(structure)))
+
+
+@for_each(
+    ("select", "message", "hint"),
+    [
+        ("{matchLabels: {role: wbe}}", "no server has the label role: wbe", "did you mean web?"),
+        ("{matchLabels: {rol: web}}", "no server has the label rol", "did you mean role?"),
+        ("{matchExpressions: [{key: sit, operator: Exists}]}", "no server has the label sit", "did you mean site?"),
+        (
+            "{matchExpressions: [{key: role, operator: In, values: [db, wbe]}]}",
+            "no server has the label role: db or role: wbe",
+            "did you mean web?",
+        ),
+        (
+            "{matchLabels: {site: berlin}}",
+            "no server has the label site: berlin",
+            "correct the label, or add the label to the servers; servers have ams",
+        ),
+        (
+            "{matchLabels: {role: web}, matchExpressions: [{key: site, operator: DoesNotExist}]}",
+            "no server meets all of its conditions",
+            "correct the label, or add the label to the servers",
+        ),
+        ("{servers: [web01]}", None, None),
+        ("None", None, None),
+        ("{matchExpressions: [{key: rol, operator: DoesNotExist}]}", None, None),
+    ],
+)
+def test_the_warning_names_the_nearest_label(select: str, message: str | None, hint: str | None) -> None:
+    of_fleet = repository(fleet(), server("web01", "role: web, site: ams"), *SEED[2:], policy("p", select))
+    found = [(each.message.partition(": ")[2], each.hint) for each in find_unmatched_selectors(of_fleet)]
+    assert found == ([(message, hint)] if message is not None else [])
+
+
+def test_a_fleet_without_servers_has_no_warnings_about_selectors() -> None:
+    assert list(find_unmatched_selectors(repository(SELECTING[0], *SELECTING[2:]))) == []

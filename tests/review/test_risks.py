@@ -135,6 +135,36 @@ def test_a_change_has_these_risks(what: str, new: Files, expected: set[Risk]) ->
     assert one(new, name=name).risks == expected
 
 
+@pytest.mark.parametrize(
+    ("number", "often", "risk", "word"),
+    [
+        ("provision: 0", "Once", Risk.BECOMES_UNKNOWN, "record"),  # as `gitboot import` writes a server
+        ("provision: 0", "OnImageChange", Risk.BECOMES_UNKNOWN, "record"),
+        ("provision: 1", "Once", Risk.REINSTALL, "policy"),
+        ("provision: 1", "OnImageChange", Risk.REINSTALL, "policy"),
+    ],
+)
+def test_finding_r9_a_server_that_leaves_parked_is_reinstalled_only_by_its_number(
+    number: str, often: str, risk: Risk, word: str
+) -> None:
+    parked = {**FLEET, **web("", often), **own(f"{number}, lifecycle: Parked")}
+    changes = compared(own(number), parked)
+    (change,) = changes.servers
+    assert change.risks & {Risk.REINSTALL, Risk.BECOMES_UNKNOWN} == {risk}
+    assert [each.why for each in change.reinstalls] == [word]
+    assert changes.extent.reinstalls == 1, "the guard counts it until the instance has looked at its records"
+
+
+@pytest.mark.parametrize("output", ["dhcp-dnsmasq", "dhcp-kea", "inventory"])
+def test_finding_r9_an_output_without_boot_files_changes_no_server(output: str) -> None:
+    old = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}
+    new = {**FLEET, "fleet.yaml": fleet(f"baseURL: 'http://boot.test', outputs: [ipxe, {output}]")}
+    for before, after in ((old, new), (new, old)):
+        changes = compared(after, before)
+        assert (changes.servers, changes.extent.areas[0].changed) == ((), 0)
+        assert not changes.is_empty
+
+
 def test_new_servers_are_installs_where_they_want_a_first_boot() -> None:
     old = {path: text for path, text in FLEET.items() if path != PATH}
     assert one({PATH: FLEET[PATH]}, old).risks == {Risk.ADDED, Risk.INSTALL}

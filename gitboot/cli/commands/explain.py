@@ -160,6 +160,8 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
         hint = f"the fleet is named by --path {field}" if Path(field).is_dir() else f"it has {known}"
         raise UsageError(f"{explanation.server} has no field {field!r} now; {hint}")
     rules = {each.rule for each in reasons}
+    if field.partition("[")[0] != "kernelArguments":
+        rules.discard("R7")  # of the candidates that lost, R7 has only kernel arguments
     return structs.replace(
         explanation, reasons=reasons, lost=tuple(each for each in explanation.lost if each.rule in rules)
     )

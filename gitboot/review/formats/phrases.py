@@ -74,8 +74,8 @@ _MAX_OUTLIER_LINES: Final = 20  # lines
 
 def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
     """Yield the consequences of a group's change, each with its first reasons and the number of the others."""
-    reinstalls, becomes_unknown = map(format_reinstall, group.reinstalls), map(format_unknown_reason, group.unknown)
-    for what, found in (("may be reinstalled", [*reinstalls]), ("state becomes unknown", [*becomes_unknown])):
+    reinstalls = [format_reinstall(each) for each in group.reinstalls if each.why is not ReinstallReason.RECORD]
+    for what, found in (("may be reinstalled", reinstalls), ("state becomes unknown", list_unknown_reasons(group))):
         yield from ((what, each) for each in found[:_MAX_REASONS])
         if left := format_rest(len(found) - _MAX_REASONS, "reason"):
             yield what, left
@@ -134,6 +134,10 @@ _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
         "{boots} BootImage/{new}, which claims to write no disk, with arguments, scripts, templates or a base URL that "
         "are new for this image"
     ),
+    ReinstallReason.RECORD: (
+        "BootPolicy/{new} installs it only if the record of the instance shows another image. Without a record, "
+        "gitboot regards it as installed"
+    ),
     ReinstallReason.STOPPED: "the Fleet no longer stops {source}",
 }
 
@@ -147,6 +151,12 @@ def describe_resets(change: ServerChange) -> Iterator[str]:
         if each.name in names:
             per = f" of each {each.max_unavailable_per}" if each.max_unavailable_per is not None else ""
             yield f"Maintenance/{each.name}: {each.power}, {each.max_unavailable} at a time{per}"
+
+
+def list_unknown_reasons(group: Group) -> list[str]:
+    """Return the reasons why gitboot cannot tell whether the servers of a group are provisioned."""
+    by_record = (format_reinstall(each) for each in group.reinstalls if each.why is ReinstallReason.RECORD)
+    return [*by_record, *map(format_unknown_reason, group.unknown)]
 
 
 def format_unknown_reason(reason: UnknownReason) -> str:
