@@ -476,7 +476,7 @@ class Code(StrEnum):
     )
     SELECTS_NO_SERVER = (
         "GB2030",
-        "A selector that matches no server",
+        "The selector matches no server",
         "A policy, maintenance, site, hold or rollout without servers has no effect. The cause is often a typing error "
         "in a label.",
         "Correct the label, or add the label to the servers.",
@@ -519,14 +519,14 @@ class Code(StrEnum):
     )
     RESERVED_ARGUMENT = (
         "GB3003",
-        "A kernel argument that gitboot or the boot loader writes",
+        "The kernel argument is reserved for boot loaders",
         "The kernel loads the file that initrd= names, so another name breaks the boot. Boot loaders write "
         "BOOT_IMAGE=.",
         "Remove the argument. Name the initrds in the BootImage.",
     )
     LOST_ARGUMENT = (
         "GB3004",
-        "A removal of one letter that removes nothing",
+        "The item removes no kernel argument",
         "An item such as -c removes earlier arguments with the name c. The kernel has no such argument, so the item is "
         "probably meant for the init process, and the machine would boot without it.",
         "Write '--' before arguments of the init process, or remove the item.",
