@@ -22,8 +22,9 @@ _PAUSE_S: Final = 2.0  # between two fetches
 _MIN_SECRET_LENGTH: Final = 16  # characters
 _PREFIX: Final = b"sha256="
 
-# GitHub signs the body with a prefix, Gitea and Forgejo without one. GitLab sends the secret itself.
+# GitHub and Bitbucket sign the body with a prefix, Gitea and Forgejo without one. GitLab sends the secret itself.
 _SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature")
+_BITBUCKET_HEADER: Final = b"x-hub-signature"  # other forges send a SHA-1 in this header, which gitboot ignores
 _TOKEN_HEADER: Final = b"x-gitlab-token"
 
 
@@ -68,7 +69,7 @@ class Webhooks:
             *(
                 hmac.compare_digest(value.removeprefix(_PREFIX), signature)
                 for name, value in headers
-                if name in _SIGNATURE_HEADERS
+                if name in _SIGNATURE_HEADERS or (name == _BITBUCKET_HEADER and value.startswith(_PREFIX))
             ),
             *(hmac.compare_digest(value, secret) for name, value in headers if name == _TOKEN_HEADER),
         ]

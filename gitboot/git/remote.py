@@ -23,7 +23,7 @@ from gitboot.child_processes import limit_file_size
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_atomically
 from gitboot.git.repository import Transfer, format_error, get_objects_directory, get_step_reporter, report_work
-from gitboot.text import one_line
+from gitboot.text import format_count, one_line
 
 
 class Password(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -345,13 +345,11 @@ def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
     parts = parse_git_url(remote.url)
     host, port = parts.hostname or "", parts.port or DEFAULT_PORT
     try:
-        keys = parse_known_hosts(known_hosts.read_text(errors="replace"), host, port)
+        found = parse_known_hosts(known_hosts.read_text(errors="replace"), host, port)
     except OSError as error:
         raise UsageError(f"{known_hosts}: {error.strerror}") from error
-    if not keys:
-        raise SourceRefused(
-            f"{known_hosts} has no host key of {host} port {port}; get it from the operator of the host"
-        )
+    if not (keys := found.trusted):
+        raise SourceRefused(f"{known_hosts} {found.explain_missing_key(host, port)}")
     with _host_keys_lock:
         _host_keys[host, port] = keys
         file = home / ".ssh" / "known_hosts"
@@ -474,11 +472,31 @@ def _build_version(parts: list[int], prerelease: str | None) -> Version:
     )
 
 
-def parse_known_hosts(text: str, host: str, port: int) -> tuple[str, ...]:
-    """Return the host keys of ``host`` and ``port`` in a known_hosts file, as ``TYPE BASE64``, sorted."""
+class HostKeys(NamedTuple):
+    """The keys of one host in a known_hosts file, as ``TYPE BASE64``, sorted."""
+
+    trusted: tuple[str, ...]
+    revoked: tuple[str, ...]
+    authorities: tuple[str, ...]  # keys that sign host certificates, which libssh2 does not support
+
+    def explain_missing_key(self, host: str, port: int) -> str:
+        """Return why the file has no trusted key of a host, and what to do. A message begins with the file."""
+        remedy = "get the current key from the operator of the host"
+        if self.revoked:
+            number = format_count(len(self.revoked), "host key")
+            return f"revokes the {number} that it has of {host} port {port} (@revoked); {remedy}"
+        if self.authorities:
+            return (
+                f"has only a certificate authority for {host} port {port} (@cert-authority), and gitboot does not "
+                f"support host certificates; {remedy}"
+            )
+        return f"has no host key of {host} port {port}; {remedy}"
+
+
+def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
+    """Return the keys of ``host`` and ``port`` in a known_hosts file. A revoked key is not trusted."""
     names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
-    trusted: set[str] = set()
-    revoked: set[str] = set()
+    trusted, revoked, authorities = set[str](), set[str](), set[str]()
     for line in text.splitlines():
         fields = line.split()
         if not fields or fields[0].startswith("#"):
@@ -489,9 +507,11 @@ def parse_known_hosts(text: str, host: str, port: int) -> tuple[str, ...]:
         key = f"{fields[1]} {fields[2]}"
         if marker is None:
             trusted.add(key)
-        elif marker == "@revoked":  # @cert-authority does not count, because libssh2 does not support host certificates
+        elif marker == "@revoked":
             revoked.add(key)
-    return tuple(sorted(trusted - revoked))
+        elif marker == "@cert-authority":
+            authorities.add(key)
+    return HostKeys(tuple(sorted(trusted - revoked)), tuple(sorted(revoked)), tuple(sorted(authorities)))
 
 
 def _matches_host(patterns: str, name: str) -> bool:
