@@ -6,14 +6,14 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-FETCH_GRACE: Final = timedelta(seconds=60)  # a loader can fetch its boot again, for a retry
-CONSUMED_GRACE: Final = timedelta(minutes=30)  # wait for evidence after an override was consumed
-SERVED_GRACE: Final = timedelta(minutes=30)  # show an installation without a completion report as served
-DATA_GRACE: Final = timedelta(hours=2)  # a booted system can fetch its user data
+FETCH_GRACE: Final = timedelta(seconds=60)  # a boot loader can fetch its boot again, for example to retry
+CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long to wait for evidence after a machine consumed an override
+SERVED_GRACE: Final = timedelta(minutes=30)  # how long to show an installation without a completion report as served
+DATA_GRACE: Final = timedelta(hours=2)  # how long a booted system can fetch its user data
 
 
 class StopScope(StrEnum):
-    """The boots that a stop order or a condition stops, in addition to the commit."""
+    """The boots that a stop order or a condition stops, in addition to those that the commit stops."""
 
     NONE = "none"
     WRITING = "boots that write disks"
@@ -21,7 +21,7 @@ class StopScope(StrEnum):
 
 
 class StopOrder(NamedTuple):
-    """An order of an operator to stop install boots, or all boots from the network, until an operator ends it."""
+    """An order of an operator to stop install boots or all network boots, until an operator ends the order."""
 
     who: str
     reason: str
@@ -32,11 +32,11 @@ class StopOrder(NamedTuple):
 
 
 class SoleClaim(NamedTuple):
-    """A file of 2fefe59 that declares a host as the only one to serve the one-time boots of some sites."""
+    """A file written by 2fefe59 that declares one host as the only one to serve the one-time boots of some sites."""
 
     file: str
     sites: tuple[str, ...]  # sorted; () if the file cannot be read
-    fetch_log: str  # the folder where the fetches of that host belong
+    fetch_log: str  # the folder of that host's fetch log
 
     def __str__(self) -> str:
         whose = f"of {', '.join(self.sites)}" if self.sites else "of a site"

@@ -10,8 +10,9 @@ from gitboot.resolve import user_data_formats
 from gitboot.resolve.policy_selection import BootSource
 from gitboot.resolve.server_decision import Boot, UserDataFiles
 
-# Names that the kernel, dracut, systemd and installers accept several times. For other names, the last value counts.
-# Sources: Linux kernel-parameters.txt; dracut.cmdline(7); systemd(1), kernel-command-line(7); Anaconda boot options.
+# Arguments of which the kernel, dracut, systemd and installers read every value. Of other arguments, only the last
+# value counts. Sources: Linux kernel-parameters.txt; dracut.cmdline(7); systemd(1), kernel-command-line(7); Anaconda
+# boot options.
 REPEATED: Final = frozenset(
     {
         "bond", "bridge", "console", "earlycon", "hugepages", "hugepagesz", "ifname",
@@ -25,7 +26,7 @@ REPEATED: Final = frozenset(
 
 @lru_cache(maxsize=4096)  # servers share most arguments
 def argument_name(argument: str) -> str:
-    """Return the name that an argument sets. The kernel treats ``-`` and ``_`` in names as equal."""
+    """Return the name that an argument sets, with ``-`` and ``_`` unified, because the kernel treats them as equal."""
     return argument.partition("=")[0].replace("-", "_")
 
 
@@ -59,18 +60,18 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     return tuple(result)
 
 
-ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # with the document that has them
+ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # each list with its document
 
 
 def collect_argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
-    if boot.direct:  # the image's own arguments are built into its uki or iso
+    if boot.direct:  # the arguments of the image are built into its uki or iso
         return collect_own_arguments(source)
     image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
     return (image, *collect_own_arguments(source))
 
 
 def collect_own_arguments(source: BootSource) -> ArgumentLists:
-    """Return the arguments except those of the image, in the order of rule R7.
+    """Return all arguments except those of the image, in the order of rule R7.
 
     Under a maintenance, the arguments of the policy and of the server do not apply (R2).
     """
@@ -98,7 +99,7 @@ def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles
 
 
 def merge_vars(source: BootSource) -> dict[str, str | bool]:
-    """Merge the variables of the policies from the root, the profile and the server, sorted by name (rule R7)."""
+    """Merge the variables of policies (from the root), profile and server, sorted by name (rule R7)."""
     merged = {
         **(source.pool.vars if source.pool else {}),
         **source.profile.spec.vars,
