@@ -19,11 +19,12 @@ from gitboot.status.conditions import Event
 
 Network = IPv4Network | IPv6Network
 LOOPBACK: Final[tuple[Network, ...]] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-FORWARDED_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})  # RFC 7239, and the header that it replaces
+# RFC 7239, and the older header that RFC 7239 replaces.
+FORWARDED_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
 
 
 def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None], bool]:
-    """Return a predicate: whether an address is in one of ``networks``. It returns False for None."""
+    """Return a predicate that is True for addresses in one of ``networks``, and False for None."""
     ranges = tuple(networks)
 
     @lru_cache(maxsize=4096)  # to parse an address takes as long as to answer a request
@@ -35,11 +36,11 @@ def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None],
 
 
 def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return the address of the client of a request, in its shortest spelling. None: the address is not known.
+    """Return the address of the client of a request in its shortest form, or None if it is unknown.
 
     Each proxy appends to ``X-Forwarded-For`` the address from which it received the request. gitboot reads the header
-    from its end, as long as the addresses are trusted proxies. Any client could have written the part before that. An
-    address that is not trusted is the client itself, also a loopback address.
+    from its end, as long as the addresses are trusted proxies. Any client could have written the part before that. The
+    first untrusted address is the client, even if it is a loopback address.
     """
     peer = scope["client"]
     address = _normalize_address(peer[0]) if peer else None
@@ -56,7 +57,7 @@ def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) 
 
 
 def find_untrusted_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return the address of a client that sends a forwarding header and is not a trusted proxy. None: there is none."""
+    """Return the address of a client that sends a forwarding header and is not a trusted proxy, or None."""
     peer = scope["client"]
     address = (
         _normalize_address(peer[0]) if peer and any(name in FORWARDED_HEADERS for name, _ in scope["headers"]) else None
@@ -97,7 +98,7 @@ class OperatorDenial(StrEnum):
 
 
 class Tokens:
-    """The tokens with which programs read what operators may read: one on each line of a file.
+    """The tokens for programs that may read the same as operators. The file has one token on each line.
 
     gitboot reads the file for each request.
     """
@@ -106,7 +107,7 @@ class Tokens:
         self._file = file
 
     def check(self) -> None:
-        """Raise `UsageError` if the file cannot be read, or a token is so short that a client could guess it."""
+        """Raise `UsageError` if the file cannot be read, or if it has a token that is short enough to be guessed."""
         try:
             tokens = self._read()
         except OSError as error:
@@ -154,7 +155,9 @@ class OperatorAccess:
         return self._operators_socket is not None and not self.is_operators_only(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
-        """Return why a request is not an operator's. None: it is. ``client`` is the address that proxies state."""
+        """Return why a request does not come from an operator, or None if it does. ``client`` is the client's
+        address.
+        """
         if self.is_machines_only(scope.get("server")):
             return OperatorDenial.SOCKET
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -190,7 +193,7 @@ class OperatorAccess:
 class CredentialFiles:
     """The credential files that an endpoint reads for each request.
 
-    ``checks`` has a function for each option. It raises `UsageError` if the option's file cannot be used.
+    ``checks`` maps each option to a function that raises `UsageError` if the option's file cannot be used.
     """
 
     def __init__(self, checks: Mapping[str, Callable[[], object]]) -> None:

@@ -36,7 +36,7 @@ class MetricKind(StrEnum):
 
 
 class Family(Struct, frozen=True):
-    """One metric. The number of values of a label must not grow with the number of servers."""
+    """A metric. The number of label values must not grow with the number of servers."""
 
     name: str  # without the suffix of its kind
     kind: MetricKind
@@ -220,7 +220,9 @@ class Exposition(Collector):
         self._records, self._unready_reason = records, unready_reason
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the page and its content type: OpenMetrics if the client accepts it, else Prometheus text."""
+        """Return the page and its content type: OpenMetrics if the client accepts that format, otherwise Prometheus
+        text.
+        """
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
         return encode(self), content_type
 
@@ -231,7 +233,8 @@ class Exposition(Collector):
             yield _build_single("gitboot_fetch_log_writable", self._records.failure is None)
         off = self._tree.clock.offset
         yield _build_single("gitboot_clock_offset_seconds", off.total_seconds() if off is not None else 0)
-        faults = {(kind, "500"): 0 for kind in RequestKind}  # so that the first error is an increase
+        # The series start at 0, so that the first error is an increase.
+        faults = {(kind, "500"): 0 for kind in RequestKind}
         requests = {(kind, str(code)): count for (kind, code), count in self._requests.items()}
         yield _build_metric("gitboot_http_requests", faults | requests)
         yield _build_metric("gitboot_boots_withheld", {(each,): self._denials.get(each, 0) for each in DenialReason})

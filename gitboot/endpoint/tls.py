@@ -32,7 +32,7 @@ class Certificate:
         self._signatures: tuple[Signature | None, ...] = ()  # of the files at the last load
         self._current: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the current files cannot be used
-        self.ends: datetime | None = None  # the first end in the chain; None: no certificate
+        self.ends: datetime | None = None  # the first expiry date in the chain; None: no certificate
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.sni_callback = self._select_certificate
 
@@ -57,7 +57,7 @@ class Certificate:
         return Event(at=at, type="CertificateUnreadable", message=f"{self.failure}: {effect}", warning=True)
 
     def load(self) -> None:
-        """Load the files and use them from now on. Raises `UsageError` if they cannot be used."""
+        """Load the files, and use them for new connections. Raises `UsageError` if they cannot be used."""
         file, key = self._file, self._key
         for each in (file, key):
             try:
@@ -120,7 +120,7 @@ class TlsSocket:
         self._listening, self._context, self._limits, self._on_refusal = listening, context, limits, on_refusal
 
     async def accept_clients(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
-        """Accept clients until this is cancelled. Clients in the handshake are in ``connections`` too."""
+        """Accept clients until the task is cancelled. ``connections`` also contains clients in the TLS handshake."""
         loop = asyncio.get_running_loop()
         self._listening.setblocking(False)
         while True:
@@ -155,7 +155,7 @@ class TlsSocket:
 
 
 class _Handshake(asyncio.Protocol):
-    """A client in the TLS handshake. It counts as an idle connection."""
+    """A client in the TLS handshake, which counts as an idle connection."""
 
     def __init__(self, connection: Connection, limits: Limits, task: asyncio.Task[None] | None) -> None:
         self._connection, self._limits, self._task = connection, limits, task

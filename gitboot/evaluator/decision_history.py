@@ -32,7 +32,7 @@ class ChangingCommit(Struct, frozen=True, kw_only=True):
 
 
 class InvalidCommit(Struct, frozen=True, kw_only=True):
-    """An invalid commit. It decided no server."""
+    """An invalid commit, which has no decisions."""
 
     commit: CommitSummary
     problem: str
@@ -60,11 +60,11 @@ class DecisionHistory:
         has the server, this yields no commit.
         """
         wanted: str | SystemUuid = server
-        newer: HistoryStep | None = None  # the last valid commit, whose changes are still unknown
+        newer: HistoryStep | None = None  # the last valid commit, whose changes are not determined yet
         before: list[InvalidCommit] = []  # invalid commits that are newer than `newer`, not yielded yet
         after: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
-        # All other commits have the same fleet as their parent, byte for byte.
+        # The fleet of every other commit equals the fleet of its parent byte for byte.
         changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
         for step in (*changing, None):
             if step is not None and (problem := self._find_problem(step, newer)) is not None:
@@ -102,7 +102,7 @@ class DecisionHistory:
         return (uuid, found[uuid]) if uuid is not None else None
 
     def _find_problem(self, step: HistoryStep, newer: HistoryStep | None) -> str | None:
-        """Return the problem of a commit, or None if it is valid. ``newer``: a valid commit that is similar."""
+        """Return the problem of a commit, or None if it is valid. ``newer`` is a similar commit that is valid."""
         if known := self._look_up(ResultKind.HISTORY_PROBLEM, _find_tree(step)):
             problem: str | None = known[0]
             return problem

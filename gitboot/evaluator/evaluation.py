@@ -62,7 +62,7 @@ Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
 Key = bytes
 T = TypeVar("T")
 _encode_input: Final = Encoder().encode
-_SIZE: Final = 16  # bytes, enough to rule out that two contents of one fleet have the same digest by chance
+_SIZE: Final = 16  # bytes: enough to exclude that two contents of one fleet have the same digest by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class CommitPair:
 
     def compute_changes(self) -> Changes:
         from gitboot.review.decision_changes import (
-            compare_decisions,  # a late import, because it takes time and `validate` does not need it
+            compare_decisions,  # imported here, because the import takes time and `validate` does not need it
         )
 
         base, new, repository = self.base, self.head.decided.decisions, self.head.repository
@@ -189,7 +189,7 @@ class CommitPair:
 
 
 class Evaluator:
-    """Evaluates commits. It keeps the last two in memory and looks for results there first."""
+    """Evaluates commits. The last two commits stay in memory, where the evaluator looks for results first."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Evaluator:
         workers: Workers | None = None,
     ) -> None:
         self._snapshots = snapshots
-        self.results = results  # of earlier evaluations; None: there is no cache
+        self.results = results  # results of earlier evaluations; None: there is no cache
         self.workers = workers or Workers()  # for commits with many unknown results
         self._on_begin = on_begin  # is called with the number of files of a commit before gitboot reads them
         self._recent: tuple[Evaluation, ...] = ()  # the base, and the commit that was evaluated last
@@ -226,7 +226,7 @@ class Evaluator:
     def take_unstored_results(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
         """Yield the results of the last two commits that the cache lacks, at most ``number`` at a time.
 
-        The results count as stored from then on, so the next call does not yield them.
+        A second call does not yield the same results again.
         """
         left = [each for each in self._recent if self._complete is None or not each.has_same_content(self._complete)]
         if not left:
@@ -288,9 +288,9 @@ class _CommitEvaluation:
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
     def _parse_new_files(self, paths: Sequence[str]) -> ParseCache:
-        """Return the documents of new files, if the cache has them or workers parse them.
+        """Return the documents of new files, from the cache or parsed by workers.
 
-        A file is new if the commit in memory does not have it. `load_revision` parses the files that are left out.
+        A file is new if the commit in memory does not have it. `load_revision` parses the files that the result lacks.
         """
         known = self._beside.loaded.files if self._beside is not None else {}
         blobs = self._snapshot.blobs
@@ -340,10 +340,10 @@ def compute_decision_keys(
     names: Collection[str] | None = None,
     documents: Mapping[str, bytes] | None = None,
 ) -> dict[str, Key]:
-    """Return the content key of each server's decision. ``names``: only of these servers.
+    """Return the content key of each server's decision, or only of the servers in ``names``.
 
-    ``documents``: digests of the Server documents by name, if the caller has them. All digests have the same length,
-    and documents that differ have digests that differ.
+    ``documents``: digests of the Server documents by name, if the caller has them. All digests must have the same
+    length, and different documents must have different digests.
     """
     view, shared_digests = FleetView(repository), _SharedDigests()
     files: dict[str, bytes] = {}  # digests by path
@@ -419,7 +419,7 @@ def _select_shared_documents(repository: FleetRepository) -> tuple[object, ...]:
 
 
 MAX_WORKERS: Final = 8
-_MIN_ITEMS: Final = 500  # files or servers; fewer take less time than the start of a process
+_MIN_ITEMS: Final = 500  # files or servers; a smaller number takes less time than the start of a process
 BATCH: Final = 64  # files or servers in one message of a worker
 _READ_BYTES: Final = 2**20  # bytes
 
@@ -429,7 +429,7 @@ def count_processors() -> int:
 
 
 class Workers(Struct, frozen=True, kw_only=True):
-    """Worker processes for one evaluation. ``on_read`` gets the number of files that they have read so far."""
+    """Worker processes for one evaluation. ``on_read`` gets the number of files that the workers have read so far."""
 
     number: int = 1
     on_read: Callable[[int], None] = lambda _: None
@@ -465,7 +465,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     def _run(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
     ) -> list[bytes | None]:
-        """Return the result of ``work`` for each item. None: this process has to compute it."""
+        """Return the result of ``work`` for each item, or None for an item that this process has to compute itself."""
         if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
         found: list[bytes | None] = [None] * len(items)

@@ -29,7 +29,7 @@ class Identity(NamedTuple):
 
     kind: str
     value: str
-    normalized: str  # the value in one spelling, for comparisons
+    normalized: str  # the normalized value, for comparisons
     path: Path
 
     @property
@@ -48,10 +48,10 @@ class Identity(NamedTuple):
 
 def list_identities(server: Server) -> Iterator[Identity]:
     spec = server.spec
-    # Loaders send a UUID in either byte order, so both forms are one identity.
+    # Boot loaders send a UUID in either byte order, so both forms are one identity.
     if spec.uuid is not None:
         yield Identity("UUID", spec.uuid, byte_orders(spec.uuid)[0], ("spec", "uuid"))
-    if spec.replaces is not None:  # its document was removed, and no other machine may replace it
+    if spec.replaces is not None:  # the document of that machine was removed, and no other machine may replace it
         yield Identity("UUID", spec.replaces, byte_orders(spec.replaces)[0], ("spec", "replaces"))
     if spec.serial is not None:
         # The file system of a mirror may be case-insensitive.
@@ -106,7 +106,7 @@ IdentityKey = tuple[str, str]  # an identity: (kind, value)
 
 
 class LostIdentity(NamedTuple):
-    """An identity that a machine had in one commit, and that its document lacks in the next one."""
+    """An identity that a machine had in one commit, and that its document lacks in the next commit."""
 
     kind: str
     value: str
@@ -122,11 +122,11 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
     """The address of a BMC, how its certificate is checked, and the name of its credentials, but not their values."""
 
     address: str
-    system: str | None  # the path of the ComputerSystem; None: the only one
+    system: str | None  # the path of the ComputerSystem; None: the BMC has only one
     credentials: str
     verify: bool
     ca: str | None  # PEM
-    reports_uuid: SystemUuid | None = None  # the UUID that the BMC shows, if it is not the server's
+    reports_uuid: SystemUuid | None = None  # the UUID that the BMC reports, if it differs from the server's UUID
     reports_serial: str | None = None
     fingerprint: str | None = None  # of the only allowed certificate, in addition to the other checks
 
@@ -214,7 +214,7 @@ def find_changed_uuids(
 
     A new board has a new UUID, but the disks in the same chassis may have an installed system.
     """
-    # A machine whose UUID is not known is never installed.
+    # gitboot never installs a machine whose UUID is unknown.
     installed = (machine for machine in before if not is_derived_uuid(machine.uuid))
     owners: Mapping[tuple[str, str], Machine] = {key: machine for machine in installed for key in machine.list_keys()}
     found = {}
