@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 
 class Authority(Struct, frozen=True, kw_only=True):
-    """The settings that decide who may acknowledge changes."""
+    """The settings that decide which people may acknowledge changes."""
 
-    signatures: SignatureChecker | None = None  # None: no keys are given
-    reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges them
+    signatures: SignatureChecker | None = None  # None: no keys are configured
+    reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges reinstallations
 
 
 NO_AUTHORITY: Final = Authority()
@@ -58,7 +58,7 @@ class MissingCommit(NamedTuple):
     """A commit that removed boots and that the branch does not have any more. gitboot withholds these boots."""
 
     commit: Revision
-    servers: int  # servers of the accepted commit whose boots only this commit withholds
+    servers: int  # number of servers of the accepted commit whose boots only this commit withholds
     is_here: bool  # whether the clone has the commit, so that gitboot can compare a newer commit with it
 
 
@@ -69,13 +69,13 @@ class Attempt(Struct, frozen=True, kw_only=True):
     steps: Advance = field(
         default_factory=Advance
     )  # the advance to the accepted commit since the start, without commits
-    searched: Revision | None = None  # the accepted commit, if this pass searched its history for acknowledgements
+    searched: Revision | None = None  # the accepted commit, if this reconcile searched its history for acknowledgements
     met: frozenset[str] = frozenset()  # used acknowledgements that the ledger lacks
     attempted: Revision | None = None  # the newest commit that was judged
     problems: tuple[Problem, ...] = ()  # of the attempted commit
-    problems_until: datetime | None = None  # when a problem begins or ends next; None: never
+    problems_until: datetime | None = None  # the next time at which a problem begins or ends; None: never
     orders: Orders | None = None  # of the newest well-formed Fleet, if its commit is not accepted
-    candidate: Candidate | None = None  # the attempted commit, if a guard holds it
+    candidate: Candidate | None = None  # the commit that a guard holds
     passed: tuple[PassedCommit, ...] = ()  # the commits between the accepted and the attempted commit
     waiting: Revision | None = None  # the newest commit, while an operator has suspended acceptance
     is_adopted: bool = False  # whether the clone records the accepted commit
@@ -83,15 +83,15 @@ class Attempt(Struct, frozen=True, kw_only=True):
     committed_at: datetime | None = None  # the committer time of the accepted commit; None: gitboot could not read it
     signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
     acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements of the steps to the accepted commit
-    changed: tuple[ChangedArea, ...] = ()  # what the steps to the accepted commit changed
+    changed: tuple[ChangedArea, ...] = ()  # the changes of the steps to the accepted commit
     keys: str = ""  # a value that changes with the result of verifying signatures
-    retry_at: datetime | None = None  # when gitboot repeats an evaluation that did not end; None: never
+    retry_at: datetime | None = None  # when gitboot repeats an unfinished evaluation; None: never
     retries: int = 0  # evaluations of the newest commit that did not end
     withheld: WithheldBoots | None = None  # install boots of the accepted commit that newer commits do not offer
     offered: Commit | None = None  # the accepted commit without the boots in `withheld`
     evaluated: Revision | None = None  # the newest commit that `withheld` considers
     stands: Revision | None = None  # the value of `evaluated` at the last complete publication
-    read: Revision | None = None  # the value of `stands`, once gitboot has learned all fetches before that publication
+    read: Revision | None = None  # the value of `stands`, after gitboot has read all fetches before that publication
     is_log_unread: bool = False  # whether gitboot could not read the fetch log to its end the last time
     awaits_records: bool = False  # whether gitboot may accept more commits once it has learned these fetches
     waits: bool = False  # whether a step that no guard holds waits for fetches
@@ -132,9 +132,9 @@ class Attempt(Struct, frozen=True, kw_only=True):
         )
 
 
-_FIRST_RETRY: Final = timedelta(minutes=1)  # after an evaluation that did not end; each further wait is twice as long
+_FIRST_RETRY: Final = timedelta(minutes=1)  # after an unfinished evaluation; each further pause is twice as long
 _LONGEST_RETRY: Final = timedelta(minutes=30)
-_MAX_SUBJECT: Final = 120  # characters of the first line of a commit message: one line of the page has room for these
+_MAX_SUBJECT: Final = 120  # characters of the first line of a commit message that fit into one line of the page
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
@@ -384,7 +384,7 @@ class CommitAcceptor:
         """Return the attempt with the boots that newer commits withhold, and with the boots withheld ``before``.
 
         ``evaluated`` is the newest commit whose evaluation ended. After a restart, a restore or a take-over, the commit
-        of ``before`` may be newer than that, because its evaluation did not end or the clone lacks it. ``is_gone`` is
+        of ``before`` may be newer, because its evaluation did not end or the clone lacks the commit. ``is_gone`` is
         true if the branch does not have the commit of ``before``. Then an operator decides, unless ``evaluated``
         descends from that commit.
         """
@@ -543,7 +543,7 @@ class CommitAcceptor:
 
 
 def _check_signatures(signatures: SignatureChecker | None, since: Revision | None, ahead: CommitsAhead) -> CommitsAhead:
-    """Add to the commits ahead which of them have no trusted signature, and who signed acknowledgements."""
+    """Add two facts to the commits ahead: whether they have a trusted signature, and who signed acknowledgements."""
     if signatures is None:
         return ahead
     merges = tuple(
@@ -558,8 +558,9 @@ def _check_signatures(signatures: SignatureChecker | None, since: Revision | Non
 def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
     """Return which steps to the newest commit wait until gitboot has read all fetches.
 
-    They wait until gitboot has published without the boots that they remove, and has then read the fetch log. They do
-    not wait if gitboot could not publish or cannot read the log, because later evidence starts no installation.
+    A step waits until gitboot has published without the boots that the step removes, and has then read the fetch log. A
+    step does not wait if gitboot could not publish or cannot read the log, because later evidence starts no
+    installation.
     """
     is_new = attempt.evaluated != latest
     if attempt.accepted is None or not (is_new or (attempt.stands == latest and not attempt.is_log_unread)):
@@ -613,7 +614,7 @@ _MAX_INHERITED: Final = 3  # identities in one message
 
 
 def format_held(candidate: Candidate) -> str:
-    """Return a message that states which guards hold the commit, by which numbers, and how to acknowledge it."""
+    """Return a message with the guards that hold the commit, their numbers, and the way to acknowledge the commit."""
     verdict = candidate.verdict
     trips = "; ".join(f"{trip.guard}: {phrases.format_trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
@@ -651,7 +652,7 @@ def format_held(candidate: Candidate) -> str:
 
 
 def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return the lines that acknowledge a commit for all guards that hold it. Empty: lines cannot acknowledge it."""
+    """Return the lines that acknowledge a commit for all guards that hold it, or () if lines cannot do that."""
     found = tuple(text for _, text in format_ack_lines(verdict, need))
     return found if len(found) == len(verdict.holding) else ()
 

@@ -29,12 +29,12 @@ from gitboot.ledger.store import Store
 from gitboot.problems import Severity
 from gitboot.status.instance_status import ForgeReport, Status
 
-_MAX_DESCRIPTION: Final = 140  # characters of a description: the limit of GitHub; GitLab and Gitea accept 255
+_MAX_DESCRIPTION: Final = 140  # characters in a description: the limit of GitHub; GitLab and Gitea accept 255
 _WITNESS: Final = re.compile(
     r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
     r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
 )
-_MAX_PAGES: Final = 10  # of the statuses of one commit; GitHub accepts 1000 statuses with one name
+_MAX_PAGES: Final = 10  # pages of statuses of one commit; GitHub accepts 1000 statuses with one name
 _RETRY_STATUSES: Final = frozenset({408, 409, 423, 425, 429})
 
 
@@ -64,7 +64,7 @@ class _Api(NamedTuple):
     headers: Mapping[str, str]
 
 
-# GitLab rejects a second `pending`, so a held commit is `failed` until it is accepted.
+# GitLab rejects a second `pending`, so a held commit is `failed` until gitboot accepts it.
 _APIS: Final = {
     ForgeKind.GITHUB: _Api(
         post="repos/{path}/statuses/{commit}",
@@ -125,11 +125,13 @@ class CommitVerdict:
         return (self.says if len(self.says) <= room else f"{self.says[: room - 1]}…") + witness
 
 
-_PROOF_BYTES: Final = 12  # of an HMAC-SHA-256; the description has little more room
+_PROOF_BYTES: Final = 12  # of an HMAC-SHA-256; the description has little space for more
 
 
 class KnownChanges(NamedTuple):
-    """The newest change numbers of a ledger in the commit statuses of a forge. None: there is no such status."""
+    """The newest change numbers of a ledger in the commit statuses of a forge. A number is None without such a
+    status.
+    """
 
     proven: int | None = None  # in statuses with a proof
     claimed: int | None = None  # in statuses without a proof, which anyone may have written
@@ -188,7 +190,9 @@ class Project(Struct, frozen=True, kw_only=True):
 
 
 class Forge:
-    """One project at a forge. gitboot reads the token before each request, and sends it only to the project's host."""
+    """A project at a forge. gitboot reads the token before each request, and sends the token only to the project's
+    host.
+    """
 
     def __init__(
         self,
@@ -215,7 +219,7 @@ class Forge:
         self._send_request(self._project.api_url(self._api.post, verdict.commit, self._name), body)
 
     def find_latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
-        """Return the newest verdict on the first of these commits that has a verdict. None: there is no verdict.
+        """Return the newest verdict on the first of these commits that has a verdict, or None without a verdict.
 
         With a ``ledger``, ignore verdicts of other ledgers. Raises `HostUnreachable` or `ForgeRefused`.
         """
@@ -229,8 +233,8 @@ class Forge:
     def find_known_changes(self, commits: Iterable[str], ledger: str, key: bytes) -> KnownChanges:
         """Return the change numbers of a ledger from the first of these commits that has a status with a proof.
 
-        This reads all statuses of a commit, because anyone who may write statuses can repeat an old one. It may miss a
-        later change number if a commit has more statuses than gitboot reads.
+        This reads all statuses of a commit, because anyone who may write statuses can repeat an old status. It may miss
+        a later change number if a commit has more statuses than gitboot reads.
 
         Raises `HostUnreachable` or `ForgeRefused`.
         """
@@ -315,11 +319,11 @@ def _pages_prefix(api: str, scheme: str, host: str) -> str:
 
 _PROGRESS_PAUSE_S: Final = 300.0  # without a further change of the ledger, before gitboot reports its change number
 _MAX_PAUSES: Final = 12  # after this many pauses, gitboot reports the change number in any case
-_MAX_VERDICTS: Final = 20  # commits with a waiting verdict; gitboot drops older ones
+_MAX_VERDICTS: Final = 20  # commits with a waiting verdict; gitboot drops the verdicts of older commits
 
 
 def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
-    """Return the verdicts of an instance on the newest commits, the oldest first. Empty if another ledger is named.
+    """Return the verdicts of an instance on the newest commits, the oldest first, or () if it names another ledger.
 
     The newest commit has no verdict before gitboot has judged it.
     """
@@ -343,9 +347,9 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
 class VerdictSender(RetryingSender):
     """A thread that reports verdicts to a forge. `note` does not wait for the forge.
 
-    Each report includes the change number of the ledger. A later start compares it with the ledger, and so notices an
-    older copy of the ledger. Changes without a new verdict are reported after a pause. With ``asks``, gitboot reports
-    nothing before `read_known_changes` has succeeded.
+    Each report contains the change number of the ledger. At its next start, the instance compares this number with the
+    ledger, and so detects an older copy of the ledger. Changes without a new verdict are reported after a pause. With
+    ``asks``, gitboot reports nothing before `read_known_changes` has succeeded.
     """
 
     def __init__(
@@ -363,7 +367,7 @@ class VerdictSender(RetryingSender):
         self._noted: dict[str, CommitVerdict] = {}  # by commit, the last verdict that was noted
         self._last_noted: CommitVerdict | None = None  # of these verdicts
         self._progress_times: tuple[float, float] | None = None  # times of the first and the last unreported change
-        self._key = b""  # of the ledger; set by `read_known_changes`
+        self._key = b""  # the key of the ledger; set by `read_known_changes`
         self._telling = ForgeReport(has_asked=not asks)
         self._may_tell = not asks
         self.start()
@@ -377,10 +381,10 @@ class VerdictSender(RetryingSender):
         return not self._waiting or not self._may_tell
 
     def read_known_changes(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
-        """Read the change numbers of a ledger from the statuses of these commits, until it has succeeded once.
+        """Read the change numbers of a ledger from the statuses of these commits. After a success, do nothing.
 
-        Proofs are computed with the ``key`` of the ledger. Later reports have a proof too. This waits for the forge, so
-        do not call it in the thread that reconciles. Without ``commits``, it counts as a failed attempt.
+        Proofs are computed with the ``key`` of the ledger, also for later reports. This method waits for the forge, so
+        do not call it in the thread that reconciles. A call without ``commits`` counts as a failed attempt.
         """
         if self._may_tell:
             return
@@ -425,7 +429,7 @@ class VerdictSender(RetryingSender):
             del self._waiting[next(iter(self._waiting))]
 
     def _enqueue_progress(self, *, at_once: bool = False) -> float | None:
-        """Enqueue a report of the change number if it is due. Otherwise return in how many seconds it is due."""
+        """Add a report of the change number to the queue if it is due. Otherwise return the seconds until it is due."""
         if self._progress_times is None or self._last_noted is None:
             return None
         first, last = self._progress_times

@@ -59,7 +59,7 @@ class LimitedFiles(NamedTuple):
     """The published files of a server whose offers the ledger could not record."""
 
     noted: frozenset[Digest]  # the offers that the ledger has
-    until: datetime | None  # when these files become out of date by the clock alone; None: never
+    until: datetime | None  # the time at which these files become outdated by the clock; None: never
     stop: StopScope  # the stop at the time of rendering
 
 
@@ -71,7 +71,7 @@ class TargetState(Struct, frozen=True, kw_only=True):
     complete: bool = False  # whether this process has published all files
     plans: Plans = msgspec.field(default_factory=Plans)  # the plans of its files
     in_doubt: bool = False  # whether its records may be from before the ledger became unverified
-    recorded: Members | None = None  # the machines whose records it has; None: all machines in ``plans``
+    recorded: Members | None = None  # the machines whose records were published; None: all machines in ``plans``
     terms: ServingTerms | None = None  # the terms under which endpoints serve one-time boots
     owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
     limited: Mapping[str, LimitedFiles] = msgspec.field(
@@ -112,21 +112,22 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     schedule: Schedule = msgspec.field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines that changed since their last plan
     fetched: Fetched | None = None  # None: no fetch has ended yet
-    longest_step: timedelta = timedelta(minutes=30)  # of an installation; after that, an operator should look
+    # Of an installation; after this time, an operator should check the machine.
+    longest_step: timedelta = timedelta(minutes=30)
     serving: Endpoints | None = None  # None: the instance starts no endpoints
     telling: ForgeReport | None = None  # None: there is no forge
     unsent: tuple[str, str] | None = None  # why gitboot could not send a notice: reason, message
     died: tuple[ThreadFailure, ...] = ()  # threads of this process that failed, and that gitboot starts again
     following: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
     signed_list: SignedListState | None = None  # None: gitboot has published nothing since the start
-    opened: int | None = None  # the change number of the ledger at its opening; None: not compared any more
+    opened: int | None = None  # the change number of the ledger at its opening; None: no longer compared
     was_left: bool = False  # whether the ledger was unused for a long time before its opening
     is_output_open: bool = False  # whether every user of this host may read OUTPUT
-    is_upgraded: bool = False  # whether the ledger is from a version that left one-time boots in OUTPUT
+    is_upgraded: bool = False  # whether the ledger comes from a version that left one-time boots in OUTPUT
     keeping: ClockState = ClockState.UNKNOWN  # the quality of the clock
     unwritable: str | None = None  # why the ledger could not be written
     next_window_end: datetime | None = None  # in OUTPUT, before the first publication since the start
-    waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: it is done
+    waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: already published
     before_resume: InstanceState | None = None  # the state at the start, while the ledger cannot be written
     unread: str | None = None  # why the fetch log could not be read
     refused: tuple[Denial, ...] = ()  # boots that endpoints did not serve within the last hour
@@ -157,8 +158,8 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     def status(self) -> Status:
         """Return a summary of the instance.
 
-        It names at most `_MAX_SHOWN` servers of a kind. Unexpected secret fetches come first, then the latest secret
-        fetches. Of the installations, it names those whose last step is the oldest.
+        The summary names at most `_MAX_SHOWN` servers of a kind. Unexpected secret fetches come first, then the latest
+        secret fetches. Of the installations, it names those whose last step is the oldest.
         """
         attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
         machines = accepted.machines if accepted is not None else {}
@@ -200,7 +201,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         )
 
     def _list_withheld(self) -> Iterator[WithheldServer]:
-        """Yield each server with withheld install boots, and what it boots instead, sorted by name."""
+        """Yield each server with withheld install boots, and the boot that replaces them, sorted by name."""
         commit = self.plans.commit
         found = commit.withheld if commit is not None else {}
         named = sorted((commit.machines[uuid].name, boots) for uuid, boots in found.items()) if commit else []
@@ -240,7 +241,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
 
     def next_due(self, at: datetime) -> datetime | None:
-        """Return the next time after ``at`` at which the clock alone makes another reconcile necessary.
+        """Return the next time after ``at`` at which the clock makes another reconcile necessary.
 
         Before the first evaluation after a start there are no plans, but windows that an earlier process published end.
         """
@@ -272,6 +273,6 @@ _MAX_SHOWN: Final = (
 def plans_by(knowledge: Knowledge, commit: Commit) -> bool:
     """Return whether the instance with this ledger plans and publishes a commit.
 
-    An instance that another instance has replaced goes on: it ends its windows and clears the overrides that it set.
+    An instance that another instance has replaced continues to end its windows and to clear its overrides.
     """
     return commit.is_for(knowledge.facts.identity) or knowledge.facts.initialised is not None

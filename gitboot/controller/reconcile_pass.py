@@ -57,7 +57,7 @@ class Components:
 
 @dataclass(kw_only=True, slots=True)
 class Pass:
-    """One reconcile. The stages set the fields after ``time``, in this order."""
+    """One reconcile. The stages set the fields after ``time``, in the order of the fields."""
 
     components: Components
     before: InstanceState  # the state after the last reconcile
@@ -69,7 +69,7 @@ class Pass:
     requested: BatchResult = field(init=False)  # the ledger changes by operator requests
     attempt: Attempt = field(init=False)  # the result of judging the newest commit
     events: tuple[Event, ...] = ()  # of the attempt
-    ready: Intake = field(init=False)  # the part of ``taken`` that this reconcile learns
+    ready: Intake = field(init=False)  # the part of ``taken`` that this reconcile processes
     learnt: BatchResult = field(init=False)  # the ledger changes by the attempt and by ``ready``
     different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
     due: datetime | None = None  # when the next reconcile is due; None: at the next event

@@ -56,7 +56,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
     shows_progress: bool = False  # whether the BMC reports the boot progress
     dhcp_reason: str | None = None  # why DHCP names the loader although the plan has a URI: see `left_to_dhcp`
     may_be_switching: bool = False  # whether a task that may switch the machine is running
-    was_not_switched: bool = False  # whether the last such task did not switch it
+    was_not_switched: bool = False  # whether the last such task did not switch the machine
     pending_ids: frozenset[int] = frozenset()  # the pending fetches when the last task began
     open_intents: frozenset[str] = frozenset()  # the intents without an outcome when the last task began
 
@@ -77,9 +77,9 @@ class BmcState(Struct, frozen=True, kw_only=True):
 class Schedule(Struct, frozen=True, kw_only=True):
     """The tasks of all BMCs, when each is due, and what the last tasks found."""
 
-    most_failures: int = 20  # in a row; then gitboot pauses new settings
-    jitter: float = 0.2  # retries are shorter by up to this share, so that they do not all come at once
-    may_set: bool | None = None  # when the tasks were planned; None: no tasks yet
+    most_failures: int = 20  # consecutive failures, after which gitboot pauses new settings
+    jitter: float = 0.2  # retries are shortened by up to this share, so that they are spread out
+    may_set: bool | None = None  # the value when the tasks were planned; None: no tasks yet
     is_ledger_named: bool | None = None  # whether the Fleet named a ledger then
     without_named_ledger: frozenset[SystemUuid] = frozenset()  # machines that are not set for this reason
     tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)  # by machine, due or not
@@ -92,7 +92,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     blocked: frozenset[SystemUuid] = frozenset()  # another override has to be cleared there first
     bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
-    still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits for the last one
+    still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits for the end of the last task
     failing: frozenset[SystemUuid] = frozenset()
     uri_not_taken: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejects the URI of the plan
     outcomes: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> BMCs
@@ -104,7 +104,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
     @property
     def next_due(self) -> datetime | None:
-        """The time of the next task, if no other event causes one."""
+        """The time of the next task, unless another event causes a task earlier."""
         return self.agenda.next_due
 
     def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
@@ -153,7 +153,8 @@ def plan_tasks(
 
     The tasks make no new settings for machines under these base URLs or without ``may_set``. The same applies if the
     Fleet names no ledger, because another instance may set the same BMCs. The tasks clear overrides in all cases. If a
-    BMC has an override for a machine whose document names another BMC now, gitboot clears it before it sets a new one.
+    BMC has an override for a machine whose document names another BMC now, gitboot clears that override before it sets
+    a new override.
     """
     uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
     if (may_set, is_named) != (schedule.may_set, schedule.is_ledger_named):
@@ -231,7 +232,8 @@ def select_due_tasks(
     for task in due:
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
         has_new_intent = not _open_intents(uuid, knowledge) <= before.open_intents
-        unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))  # fetches that this task settles
+        # Fetches that this task will confirm or rule out.
+        unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))
         tasks.append(
             structs.replace(
                 task,
@@ -248,7 +250,9 @@ def select_due_tasks(
 
 
 def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
-    """Return whether a BMC task is due at once: after a new fetch or intent, or if the machine joined the wave."""
+    """Return whether a BMC task is due now, because of a new fetch or intent, or because the machine joined the
+    wave.
+    """
     is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
     has_turn = uuid in schedule.in_wave and not before.may_be_switching
     return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.open_intents
@@ -306,7 +310,7 @@ def record_submission(
 
 
 def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
-    """Return the intents to serve a machine without an outcome. After a new one, gitboot reads the BMC."""
+    """Return the intents to serve a machine that have no outcome. After a new intent, gitboot reads the BMC."""
     record = knowledge.stored_record(uuid)
     serves = record.unknown_serves if record is not None else ()
     return frozenset(each.intent for each in serves if not each.is_withheld)
@@ -481,7 +485,7 @@ def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
             if power.is_due:
                 return True  # a machine that is down delays the others
         elif before.state.is_open:
-            return True  # it has to come back
+            return True  # the machine has to come back
         if wanted is None and not any(each.may_be_left_on_bmc for each in task.records):
             return False
     return (

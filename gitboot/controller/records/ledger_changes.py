@@ -41,20 +41,20 @@ class Batch(Struct, frozen=True, kw_only=True):
 
     written_records: tuple[
         tuple[SystemUuid, OverrideRecord | PowerRecord], ...
-    ] = ()  # by BMC tasks; the ledger has them already
-    withdrawals: tuple[UnrecordedClearing, ...] = ()  # by BMC tasks; the ledger does not have them yet
+    ] = ()  # written by BMC tasks; the ledger already has these records
+    withdrawals: tuple[UnrecordedClearing, ...] = ()  # written by BMC tasks; the ledger does not have these records yet
     requests: tuple[Request, ...] = ()
     held: Held | None = None  # the commit that operators can approve
     stoppage: StopOrder | None = None  # if an operator stopped boots without the ledger
     clock_state: ClockState | None = None  # None: a command applies the batch, not an instance
     uptime: Uptime | None = None  # of the kernel
     is_externally_confirmed: bool = False  # whether a place outside STATE and OUTPUT has the newest change
-    has_transition: bool = False  # whether time alone changed a plan, or this is the first batch
+    has_transition: bool = False  # whether only the time changed a plan, or this is the first batch
     is_caught_up: bool = False  # whether the newest commit is accepted
     attempt: Attempt = field(default_factory=Attempt)  # to accept the newest commit
     commit: Commit | None = None  # the accepted commit, if this instance acts for it
     changed: Collection[str] = ()  # servers of the commit that changed; all servers at first
-    removed_machines: Collection[SystemUuid] | None = None  # by the commit; None: unknown
+    removed_machines: Collection[SystemUuid] | None = None  # machines that the commit removed; None: unknown
     installing: Collection[str] = ()  # at least the unchanged servers that are being installed
     fetches: tuple[Fetch, ...] = ()
     spool_offsets: Mapping[str, int] | None = None  # how far each spool file is read with these fetches
@@ -185,7 +185,7 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
         provisioning.extend_runs(update, commit, batch.changed)
     if update.before.switches or update.switches.new:
         extend_switches(update, commit, batch.changed)
-    if batch.changed and update.known_pairs:  # a BMC without a task gets no credentials when it comes back
+    if batch.changed and update.known_pairs:  # a BMC without a task gets no credentials when it is configured again
         uuids = update.before.overrides.keys() | update.overrides.new.keys()
         standing = (
             each.bmc for uuid in uuids for each in update.overrides.list_records(uuid) if each.may_be_left_on_bmc

@@ -1,4 +1,4 @@
-"""Ledger snapshot: an instance's knowledge of its ledger as one value, and the changes to it."""
+"""Ledger snapshot: an instance's knowledge of its ledger as one value, and changes to that value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from gitboot.status.conditions import Event
 
 
 class Knowledge(Struct, frozen=True, kw_only=True):
-    """The content of the ledger, and the state that an instance derives from it."""
+    """The content of the ledger, and the state that an instance derives from the content."""
 
     facts: Facts  # about the ledger, and the stops and suspensions of operators
     recorded_commit: str | None = None  # the last commit whose new servers got records; None: no record is usable
@@ -74,7 +74,7 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     claims: tuple[SoleClaim, ...] = ()  # of other hosts. They are not in the ledger, and withhold install boots
 
     def record(self, uuid: SystemUuid) -> Record | None:
-        """Return the record that plans use. None: unknown.
+        """Return the record that plans use, or None if it is unknown.
 
         If this instance could not observe a server's boot, the record is unknown. Otherwise, gitboot would install the
         server again and again.
@@ -82,7 +82,10 @@ class Knowledge(Struct, frozen=True, kw_only=True):
         return None if uuid in self.unobservable else self.stored_record(uuid)
 
     def stored_record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record even if plans do not use it. None: no record, or the ledger is unverified."""
+        """Return a server's record even if plans do not use it.
+
+        Return None without a record, or if the ledger is unverified.
+        """
         return None if self.recorded_commit is None else self.records.get(uuid)
 
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
@@ -155,7 +158,7 @@ class KnowledgeUpdate:
         self.request_outcomes: list[tuple[Request, str]] = []
         self.spool_offsets: Mapping[str, int] | None = None
         self.prune_before: datetime | None = None
-        self.due_now: set[SystemUuid] = set()  # machines whose BMC task is due at once
+        self.due_now: set[SystemUuid] = set()  # machines whose BMC task is due now
         self.judged_machines: set[SystemUuid] = set()  # machines with a pending fetch that a BMC task settled
         self.known_pairs = before.known_pairs
         self.sightings, self.claims = before.sightings, before.claims
@@ -176,7 +179,7 @@ class KnowledgeUpdate:
         return None if self.discards_records or uuid in self.dropped else self.before.records.get(uuid)
 
     def usable_record(self, uuid: SystemUuid) -> Record | None:
-        """Return a server's record. None: no record, or no record is usable yet."""
+        """Return a server's record, or None without a record or while no record is usable."""
         return self.record(uuid) if self.recorded_commit is not None else None
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
@@ -200,13 +203,13 @@ class KnowledgeUpdate:
             self.new_pins[uuid] = new_pin
 
     def find_secret_fetches(self, uuid: SystemUuid) -> InstallationFetches | None:
-        """Return the fetches of a server's secrets in its newest installation. None: no fetch is recorded."""
+        """Return the fetches of a server's secrets in its newest installation, or None without a fetch."""
         if uuid in self.new_secret_fetches:
             return self.new_secret_fetches[uuid]
         return self.before.secret_fetches.get(uuid)
 
     def set_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
-        """Replace the fetches of a server's secrets. None: another installation begins."""
+        """Replace the fetches of a server's secrets. None means that another installation begins."""
         if fetches is not None or self.find_secret_fetches(uuid) is not None:
             self.new_secret_fetches[uuid] = fetches
 
@@ -314,7 +317,7 @@ class KnowledgeUpdate:
 
 
 class Fetch(Struct, frozen=True, kw_only=True):
-    """A fetch, and the offer that it matches."""
+    """A fetch, and the offer to which the fetch belongs."""
 
     observation: Observation  # with the digest of the plan whose boot script was sent
     offer: Offer
@@ -348,9 +351,10 @@ def record_instance_facts(
 def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
     """Return the permissions of published files. Store in the ledger whether OUTPUT is closed to other users.
 
-    A new ledger closes OUTPUT. A ledger of an earlier version leaves OUTPUT open until an operator names a group. So
-    does a new ledger that takes over an open tree.
-    Raises `UsageError` for a group that gitboot may not give files to.
+    A new ledger closes OUTPUT. A ledger of an earlier version leaves OUTPUT open until an operator names a group. A new
+    ledger that takes over an open tree does the same.
+
+    Raises `UsageError` for a group to which gitboot may not give files.
     """
     about, number = instance_tables.read_facts(store), find_group_id(group) if group is not None else None
     is_new = (about.accepted, about.lapsed, about.initialised, about.output) == (None, None, None, None)
@@ -439,8 +443,8 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
     """Return the observations that match an offer of this ledger, as fetches.
 
     An endpoint logs the digest of the plan that it served, and a mirror logs the date of the file. For a file that was
-    replaced meanwhile, an endpoint logs only the path. The paths of the result have the token itself in place of its
-    published name.
+    replaced in the meantime, an endpoint logs only the path. The paths of the result contain the token itself instead
+    of its published name.
     """
     fetches = []
     for observation in observations:
@@ -450,7 +454,7 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
         if digest is None and observation.modified is not None:
             if (version := server_tables.find_version(store, observation.path, observation.modified)) is not None:
                 digest, number = version
-            elif name is not None:  # a token alone identifies the plan, even in a tree that another host published
+            elif name is not None:  # a token is enough to identify the plan, even in a tree that another host published
                 digest = server_tables.find_token(store, observation.path)
         offer = server_tables.find_offer(store, digest) if digest is not None else None
         if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
@@ -465,7 +469,7 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
 
 
 def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """Return the served one-time boots that this ledger never offered. They show that the ledger is an older copy."""
+    """Return the served one-time boots that this ledger never offered, which show that the ledger is an older copy."""
     served = (each for each in select_consuming(observations) if each.offer is not None and not each.is_start)
     return tuple(
         each for each in served if each.digest is not None and server_tables.find_offer(store, each.digest) is None

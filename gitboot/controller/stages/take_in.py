@@ -18,7 +18,7 @@ def take_in(state: InstanceState, this: Pass) -> InstanceState:
     """Take the inputs from the inbox, and read the ledger again if a write to it failed. Raises `LedgerError`."""
     store = this.components.store
     if (start := state.before_resume) is not None:
-        # The ledger can be written again, so the instance continues from its start. It may have published files whose
+        # The ledger can be written again, so the instance continues as after a start. It may have published files whose
         # dates the ledger lacks, so it publishes all files again.
         state = structs.replace(
             state,

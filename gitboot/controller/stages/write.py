@@ -1,4 +1,4 @@
-"""Write: store the ledger changes in one transaction, before gitboot acts on them."""
+"""Write: store the ledger changes in one transaction, before gitboot acts on these changes."""
 
 from __future__ import annotations
 
