@@ -45,7 +45,7 @@ MAX_FILES: Final = (
     1_500_000  # limits trees that repeat: ten folders in each folder, ten levels deep, are 10,000,000,000 files
 )
 MAX_PATH: Final = 4096  # characters
-MAX_NAMES: Final = 100  # of invalid names to report in one folder
+MAX_NAMES: Final = 100  # number of invalid names to report in one folder
 _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")  # utf8.c, next_hfs_char
 
 
@@ -213,7 +213,7 @@ class BlobReader:
         self._threads = threading.local()
 
     def __call__(self, blob: BlobId) -> bytes:
-        """Return the bytes of a blob. Raises `Oversized` for a blob above the size limit, without reading it."""
+        """Return the bytes of a blob. Raises `Oversized` for a blob above the size limit, without reading the blob."""
         return self._repository.retry(partial(self._read, blob))
 
     def _read(self, blob: BlobId) -> bytes:
@@ -295,7 +295,9 @@ class _IgnoreRules:
 
 
 def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str, Irregular | None]]:
-    """Yield each path below ``root`` that is tracked or not ignored, with its kind if it is not a regular file."""
+    """Yield each path below ``root`` that is tracked or not ignored, with its kind if the path is not a regular
+    file.
+    """
     pending = [""]
     while pending:
         prefix = pending.pop()
@@ -359,7 +361,7 @@ class WorktreeFiles(Mapping[str, BlobId]):
 
 
 def read_worktree_file(root: Path, path: str) -> bytes:
-    """Return the content of a regular file of the fleet at ``root``; raise `SourceError` or `Oversized`."""
+    """Return the content of a regular file of the fleet at ``root``. Raises `SourceError` or `Oversized`."""
     place = f"{root}/{path}"
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -378,7 +380,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     """Return the fleet at ``path`` (a directory, or a folder of a work tree or a bare repository) at ``rev``.
 
     ``rev`` is a Git revision, or WORKTREE for the files in the work tree. The default is WORKTREE, or HEAD in a bare
-    repository. Raises `UsageError` if there is no such directory, repository or revision.
+    repository. Raises `UsageError` if the directory, the repository or the revision does not exist.
     """
     root = resolve_fleet_root(Path(path))
     try:
@@ -406,7 +408,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
 
 
 def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
-    """Return the folder of ``root`` in the work tree, "" at its top. None: it is outside, or there is no work tree."""
+    """Return the folder of ``root`` in the work tree ("" at its top), or None if it is outside of a work tree."""
     files = get_git_directory(repository).resolve()
     top = files if repository.is_bare else Path(str(repository.workdir)).resolve()
     if root.is_relative_to(files) or not root.is_relative_to(top):
@@ -422,7 +424,7 @@ def find_fleet_folder(path: Path) -> str:
 
 
 def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
-    """Return the fleet's folder in commits: the folder of ``root``, or else the configured one."""
+    """Return the fleet's folder in commits: the folder of ``root`` in the work tree, or the configured folder."""
     folder, files = find_folder_in(repository, root), get_git_directory(repository).resolve()
     if folder is not None:
         return folder
@@ -442,7 +444,7 @@ def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, p
 
 
 def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str) -> Revision:
-    """Return the commit of a Git revision. Raises `UsageError` if there is no such commit."""
+    """Return the commit of a Git revision. Raises `UsageError` if the revision does not exist."""
     try:
         return CommitReader(repository).peel(_resolve_object(repository, rev)).revision
     except (pygit2.GitError, KeyError, ValueError) as error:
@@ -454,8 +456,8 @@ def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str
 def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     """Return the object of a Git revision.
 
-    libgit2 cannot resolve a revision to a commit that it cannot parse. gitboot then resolves it itself, with the
-    suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` and `ValueError`.
+    libgit2 cannot resolve a revision that leads to a commit which it cannot parse. gitboot then resolves the revision
+    itself, with the suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` and `ValueError`.
     """
     try:
         return repository.revparse_single(rev).id

@@ -214,7 +214,9 @@ USER_DATA_ARGUMENTS: Final = frozenset(
 
 
 def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
-    """Return the boot of the first ``kernel`` line in a script and the ``initrd`` lines after it. URLs are absolute."""
+    """Return the boot of the first ``kernel`` line in a script and the ``initrd`` lines after it, with absolute
+    URLs.
+    """
     kernel, initrds, arguments, chain = None, list[str](), list[str](), None
     for command, words in _list_commands(script, dict(variables)):
         if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
@@ -243,7 +245,7 @@ def _make_absolute(base: str, url: str) -> str:
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the commands of a script with their words, without options and without the part after ``||``.
 
-    It follows each ``goto`` without a condition once.
+    Each ``goto`` without a condition is followed once.
     """
     lines = script.replace("\\\n", "").splitlines()[:_MAX_LINES]
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}

@@ -64,7 +64,7 @@ class ImportedFleet(Struct, frozen=True, kw_only=True):
 
 
 def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> ImportedFleet:
-    """Return the documents of an inventory. They do not depend on the order of machines and boots.
+    """Return the documents of an inventory. The order of machines and boots does not change the result.
 
     Each server is Parked and has no provision number, so gitboot installs no server.
     """
@@ -218,7 +218,7 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     ]
 
 
-# What they boot
+# The boots of machines
 
 
 def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[ImportedDocument, dict[str, str]]:
@@ -366,16 +366,16 @@ class _Dumper(yaml.SafeDumper):
 class NewServer(Struct, frozen=True, kw_only=True):
     """The data of a machine that has no document yet."""
 
-    macs: Mapping[MacAddress, str | None]  # with the interface names; None: unknown
+    macs: Mapping[MacAddress, str | None]  # interface names by MAC address; None: unknown
     uuid: SystemUuid | None = None
     serial: str | None = None
     architecture: Architecture | None = None
     firmware: Firmware | None = None
-    bmc: Mapping[str, Any] | None = None  # as in a document
+    bmc: Mapping[str, Any] | None = None  # in the form of a document
 
 
 def render_server(name: str, new: NewServer, like: Server | None, comment: str) -> str:
-    """Return the document of a new server. It is Parked, so gitboot leaves the machine alone.
+    """Return the document of a new server, which is Parked so that gitboot leaves the machine alone.
 
     Policy, loader, kernel arguments and variables come from ``like``.
     """

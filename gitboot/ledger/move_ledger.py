@@ -36,7 +36,7 @@ class MoveResult(NamedTuple):
     new: str
     rows: Mapping[str, int]  # by table
     old_file: Path | None  # the renamed old file, if the ledger was a file
-    was_copied: bool  # by an earlier call; this call did the remaining steps
+    was_copied: bool  # whether an earlier call copied it; this call did the remaining steps
 
 
 def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
@@ -75,14 +75,14 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
 
 
 def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
-    """Copy the ledger in one transaction, and mark the old one as moved. The copy is still marked as unfinished."""
+    """Copy the ledger in one transaction, and mark the old ledger as moved. The copy is still marked as unfinished."""
     copy = str(uuid4())
     try:
         old.begin(at_leisure=True)
         _require_fetches_read(old)
         found = copy_in_transaction(old, new, {COPY: copy, UNFINISHED: old.name})
         end_lease(old, place)
-        _require_fetches_read(old)  # from here on no endpoint can record a fetch in it
+        _require_fetches_read(old)  # after this, no endpoint can record a fetch in the old ledger
         note_left(old, place, copy)
         old.commit()
         checkpoint_log(old)
@@ -145,7 +145,7 @@ def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
 
 
 def open_place(path: Path, address: PostgresAddress | None) -> Database:
-    """Open the database at an address, or the file. Its notes of copies are not checked."""
+    """Open the database at an address, or the file, without a check of its notes about copies."""
     database: Database
     if address is None:
         database = SqliteDatabase(path)
@@ -184,7 +184,7 @@ _DOUBT: Final = "RestoredLedger"
 
 class ReclaimPlan(NamedTuple):
     name: str
-    moved_to: str | None  # None: another host has already reclaimed it
+    moved_to: str | None  # None: another host has already reclaimed the ledger
     identity: str
     changes: int
 
@@ -209,7 +209,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
 
 
 def reclaim(path: Path, place: PostgresAddress | Path) -> None:
-    """Use the moved ledger at ``place`` again, as the ledger of ``path``. It is unverified then.
+    """Use the moved ledger at ``place`` again, as the unverified ledger of ``path``.
 
     The caller must hold the lock of the state directory. After a crash, call this again: the ledger is marked as
     unverified before it is used.

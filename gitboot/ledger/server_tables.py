@@ -208,19 +208,19 @@ def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks
 
 
 class Pending(NamedTuple):
-    """An observation that waits for a verdict: the machine's BMC has to confirm it."""
+    """An observation that waits until the machine's BMC confirms the observation."""
 
     id: int
     observation: Observation
     offer: Offer  # the boot that was fetched
-    marks: Marks | None = None  # what the BMC first showed after the fetch
+    marks: Marks | None = None  # the first marks that the BMC showed after the fetch
 
 
 # Offers
 
 
 def find_offer(store: Store, plan: Digest) -> Offer | None:
-    """Return the offer of a published plan. None: there is none."""
+    """Return the offer of a published plan, or None without an offer."""
     with store.reading():
         found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
         return parse_offer(plan, found[0][0]) if found else None
@@ -263,7 +263,7 @@ def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]],
 
 
 def read_pending(store: Store) -> list[Pending]:
-    """Return the observations without a verdict, oldest first. Those whose offer was deleted are left out."""
+    """Return the observations without a verdict, oldest first, except those whose offer was deleted."""
     with store.reading():
         found = store.rows(
             "SELECT observations.id, observations.at, observations.plan, observations.facts, offers.facts"
@@ -291,7 +291,7 @@ def has_observation(store: Store, observation: Observation, plan: Digest) -> boo
 
 
 def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
-    """Store observations that wait for a verdict, or what the BMC first showed after them."""
+    """Store observations that wait for a verdict, or the first marks that the BMC showed after the observations."""
     tx.executemany(
         "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
         " ON CONFLICT (id) DO UPDATE SET facts = excluded.facts",
@@ -339,7 +339,7 @@ def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None
 
 
 def read_known_bmcs(store: Store) -> frozenset[CredentialUse]:
-    """Return the known pairs of BMC and credentials. 0.1.0 stored addresses as documents spell them."""
+    """Return the known pairs of BMC and credentials, normalized, because 0.1.0 stored addresses as in documents."""
     with store.reading():
         return frozenset((normalize_origin(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
 
@@ -355,7 +355,7 @@ def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
 
 
 def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
-    """Replace the lost identities. A backup that lacks a new one is an older copy."""
+    """Replace the lost identities. A backup that lacks a new lost identity counts as an older copy."""
     table, key = "lost_identities", ("kind", "value", "uuid")
     gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
     if gone:
@@ -479,9 +479,9 @@ def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
 
 
 def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
-    """Store the secret fetches of servers. None deletes them.
+    """Store the secret fetches of servers. None deletes the fetches of a server.
 
-    A backup without them is as good: they change no plan.
+    A backup without these fetches does not count as an older copy, because they change no plan.
     """
     tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
     written = [(uuid, to_json(each)) for uuid, each in fetches.items() if each is not None]

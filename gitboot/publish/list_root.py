@@ -1,4 +1,4 @@
-"""Root key of a signed list: make a folder of list keys, and replace the keys in it."""
+"""Root key of a signed list: create a folder of list keys, and replace the keys in that folder."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """All files of a tree."""
 
     stamp: Stamp
-    files: Mapping[str, ListedFile]  # by path, sorted; states included
+    files: Mapping[str, ListedFile]  # by path, sorted; includes states
 
 
 class UnknownFormat(ValueError):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 ALL: Final = "all"
-_TRIES: Final = 10  # attempts, if another process writes at the same time
+_TRIES: Final = 10  # number of attempts, if another process writes at the same time
 _RETRY_S: Final = 0.5  # before the next attempt
 # files between two checks of the tree and of the mirror's records, as many as the servers in a step of a target
 _BATCH: Final = 200
@@ -89,7 +89,7 @@ class MirrorStore:
         )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write files. The version of each is that of the file to replace; None: the file must be absent.
+        """Write files. The version of each file is that of the file to replace, or None if no file may exist.
 
         Raises `Overtaken` if another process changed a file.
         """
@@ -173,13 +173,14 @@ def repair(
     on_progress: Callable[[int], None],
     retry_s: float = _RETRY_S,
 ) -> RepairReport:
-    """Replace the files of a mirror that differ from the tree at ``root`` at the time of the ``clock``.
+    """Replace the files of a mirror that differ from the output tree at ``root`` at the time of the ``clock``.
 
-    ``paths`` are below boot/; `ALL` stands for all.
+    ``paths`` are below boot/, and `ALL` means all paths.
 
     The order is content, boot scripts, first and unknown scripts, the signed list. Files that are not published are
     removed last, if machines may request them or if ``paths`` names them. The repair starts again after ``retry_s``
     seconds if another process publishes to the tree, if an instance writes to the mirror, or if a transition passes.
+
     Raises `ForeignTree` if another ledger publishes to the mirror, `PublishError` and `UsageError`.
     """
     repairs: dict[str, RepairAction] = {}
@@ -196,7 +197,7 @@ def repair(
 
 
 class _Attempt:
-    """One attempt to repair, valid as long as the tree and the mirror's records do not change."""
+    """One attempt of a repair, valid as long as the tree and the mirror's records do not change."""
 
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
@@ -305,10 +306,10 @@ def _stage(path: str) -> tuple[int, int]:
 
 
 class _TreeState(NamedTuple):
-    """The files of a tree that each publication changes. None: the file is absent."""
+    """The files of an output tree that each publication changes. An absent file is None."""
 
     manifest: bytes | None
-    pending: bytes | None  # present during a publication, and after an interrupted one
+    pending: bytes | None  # present during a publication, and after an interrupted publication
     timestamp: bytes | None  # of the signed list
 
 
@@ -356,7 +357,10 @@ def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -
 
 
 def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
-    """Return the current version of a file; None: it must be absent. Raises `Overtaken` if the tree lacks it."""
+    """Return the current version of a file, or None if it must be absent.
+
+    Raises `Overtaken` if the tree lacks the file.
+    """
     version, path = file.right[0], root / BOOT / file.path
     if version is None or version.sha256 is None:
         return None

@@ -97,7 +97,10 @@ def _format_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def _list_added_arguments(distro: Mapping[str, Any], *, installs: bool) -> list[str]:
-    """Return what Cobbler adds for such a distro (cobbler/tftpgen.py, build_kernel_options), without its own URLs."""
+    """Return the arguments that Cobbler adds for such a distro, without Cobbler's own URLs.
+
+    Source: cobbler/tftpgen.py, build_kernel_options.
+    """
     breed, version = str(distro.get("breed") or ""), str(distro.get("os_version") or "")
     if breed in ("debian", "ubuntu"):
         installer_arguments = (

@@ -34,8 +34,9 @@ _LOCK: Final = "target.lock"  # below ops/
 class TargetFolder:
     """The files below ``root``, which must exist. Files and folders get the permissions and the group of ``root``.
 
-    Each file is synced to the disk before it replaces another, and no symlink is followed. Processes that write to one
-    folder at the same time lock it only during one `create` or `replace`, so an instance that takes over does not wait.
+    Each file is synced to the disk before it replaces another file, and no symlink is followed. Processes that write to
+    one folder at the same time lock it only during one `create` or `replace`, so an instance that takes over does not
+    wait.
     """
 
     def __init__(self, root: Path) -> None:
@@ -91,7 +92,7 @@ class TargetFolder:
         )
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, and the staged files that a killed process left for them."""
+        """Remove files, and the staged files that a killed process left beside them."""
         for path in paths:
             self._disk.remove(staging_path(path))
             self._disk.remove(path)
@@ -141,7 +142,7 @@ class TargetFolder:
 
 
 def folder_opener(root: Path) -> Callable[[], TargetFolder]:
-    """Return a function that returns the folder. It opens the folder again if another folder or disk is at its path."""
+    """Return a function that opens the folder, and opens it again if another folder or disk is at its path."""
     opened: list[TargetFolder] = []
 
     def open_folder() -> TargetFolder:
@@ -226,7 +227,7 @@ class RsyncStore:
         return left
 
     def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        """Return the paths, sorted, whose checksums on the other host differ from the sent files."""
+        """Return the paths whose checksums on the other host differ from the sent files, sorted."""
         wrong = self._find_different(expected)
         shutil.rmtree(self._sent, ignore_errors=True)
         return wrong
@@ -251,7 +252,7 @@ class RsyncStore:
         return [path for path in found if path.startswith(folder) and ".." not in path.split("/")]
 
     def _find_different(self, paths: Collection[str], *options: str) -> list[str]:
-        """Return the paths, sorted, whose content on the other host differs from the sent files."""
+        """Return the paths whose content on the other host differs from the sent files, sorted."""
         if not paths:
             return []
         comparing = ("--dry-run", "--checksum", "--out-format=%i %n")
