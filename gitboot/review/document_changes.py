@@ -1,4 +1,4 @@
-"""Document changes: compare the documents and files of two commits, and what gitboot publishes for all machines."""
+"""Document changes: compare two commits' documents and files, and the files that gitboot publishes for all machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gitboot.resolve.server_decision import Decision, Decisions, Host
 
 
 class SharedChange(Struct, frozen=True, kw_only=True):
-    """A change of what gitboot publishes for all machines or for unknown machines."""
+    """A change of the files that gitboot publishes for all machines, or of the boots of unknown machines."""
 
     old: Mapping[str, Any] | None  # None: there is no old commit
     new: Mapping[str, Any]
@@ -34,9 +34,9 @@ def compare_shared(
     new_repository: FleetRepository,
     touched: frozenset[str] | None = None,
 ) -> SharedChange | None:
-    """Compare what gitboot publishes for all machines. None: no change.
+    """Compare the files that gitboot publishes for all machines. Return None without a change.
 
-    ``touched`` are the servers that can differ; None: all servers.
+    ``touched`` are the servers that can differ, or None for all servers.
     """
     return _make_change(
         _shared_facts(old, old_repository, new, touched), _shared_facts(new, new_repository, old, touched)
@@ -44,7 +44,7 @@ def compare_shared(
 
 
 def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | None:
-    """Compare the boots of unknown machines. None: no change."""
+    """Compare the boots of unknown machines. Return None without a change."""
     return _make_change(_unknown_facts(old), _unknown_facts(new))
 
 
@@ -55,7 +55,7 @@ def changes_all_files(change: SharedChange) -> bool:
 
 
 def changes_ledger(change: SharedChange) -> bool:
-    """Return whether the Fleet or a site no longer names the ledger that it named before."""
+    """Return whether the Fleet or a site stops naming its previous ledger."""
     if change.old is None:
         return False
     by_site, now_by_site = (each.get("ledgers", {}) for each in (change.old, change.new))
@@ -94,7 +94,7 @@ _HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.P
 def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
     """Return the input of the DHCP files.
 
-    It has only servers of both commits that differ, so a rebase changes nothing.
+    It contains only servers of both commits that differ, so a rebase changes nothing.
     """
     hosts, others = decisions.networks, other.networks
     both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
@@ -192,7 +192,9 @@ class DocumentChange(Struct, frozen=True, kw_only=True):
 def compare_documents(
     old: FleetRepository | None, new: FleetRepository, touched: frozenset[Id] | None = None
 ) -> dict[Id, DocumentChange]:
-    """Return the documents and files that differ, by kind and name. ``touched`` limits the comparison; None: all."""
+    """Return the documents and files that differ, by kind and name. ``touched`` limits the comparison, or None for
+    all.
+    """
     before, after = _collect_resources(old, touched) if old else {}, _collect_resources(new, touched)
     found = {}
     for key in sorted(before.keys() | after.keys()):
@@ -229,7 +231,7 @@ Path = tuple[str | int, ...]
 
 
 class FieldChange(NamedTuple):
-    """A field before and after. None: absent."""
+    """A field before and after a change. An absent value is None."""
 
     path: Path
     old: Any

@@ -67,7 +67,7 @@ class Review(Struct, frozen=True, kw_only=True):
     changes: Changes | None = None  # None: HEAD is invalid
     verdict: Verdict | None = None
     ignored_lines: tuple[IgnoredLine, ...] = ()
-    steps: tuple[HeldStep, ...] = ()  # the held ones of several commits, each with its own digest
+    steps: tuple[HeldStep, ...] = ()  # the held steps of several commits, each with its own digest
     groups: tuple[Group, ...] = ()
     unknown: CommonChange | None = None  # the boots of unknown machines; None: no change
     shared: CommonChange | None = None  # the files for all machines; None: no change
@@ -115,7 +115,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def note_on_records(self) -> str | None:
-        """A note that the records of an instance may decide otherwise; None: they do not matter."""
+        """A note that the records of an instance may lead to another decision, or None if records do not matter."""
         if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding:
             return None
         changes = self.changes.with_risk(Risk.REINSTALL)
@@ -127,7 +127,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def note_on_identities(self) -> str | None:
-        """A note about identities that no server of BASE has; None: there are none."""
+        """A note about identities that no server of BASE has, or None."""
         if self.changes is None or not any(
             each.is_new and not each.is_counted for each in self.changes.gained_identities
         ):
@@ -229,8 +229,8 @@ def review_commits(
 
     - ``known_changes`` are the changes, if they are known already.
     - ``counted_before`` has the digests of the signed content of commits before BASE with acknowledgements.
-    - ``writer`` takes a path and a 1-based line of the new commit, and returns the commit and the author of the line.
-      None: the line is not committed.
+    - ``writer`` takes a path and a 1-based line of the new commit, and returns the commit and the author of the line,
+      or None if the line is not committed.
     """
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)

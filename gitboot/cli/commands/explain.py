@@ -169,7 +169,7 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
     rows, written = [], []
     for each in explanation.reasons:
         value = each.value
-        if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows all of it
+        if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows the whole value
             value = f"{value[: _WIDTH - 13]}…{value[-12:]}"
         rows.append((each.field, value, each.rule, each.why))
         commit, by = _find_commit(each, blame), ""
