@@ -105,7 +105,7 @@ class RetryingSender(ABC):
 
     @abstractmethod
     def send_next(self) -> None:
-        """Wait until something is due or until `is_ending`, then send what is due."""
+        """Wait until an item is due or until `is_ending`, then send the due items."""
 
     @property
     @abstractmethod

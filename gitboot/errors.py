@@ -199,7 +199,7 @@ class DamagedLedger(LedgerError):
 
 
 class LedgerLeft(LedgerError):
-    """The ledger was moved to another place, which is now the valid one."""
+    """The ledger was moved to another place, where it is used now."""
 
 
 class LedgerUnfinished(LedgerError):

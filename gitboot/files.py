@@ -32,7 +32,7 @@ NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW  # never an 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace the file at ``path``, and wait until the disk has the content. Raises OSError.
 
-    ``mode`` is exact, whatever the umask is. A symlink at ``path`` is replaced, not followed.
+    The umask does not apply to ``mode``. A symlink at ``path`` is replaced, not followed.
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -570,9 +570,7 @@ def is_on_network(path: Path) -> bool:
 
 
 def _find_mount_type(mounts: str, path: Path) -> str:
-    """Return the type of the mount that contains a path (proc(5)). Of several mounts at one place, the last one
-    counts.
-    """
+    """Return the type of the mount that contains a path (proc(5)). A later mount at the same place has precedence."""
     found = ("", "")
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")

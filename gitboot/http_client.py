@@ -409,10 +409,10 @@ class HttpClient:
         max_bytes: int = MAX_ANSWER_BYTES,
         method: str | None = None,
     ) -> WebAnswer:
-        """Send a request, by default GET, or POST if there is a ``body``, and return the JSON answer. Follow no
-        redirect.
+        """Send a request and return the JSON answer. Follow no redirect.
 
-        Raises `HostUnreachable` if no whole answer comes, and `UsageError` if the URL must not receive the credentials.
+        The method is GET by default, or POST if there is a ``body``. Raises `HostUnreachable` if no whole answer comes,
+        and `UsageError` if the URL must not receive the credentials.
         """
         sent = {"Accept": "application/json", **(headers or {})}
         content = None if body is None else json.dumps(body).encode()
@@ -441,7 +441,7 @@ class HttpClient:
         rate: MinimumRate | None = None,
         redirects: int = 0,
     ) -> Iterator[AnswerStream]:
-        """Send a request and yield its answer, whatever the status is.
+        """Send a request and yield its answer with any status.
 
         The deadline covers everything: name resolution, connection, TLS, redirects, headers and body. With a ``rate``,
         the body is a download, to which only the rate applies. ``credentials`` are headers that gitboot sends only to

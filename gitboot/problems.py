@@ -742,7 +742,7 @@ def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem
     """Return the hundred errors and the hundred warnings of each file that hold longest, sorted by place.
 
     If any problem of a file holds at some instant, at least one returned problem holds too. One more problem counts the
-    rest. It holds until the first of the rest ends.
+    omitted problems. It holds until the first omitted problem ends.
     """
     groups: defaultdict[tuple[str, Severity], list[DatedProblem]] = defaultdict(list)
     for each in dated_problems:

@@ -1,11 +1,11 @@
 """Standard output and standard error: escaped text, colours, and readers that close a pipe.
 
-This module escapes with `gitboot.text` everything that gitboot, Python or a library writes to `sys.stdout` or
-`sys.stderr`, so that a new command cannot forget to. There are two exceptions: colours that `style` adds, which contain
-a random number that text from outside cannot contain, and output of `write_verbatim` and `open_verbatim`.
+This module escapes everything that gitboot, Python or a library writes to `sys.stdout` or `sys.stderr`, with
+`gitboot.text`. A new command therefore needs no code for that. There are two exceptions: colours that `style` adds,
+which contain a random number that text from outside cannot contain, and output of `write_verbatim` and `open_verbatim`.
 
 A reader may close its pipe early (``gitboot validate | head``), or a disk may be full. The command still runs to its
-end, so that its exit code is right, and an instance outlives the reader of its log.
+end with the right exit code, and an instance outlives the reader of its log.
 """
 
 from __future__ import annotations

@@ -163,7 +163,9 @@ class OverrideSession:
         self._identity_result: IdentityResult | None = None
 
     def run(self) -> TaskResult:
-        """Carry out the steps of the override. When the override is as wanted, carry out the steps of the power."""
+        """Carry out the next steps for the override. If the override needs no step, carry out the steps for the
+        power.
+        """
         try:
             return self._run_override_steps() or self._run_power_steps()
         except BmcBusy as error:
@@ -178,7 +180,7 @@ class OverrideSession:
             return self._result(Outcome.STALLED, str(error), was_attempted=False, is_reachable=False)
 
     def _run_override_steps(self) -> TaskResult | None:
-        """Record, set and confirm the override. Return None if the override is as wanted."""
+        """Record, set and confirm the override. Return None if the override needs no step."""
         bmc, task, clock = self._bmc, self._task, self._clock
         observed: BmcObservation | None = None
         was_confirmed = False  # whether the last reading is still current
@@ -234,7 +236,7 @@ class OverrideSession:
         return self._result(Outcome.WAITING, f"the override was not as wanted after {_MAX_STEPS} steps")
 
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
-        """Record and set an override. If the BMC rejects the request, record what the BMC shows, and raise the
+        """Record and set an override. If the BMC rejects the request, record the shown override, and raise the
         error.
         """
         if record.override.enabled is OverrideEnabled.ONCE:

@@ -321,7 +321,7 @@ class EjectMedium(Struct, frozen=True, kw_only=True):
 
 
 class ConfirmRecord(Struct, frozen=True, kw_only=True):
-    """Write ``record``, which describes what the BMC shows, and decide again."""
+    """Write ``record``, which contains the observed state of the BMC, and decide again."""
 
     record: OverrideRecord
 

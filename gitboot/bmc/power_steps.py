@@ -106,7 +106,7 @@ class RequestReset(Struct, frozen=True, kw_only=True):
 
 
 class WritePowerRecord(Struct, frozen=True, kw_only=True):
-    """Write ``record``, which describes what the BMC shows, and decide again."""
+    """Write ``record``, which contains the observed state of the BMC, and decide again."""
 
     record: PowerRecord
 

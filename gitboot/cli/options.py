@@ -399,9 +399,7 @@ evaluation_options = combine_options(
 
 
 def find_cache_path(name: str) -> Path | None:
-    """Return a file in the cache directory of the user (XDG Base Directory Specification). None without a home
-    directory.
-    """
+    """Return a file in the user's cache directory (XDG Base Directory Specification), or None without a home."""
     variable = os.environ.get("XDG_CACHE_HOME", "")
     folder = variable if os.path.isabs(variable) else os.path.expanduser("~/.cache")
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None

@@ -145,7 +145,7 @@ _PROPERTY_ESCAPES: Final = _TEXT_ESCAPES | str.maketrans({":": "%3A", ",": "%2C"
 
 
 def count_problems(problems: Sequence[Problem]) -> str:
-    """Return the numbers of errors and warnings in words."""
+    """Format the numbers of errors and warnings."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     warnings = len(problems) - errors
     parts = [format_count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]

@@ -291,7 +291,9 @@ def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
 
 @contextmanager
 def stop_on_signal_within() -> Iterator[StopRequest]:
-    """Yield a stop request that SIGINT and SIGTERM make until the block ends. Ignore SIGHUP and SIGUSR1 until then."""
+    """Yield a stop request that SIGINT and SIGTERM trigger until the block ends. Ignore SIGHUP and SIGUSR1 until
+    then.
+    """
     stop = StopRequest()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     before |= {number: signal.signal(number, lambda *_: None) for number in (signal.SIGHUP, signal.SIGUSR1)}

@@ -108,7 +108,9 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_preliminary(self) -> bool:
-        """Whether gitboot judges the held commit again, by records, once it has learned the fetches up to now."""
+        """Whether gitboot will judge the held commit again, with the records, after it has processed all current
+        fetches.
+        """
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
         if candidate is not None and self.waits:
             return True

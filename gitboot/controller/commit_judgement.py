@@ -183,7 +183,7 @@ class CommitJudge:
         """Return how far gitboot can accept the commits ahead at ``at``.
 
         Acknowledgements in ``used_acknowledgements`` and in ``knowledge`` do not count again. With ``reads_records``,
-        gitboot judges by the records of servers. Before that, the caller must withhold all boots that the newest commit
+        gitboot also uses the records of servers. Before that, the caller must withhold all boots that the newest commit
         removes, and read all fetches of these boots. Without ``reads_records``, the steps in ``wait`` are not accepted
         yet, even if no guard holds the steps.
 
@@ -452,12 +452,12 @@ def describe_accepted(by: Iterable[str]) -> str:
 
 
 def describe_held(guards: Iterable[str]) -> str:
-    """Return a few words that describe a held commit."""
+    """Return a short description of a held commit."""
     return f"held by {', '.join(map(str, guards))}"
 
 
 def describe_invalid(problems: Iterable[Problem]) -> str:
-    """Return a few words that describe an invalid commit."""
+    """Return a short description of an invalid commit."""
     problems = tuple(problems)
     if any(each.code is Code.UNTRUSTED for each in problems):
         return "invalid: not signed by a trusted key"

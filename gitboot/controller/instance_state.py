@@ -138,7 +138,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     def commit(self) -> Commit | None:
         """The accepted commit without the install boots that newer commits remove.
 
-        None if the Fleet names another ledger and this instance never acted.
+        The value is None if the Fleet names another ledger and this instance never acted.
         """
         accepted = self.attempt.accepted
         if accepted is None or not plans_by(self.knowledge, accepted):
@@ -159,7 +159,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         """Return a summary of the instance.
 
         The summary names at most `_MAX_SHOWN` servers of a kind. Unexpected secret fetches come first, then the latest
-        secret fetches. Of the installations, it names those whose last step is the oldest.
+        secret fetches. Installations are sorted by the time of their last step, the oldest first.
         """
         attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
         machines = accepted.machines if accepted is not None else {}

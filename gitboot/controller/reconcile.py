@@ -48,7 +48,8 @@ class Reconciler:
     """The state of one instance, which `reconcile` updates.
 
     A bad commit, a lost Git server, a full disk or a failing BMC does not make `reconcile` raise. `reconcile` reports
-    each of them as a condition, and goes on with the last accepted commit, so that windows end while Git is down.
+    each of these faults as a condition, and continues with the last accepted commit, so that windows end while Git is
+    down.
     """
 
     def __init__(self, standing: InstanceState, components: Components) -> None:

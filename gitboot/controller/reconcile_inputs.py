@@ -228,7 +228,9 @@ class Inbox:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Make BMC tasks wait with their records until the block ends, so that the taken inputs stay the newest."""
+        """Make BMC tasks wait with their records until the block ends, so that the inputs of the reconcile stay the
+        newest.
+        """
         with self._lock:
             yield
 
@@ -270,7 +272,7 @@ class Inbox:
     ) -> tuple[Mapping[SystemUuid, Mapping[str, OverrideRecord]], frozenset[SystemUuid]]:
         """Return the overrides with the newer records of BMC tasks, and the machines of these records.
 
-        A reconcile that cannot write the ledger has not learned these records, and still has to clear overrides.
+        A reconcile that cannot write the ledger has not processed these records, and still has to clear overrides.
         """
         with self._lock:
             found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}

@@ -180,7 +180,7 @@ class Endpoint:
     # Answers without Starlette
 
     def quickly(self, path: str, headers: Iterable[Header]) -> Reply | None:
-        """Return a cached response that is valid and the same for every client, or None."""
+        """Return a valid, cached response that does not depend on the client, or None."""
         if not self._tree.can_answer or self._tree.stops_all:
             return None
         answer = self._responses.find_cached(path, self._clock())

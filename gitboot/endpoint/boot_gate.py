@@ -130,7 +130,7 @@ class GateDenial(NamedTuple):
 
 
 class DenialLog:
-    """The recent denials: the last one of each server and reason. For any thread."""
+    """The recent denials: the last denial of each server and reason. Any thread may use the object."""
 
     def __init__(self) -> None:
         self.counts: Counter[DenialReason] = Counter()

@@ -118,7 +118,7 @@ class BootResponse(Struct, frozen=True, kw_only=True):
 
 
 class BootResponses:
-    """The boot responses of one output tree, with a cache of the last used ones."""
+    """The boot responses of one output tree, with a cache of recently used responses."""
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree = tree

@@ -303,7 +303,7 @@ class _FetchCounter:
         self.waiting_times = 0
 
     def take(self, now_s: float) -> Observation | None:
-        """Return the waiting fetches as one observation, and reset the counter of waiting ones."""
+        """Return the waiting fetches as one observation, and reset their counter."""
         waiting, times = self.waiting, self.waiting_times
         if waiting is None:
             return None
@@ -313,10 +313,10 @@ class _FetchCounter:
 
 
 class RepeatedFetches:
-    """Lets the first fetches of each secret through, and counts the others for one line a minute. For any thread.
+    """Passes on the first fetches of each secret, and counts further fetches for one line a minute.
 
-    Otherwise a client that fetches a secret all the time would fill the spool. The count is in memory: an endpoint that
-    is killed loses at most a minute of it, and no address.
+    Otherwise a client that fetches a secret all the time would fill the spool. The count is in memory, so an endpoint
+    that is killed loses the count of at most a minute, and no address. Any thread may use the object.
     """
 
     _EVERY_S: Final = 60.0
@@ -383,7 +383,10 @@ _MAX_UNWRITTEN: Final = 4096  # number of waiting outcomes; a dropped outcome st
 
 
 class OpenIntents:
-    """Records the outcome of each intent in a spool, and tries again after a failed write. For any thread."""
+    """Records the outcome of each intent in a spool, and tries again after a failed write.
+
+    Any thread may use the object.
+    """
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool

@@ -252,7 +252,7 @@ def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMach
     """Return the machine with the name of a server that has one of its identities in common.
 
     Return None if a document has the UUID of the machine, or if the machine sent no UUID and a document has another
-    identity of the machine. A machine that cannot be looked up now counts as described.
+    identity of the machine. Also return None if the lookup is not possible now.
     """
     try:
         found = {each: tree.find_server(each) for each in machine.identities}

@@ -186,7 +186,7 @@ class _RunningEvaluation(Struct, frozen=True, kw_only=True):
 
 
 class _EvaluatorKilled(Exception):
-    """Another process killed the evaluator process. The evaluator's own limits end it in another way."""
+    """Another process killed the evaluator process. The evaluator's own limits cause other errors."""
 
 
 def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> EvaluationResult:

@@ -133,7 +133,9 @@ class DecisionHistory:
         return found.decided.decisions.servers
 
     def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
-        """Evaluate a commit against the next valid one, so that gitboot decides their common servers only once."""
+        """Evaluate a commit together with the next valid commit, so that gitboot decides their common servers only
+        once.
+        """
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):

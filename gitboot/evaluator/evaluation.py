@@ -496,7 +496,7 @@ class _Worker(Struct, frozen=True):
 
 
 def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
-    """Start a worker. The worker ends on any error, and then this process does the rest of its work."""
+    """Start a worker. If the worker fails, this process does the remaining work of the worker."""
     parent = os.getpid()
     reading, writing = os.pipe()
     if (process := os.fork()) != 0:

@@ -390,7 +390,7 @@ class ForwardedBatch(NamedTuple):
 
 
 def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
-    """Return the whole lines of a writer's file from ``begin`` on, up to the size of a batch. Empty at the end."""
+    """Return the whole lines of a writer's file from ``begin`` on, up to the size of a batch, or () at the end."""
     found = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)

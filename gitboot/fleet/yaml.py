@@ -203,7 +203,7 @@ class _Span(NamedTuple):
 
 
 def _split_documents(data: bytes) -> Iterator[_Span]:
-    """Yield all documents of a file in order, also the empty ones."""
+    """Yield all documents of a file in order, including empty documents."""
     start = lines = 0
     while start < len(data):
         following = _NEXT_DOCUMENT.search(data, start)
@@ -333,7 +333,7 @@ class _Reader:
         self.note(self.place(mark), code, message, hint)
 
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
-        """Return the result of ``step``. If the rest of the document cannot be read, add a problem and return None."""
+        """Return the result of ``step``, or add a problem and return None if the document cannot be read further."""
         try:
             return step()
         except ReaderError as error:

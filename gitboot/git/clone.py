@@ -58,7 +58,7 @@ class BranchRecord(Protocol):
     """The record of the branch that an instance follows."""
 
     def read(self) -> FollowedBranch | None:
-        """Return the recorded branch. None before the first start."""
+        """Return the recorded branch, or None before the first start."""
 
     def accepted(self) -> str | None:
         """Return the commit that the instance accepted last."""
@@ -105,14 +105,14 @@ class Source:
 
     @property
     def reference(self) -> str | None:
-        """The reference that the instance follows, for example refs/heads/main. None before the first fetch."""
+        """The reference that the instance follows, for example refs/heads/main, or None before the first fetch."""
         return self._remote.reference
 
     @property
     def branch_mismatch(self) -> tuple[str, str] | None:
-        """Return a reason and a message if HEAD no longer names the branch that gitboot found at the first start.
+        """A reason and a message, if HEAD no longer names the branch that gitboot found at the first start.
 
-        None if HEAD names that branch, if --rev names the branch, and before the first fetch.
+        The value is None if HEAD names that branch, if --rev names the branch, and before the first fetch.
         """
         recorded, head = self._followed, self._head
         if recorded is None or head is None or not recorded.is_default or head.branch == recorded.reference:
@@ -130,7 +130,7 @@ class Source:
     # The clone
 
     def latest(self) -> Revision | None:
-        """Return the commit of the last fetch, also from before a restart. None before the first fetch."""
+        """Return the commit of the last fetch, also from before a restart, or None before the first fetch."""
         if self._record is not None and self._followed is None:
             return None  # an earlier version followed HEAD, which may be another branch
         return _read_reference(self.clone, self._latest)
@@ -200,7 +200,7 @@ class Source:
     # The remote
 
     def watch_paths(self) -> tuple[Path, ...]:
-        """Return the directory to watch, at any depth, for changes of a local repository. Empty for other remotes."""
+        """Return the directory to watch, at any depth, for changes of a local repository, or () for other remotes."""
         return Upstream(self._remote, self._state).watch_paths()
 
     def fetch(self) -> Revision:

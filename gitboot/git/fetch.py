@@ -82,10 +82,10 @@ class Upstream:
         self._remote, self._state = remote, state
 
     def watch_paths(self) -> tuple[Path, ...]:
-        """Return the directory to watch, at any depth, for changes of a local repository. Empty for other remotes.
+        """Return the directory to watch, at any depth, for changes of a local repository, or () for other remotes.
 
-        Git replaces HEAD and packed-refs instead of writing to them, so watching these files would show one change
-        only. watchfiles' default filter ignores all files in a ``.git``.
+        Git replaces HEAD and packed-refs instead of writing to them, so a watch of these files would report only one
+        change. watchfiles' default filter ignores all files in a ``.git``.
         """
         with suppress(SourceError, UsageError), self.open_local() as (repository, _):
             if repository is not None:

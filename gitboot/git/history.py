@@ -162,7 +162,9 @@ class Blame:
 
 
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
-    """Return the blame of the fleet at ``path``, with ``path`` and ``rev`` as in `open_snapshot`. None without Git."""
+    """Return the blame of the fleet at ``path``, or None without Git. ``path`` and ``rev`` are as in
+    `open_snapshot`.
+    """
     root = resolve_fleet_root(Path(path))
     with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
@@ -205,7 +207,10 @@ def read_file(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes 
 
 
 def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
-    """Return the line numbers of ``new`` that ``old`` has too, with those in ``old``. Line endings do not matter."""
+    """Return the line numbers of ``new`` whose lines are also in ``old``, with their numbers in ``old``.
+
+    Line endings are ignored.
+    """
     line_count = max(old.count(b"\n"), new.count(b"\n")) + 1
     patch = pygit2.Patch.create_from(old, new, flag=DiffOption.IGNORE_WHITESPACE_EOL, context_lines=line_count)
     if not patch.hunks:
@@ -283,7 +288,7 @@ class Merge(NamedTuple):
 def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tuple[Merge, ...]:
     """Return the first-parent commits after ``old`` up to ``new``, the oldest first.
 
-    Empty if ``old`` is not on the first-parent line of ``new``, or if the line is longer than ``MAX_STEPS``.
+    The result is () if ``old`` is not on the first-parent line of ``new``, or if the line is longer than ``MAX_STEPS``.
     """
     found: list[CommitObject] = []
     for commit in CommitReader(repository).first_parents(new):

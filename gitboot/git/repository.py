@@ -452,7 +452,7 @@ def is_oversized(size: int) -> bool:
 
 
 def read_oversized_blobs(repository: Path) -> dict[str, int]:
-    """Return the ids and sizes of the blobs that were not copied into a clone. Empty for other repositories."""
+    """Return the ids and sizes of the blobs that were not copied into a clone, or {} for other repositories."""
     with suppress(FileNotFoundError):
         return {blob: int(size) for blob, size in _OVERSIZED_LINE.findall((repository / _OVERSIZED_LIST).read_text())}
     return {}

@@ -52,9 +52,9 @@ _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\uf
 def load_commit(
     repository: StoredRepository, revision: Revision, folder: str = "", previous: Snapshot | None = None
 ) -> Snapshot:
-    """Return the files of a commit below ``folder``, without dot-folders. Empty if the commit has no such folder.
+    """Return the files of a commit below ``folder``, without dot-folders, or no files if there is no such folder.
 
-    With ``previous``, an earlier snapshot of the same repository, it reads only the folders that differ. Raises
+    ``previous`` is an earlier snapshot of the same repository. With it, only folders that differ are read. Raises
     `InvalidRepository` for a tree that is malformed or larger than any fleet.
     """
     with repository.open() as git:
@@ -114,7 +114,7 @@ def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | 
 
 
 def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
-    """Yield a commit's tree and each object down to ``folder``, with their paths. None for a missing object."""
+    """Yield a commit's tree and each object down to ``folder``, with their paths. A missing object is None."""
     found: pygit2.Object | None = read_tree(git, CommitReader(git).peel(revision))
     yield "", found
     parts = folder.split("/") if folder else []
@@ -128,7 +128,7 @@ def _list_differences(
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
     """Yield each path that differs between two trees, as (path, mode, id). The mode of a removed path is None.
 
-    A replaced path comes twice, the new object last. Folders with equal ids are not read.
+    A replaced path is yielded twice, first with the old object. Folders with equal ids are not read.
     """
     pending = [("", old, new)] if old != new else []  # otherwise the commit does not change the folder
     visited = 0

@@ -84,7 +84,7 @@ def get_nested(value: Any, *keys: str | int) -> Any:
 
 
 def as_mappings(value: Any) -> list[dict[str, Any]]:
-    """Return the mappings in a list. Empty if the value is not a list."""
+    """Return the mappings in a list, or [] if the value is not a list."""
     return [each for each in as_list(value) if isinstance(each, dict)]
 
 
@@ -123,7 +123,7 @@ def parse_mac_or_none(value: object) -> MacAddress | None:
 
 
 def parse_uuid_or_none(value: object) -> SystemUuid | None:
-    """Return the UUID of a machine. None for other values, and for placeholders."""
+    """Return the UUID of a machine, or None for other values and for placeholders."""
     return _parse_or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
 
 

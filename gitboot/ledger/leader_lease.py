@@ -1,9 +1,9 @@
 """Leader lease of a shared PostgreSQL ledger: only the instance that holds the lease is active.
 
 Each new holder gets a new number, the epoch. The lease expires by the clock of the database server. Every transaction
-of the holder first renews the lease, and fails if another instance has taken the lease, so two instances never write at
-the same time. Between transactions an instance uses its own clock, counted from the time at which it sent the last
-renewal. Therefore the lease ends for the instance before it ends in the database.
+of the holder first renews the lease, and fails if another instance holds the lease now, so two instances never write at
+the same time. Between transactions an instance uses its own clock, and counts from the time at which it sent the last
+renewal. Therefore the instance treats the lease as expired before the lease expires in the database.
 """
 
 from __future__ import annotations

@@ -66,9 +66,10 @@ def parse_object(text: str) -> dict[str, Any]:
 
 
 def parse(kind: type[T], text: str, **more: object) -> T:
-    """Return a structure from the JSON that `to_json` made of it, with ``more`` fields.
+    """Return a structure from its JSON, as written by `to_json`, with ``more`` fields.
 
-    Raises ValueError or TypeError for other JSON, also for unknown fields: those of a newer gitboot would get lost.
+    Raises ValueError or TypeError for other JSON, including JSON with unknown fields, because the fields of a newer
+    gitboot would get lost.
     """
     found = {**parse_object(text), **more}
     if not found.keys() <= set(kind.__struct_fields__):
@@ -489,7 +490,7 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
 
 
 def read_switches(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:
-    """Return the power switches that were made, by server and reason."""
+    """Return the recorded power operations by server and reason."""
     found: dict[SystemUuid, dict[str, PowerRecord]] = {}
     with store.reading():
         for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):

@@ -185,7 +185,7 @@ class Store:
 
     @property
     def progress(self) -> tuple[str, int]:
-        """Return the identity and the number of changes. If the ledger cannot be read, return the last known ones."""
+        """The identity and the number of changes of the ledger. If the ledger cannot be read, the last known values."""
         if self.is_failing and self._known_progress is not None:
             return self._known_progress  # without another wait
         try:

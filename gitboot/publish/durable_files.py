@@ -343,7 +343,7 @@ def staging_path(path: str) -> str:
 
 
 def is_staging_name(name: str) -> bool:
-    """Return whether `staging_path` could have made a name. A killed process may leave such files."""
+    """Return whether a name has the form of `staging_path`. A killed process may leave files with such names."""
     return re.fullmatch(r"\.gitboot-[0-9a-f]{16}\.tmp", name) is not None
 
 

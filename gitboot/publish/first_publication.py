@@ -314,7 +314,9 @@ def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
 
 
 def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]]:
-    """Yield the files and folders of a publication for `check_room`. A sample stands for all of many servers."""
+    """Yield the files and folders of a publication for `check_room`. For many servers, a sample represents all
+    servers.
+    """
     names = sorted(publication.servers)
     number = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
     had, sizes = Counter[str](), dict[str, int]()

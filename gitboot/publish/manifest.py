@@ -24,7 +24,7 @@ Digests = Mapping[str, str]  # sha256 by name
 
 
 class Stamp(Struct, frozen=True, kw_only=True):
-    """The commit, the gitboot version and the ledger that a tree was made from."""
+    """The commit, the gitboot version and the ledger from which a tree was published."""
 
     commit: str
     gitboot: str  # its version

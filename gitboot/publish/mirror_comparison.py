@@ -1,4 +1,4 @@
-"""Mirror comparison: compare what a mirror serves with the output tree."""
+"""Mirror comparison: compare the files on a mirror with the output tree."""
 
 from __future__ import annotations
 

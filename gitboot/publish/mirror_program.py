@@ -134,7 +134,7 @@ class State:
         _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
 
     def now(self, clock: datetime) -> datetime:
-        """Return the current time, which never goes back, even if the clock does."""
+        """Return the current time, which never decreases, even if the clock is set back."""
         self.latest = max(clock, self.latest)
         return self.latest
 
@@ -330,12 +330,12 @@ class Mirror:
         return Tree(root, signed, listings)
 
     def _note(self, tree: "Tree") -> None:
-        """Remember a list and the ends of its windows.
+        """Store a list and the ends of its windows.
 
-        The latest time goes back only if a newer list had already expired at that time. Then either this clock was
+        The latest time decreases only if a newer list had already expired at that time. Then either this clock was
         ahead, because a publisher renews its list long before it expires, or the list waited for this copy. The time
-        does not go back before an end that has passed, so that an ended window stays ended. The ends in the future are
-        kept until `replace` has replaced the files.
+        does not decrease below an end that has passed, so that an ended window stays ended. Future ends stay until
+        `replace` has replaced the files.
         """
         state, signed = self._state, tree.signed_list
         ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}

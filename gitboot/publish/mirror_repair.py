@@ -289,7 +289,9 @@ class _Attempt:
         )
 
     def _check(self) -> None:
-        """Raise `Overtaken` if the tree or the mirror's records changed, or if a transition has passed."""
+        """Raise `Overtaken` if the tree or the mirror's records have changed, or if the time of a transition has
+        passed.
+        """
         if self._next_transition is not None and self._clock() >= self._next_transition:
             raise Overtaken(f"{self._root}: a file changed by itself at {format_instant(self._next_transition)}")
         if _read_tree_state(self._root) != self._published:
@@ -391,7 +393,7 @@ class MirrorRecords:
         self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
 
     def observe(self, tree: FollowedTree) -> bool:
-        """Return whether the mirror is a target of the tree's instance, and remember its records.
+        """Return whether the mirror is a target of the tree's instance, and store the records of the target.
 
         Raises `ForeignTree` if another ledger publishes there, `Overtaken` if the target differs from the tree,
         `PublishError` and `HostUnreachable`.
@@ -519,7 +521,7 @@ def join_program() -> bytes:
 def _quote_word(text: str) -> str:
     """Quote a word of a unit file: systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
 
-    In a command line, `$$` stands for `$`: systemd.service(5).
+    In a command line, `$` is written as `$$`: systemd.service(5).
     """
     if _PLAIN.fullmatch(text):
         return text

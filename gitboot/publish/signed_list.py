@@ -460,7 +460,7 @@ class ListKeys(Struct, frozen=True, kw_only=True):
         return self._key.sign(content).hex()
 
     def has_signed(self, content: bytes, signature: str) -> bool:
-        """Return whether the publication key made a signature of ``content``."""
+        """Return whether ``signature`` is a signature of ``content`` by the publication key."""
         from cryptography.exceptions import InvalidSignature
 
         try:

@@ -424,7 +424,7 @@ class SignedList(NamedTuple):
 
 
 def hash_path(path: str) -> str:
-    """Return the name that stands in a listing for a path that contains a token."""
+    """Return the name by which a listing contains a path with a token."""
     return "sha256:" + hashlib.sha256(path.encode("utf-8")).hexdigest()
 
 

@@ -333,7 +333,7 @@ class _Decision:
         )
 
     def expire(self) -> None:
-        """Choose the retired content to remove. Content that is used again stays, but its list is removed, too."""
+        """Choose the unused content to remove. Content that is used again stays, but its list is removed too."""
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
         retired = set(self.changes.retired)

@@ -171,7 +171,7 @@ class Tree:
         self.head, self.stamp = head, head.stamp
 
     def retire(self, paths: Collection[str], since: datetime, expired_batches: Collection[datetime]) -> None:
-        """Record content that is unused since ``since``, and drop the expired batches."""
+        """Record content that is unused since ``since``, and remove the expired lists of such content."""
         if paths:
             self.batches.add(since)
             self.retired |= dict.fromkeys(paths, since)
@@ -203,7 +203,7 @@ def is_record(path: str) -> bool:
 
 
 def batch_path(since: datetime) -> str:
-    """Return the path of the list of content that is unused since then."""
+    """Return the path of the list of content that is unused since a time."""
     return f"{_RETIRED}/{format_instant(since)}.json"
 
 

@@ -197,8 +197,8 @@ def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
 class PlainDocuments:
     """Documents in the form in which templates see them: with YAML names, and with metadata and spec merged.
 
-    All documents except servers are cached. Of the servers, only the last one is cached, because templates use one
-    server after the other.
+    All documents except servers are cached. Only the last server is cached, because templates use one server after the
+    other.
     """
 
     def __init__(self) -> None:

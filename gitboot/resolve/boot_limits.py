@@ -32,7 +32,7 @@ class StopOrder(NamedTuple):
 
 
 class SoleClaim(NamedTuple):
-    """A file written by 2fefe59 that declares one host as the only one to serve the one-time boots of some sites."""
+    """A file written by 2fefe59 that declares that only one host serves the one-time boots of some sites."""
 
     file: str
     sites: tuple[str, ...]  # sorted; () if the file cannot be read

@@ -35,12 +35,12 @@ _REPEATED_NAMES: Final = frozenset(argument_name(name) for name in REPEATED)
 
 @lru_cache(maxsize=1024)  # servers share most lists
 def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """Merge lists of kernel arguments. Later lists override earlier ones.
+    """Merge lists of kernel arguments. Later lists override earlier lists.
 
     - ``name=value`` replaces earlier arguments with this name, except for the names in `REPEATED`.
     - ``-name`` removes all earlier arguments with this name.
-    - ``-name=value`` removes this argument alone.
-    - Dashes alone (``--``, Debian's ``---``) are an ordinary argument.
+    - ``-name=value`` removes only this argument.
+    - An argument of only dashes (``--``, Debian's ``---``) is an ordinary argument.
     """
     result: list[str] = []
     for argument in (argument for each in lists for argument in each):

@@ -275,8 +275,7 @@ class UnknownServe(NamedTuple):
 
     An intent is not evidence, but the boot counts as consumed when `FETCH_GRACE` has passed since the intent. In a
     shared fetch log, the outcome `withheld` may come before its intent. The record then stores the outcome, so the
-    later intent does not count. Of the withheld intents, the record stores the newest one, to recognize older output
-    trees.
+    later intent does not count. The record stores only the newest withheld intent, to recognize older output trees.
     """
 
     intent: str  # the id of the intent; "" if it was withheld and is complete; "more" for all intents above the maximum

@@ -578,7 +578,10 @@ def _secrets_in_piece(data: str) -> tuple[tuple[LeakRule, str], ...]:
 
 
 def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
-    """Yield the possible secrets in data that is encoded up to ``times`` times. All of the data must be hidden then."""
+    """Yield the possible secrets in data that is encoded up to ``times`` times.
+
+    If there is a secret, all of the data must be hidden.
+    """
     try:
         decoded = a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
     except (Error, UnicodeDecodeError):

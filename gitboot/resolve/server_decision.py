@@ -191,7 +191,7 @@ class Boot:
 
     @property
     def direct_uki(self) -> BootFile | None:
-        """The uki of a direct boot, which UEFI boot loaders can start too, or None."""
+        """The uki of a direct boot, which UEFI boot loaders can also start, or None."""
         by_pxe = self.method is Method.PXE
         return self.files.uki if self.direct and (by_pxe or self.http_boot is HttpBoot.UKI) else None
 

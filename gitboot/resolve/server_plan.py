@@ -105,7 +105,7 @@ UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """A published boot, and what a fetch of the boot proves."""
+    """A published boot, and the evidence in a fetch of that boot."""
 
     plan: Digest  # or the token in the URLs of fetches and reports
     server: str

@@ -470,7 +470,7 @@ def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]
 
 
 def _digest_start(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of what a machine starts: files, arguments and scripts.
+    """Return a digest of the files, arguments and scripts that a machine starts.
 
     URLs and arguments for the console output do not change the digest.
     """
@@ -491,7 +491,7 @@ def _digest_start(decision: Decision, boot: Boot) -> Digest:
 
 
 def _digest_boot(decision: Decision, boot: Boot) -> Digest:
-    """Return a digest of what a machine starts, including the templates of the user data."""
+    """Return a digest of the files, arguments and scripts that a machine starts, and of its user data templates."""
     format = boot.user_data.format if boot.user_data is not None else None
     return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 

@@ -49,8 +49,8 @@ class RenderedChanges:
     def make_key(self, change: ServerChange) -> Digest:
         """Return a digest of the diffs of all files of a server, with names in place of the server's own values.
 
-        Two servers have the same digest if and only if their diffs have the same lines at the same positions. Lines
-        that look like secrets are compared, too.
+        Two servers have the same digest if and only if their diffs have the same lines at the same positions. The
+        comparison includes lines that look like secrets.
         """
         if change.new is None:
             return compute_digest(None)  # all files are removed
@@ -379,7 +379,7 @@ _DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url
 
 
 def _parse_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError for a duplicate key, too, because JSON parsers treat duplicates differently."""
+    """Parse JSON. Raises ValueError also for a duplicate key, because JSON parsers treat duplicates differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
@@ -392,7 +392,7 @@ def _parse_json(text: str) -> Any:
 def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
     """Return a JSON value with ``show`` applied to its texts, and with an object in place of each data URL.
 
-    The object has the decoded content, which can have data URLs, too. Text that contains such an object is not decoded.
+    The object has the decoded content, which can also have data URLs. Text that contains such an object is not decoded.
     """
     if isinstance(value, dict):
         return {key: _decode_texts(each, show) for key, each in value.items()}

@@ -100,7 +100,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """The outcome in a few words."""
+        """The outcome in a short phrase."""
         match self.outcome:
             case ReviewOutcome.INVALID:
                 errors = sum(problem.severity is Severity.ERROR for problem in self.head.problems)
@@ -153,7 +153,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def _describe_unknown_boot(self) -> str:
-        """The boot of unknown machines in HEAD, in words."""
+        """A description of the boot of unknown machines in HEAD."""
         decisions = self.head.decisions
         if decisions is None or decisions.unknown is None:
             return "no boot script (404)" if decisions is not None and decisions.unknown_not_found else "the local disk"

@@ -215,7 +215,7 @@ class BmcAdapter(HTTPAdapter):
         return response
 
     def _get_limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
-        """Return the limits of a request. A redirected request keeps the limits of the original one."""
+        """Return the limits of a request. A redirected request keeps the limits of the request before the redirect."""
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]

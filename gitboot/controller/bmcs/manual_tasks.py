@@ -162,7 +162,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def pending_reset(self) -> str | None:
-        """A text about the reset that will follow, or about the obstacle to the reset. None if no reset will follow."""
+        """A text about the next reset, or about the obstacle to the reset, or None if no reset will follow."""
         power = self.subject.power
         match self.switch:
             case RequestReset(record=record) if power is not None:

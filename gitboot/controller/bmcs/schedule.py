@@ -75,7 +75,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """The tasks of all BMCs, when each is due, and what the last tasks found."""
+    """The tasks of all BMCs, their due times, and the results of the last tasks."""
 
     most_failures: int = 20  # consecutive failures, after which gitboot pauses new settings
     jitter: float = 0.2  # retries are shortened by up to this share, so that they are spread out

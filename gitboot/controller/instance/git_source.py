@@ -27,7 +27,7 @@ def check_repository(settings: Settings) -> None:
     """Check the settings of the repository at a first start. Raises `UsageError`.
 
     The repository on this host must exist, the Git credentials must be readable, and a detached HEAD needs a branch. A
-    later start goes on with the accepted commit, and the condition SourceReady shows problems.
+    later start continues with the accepted commit, and the condition SourceReady reports problems.
     """
     remote = build_remote(settings.git)
     with suppress(PermissionError):  # the code that reads STATE reports the error

@@ -176,7 +176,7 @@ class Standby:
                 write_mark(path, *progress)
 
     def fail(self, error: LedgerError) -> None:
-        """Record that the ledger could not be read after the lease was taken. The next `wait` pauses first."""
+        """Record that gitboot took the lease and then could not read the ledger. The next `wait` pauses first."""
         self._has_failed = True
         self._report(_reason(error), str(error), self._clock())
 

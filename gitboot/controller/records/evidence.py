@@ -1,4 +1,4 @@
-"""Evidence of boots: which fetches and BMC observations show that a boot was made."""
+"""Evidence of boots: the fetches and BMC observations that prove a boot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Install boots: which ones are offered, withheld or made."""
+"""Install boots: the offered, the withheld and the completed boots."""
 
 from __future__ import annotations
 
@@ -254,10 +254,10 @@ _MOST_EARLY: Final = 32  # withheld intents of one server that the log has not s
 
 
 def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
-    """Return the record after an endpoint wrote an intent to serve a boot. An up-to-date record is returned as it is.
+    """Return the record after an endpoint wrote an intent to serve a boot. An up-to-date record is returned unchanged.
 
-    The record stays the same if the boot was made already. If that boot turns out to be another client's, the BMC rules
-    out this intent as well.
+    The record stays the same if the boot was completed already. If that boot turns out to be another client's, the BMC
+    rules out this intent as well.
     """
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and known.is_withheld:

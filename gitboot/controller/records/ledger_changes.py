@@ -159,7 +159,7 @@ def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -
 
 
 def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None:
-    """Record what the batch shows about the machines of a commit."""
+    """Record the facts in the batch about the machines of a commit."""
     if update.recorded_commit != commit.revision:
         provisioning.record_new_servers(
             update,

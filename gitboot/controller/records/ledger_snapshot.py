@@ -330,7 +330,9 @@ def record_instance_facts(
     """Store the settings of this start in the ledger: OUTPUT, the tree's owner, the spool and the site.
 
     ``observes``: fetches reach the instance. ``owner``: the ledger that published the tree in OUTPUT.
-    Raises `UsageError` if the ledger has acted for another site, because its servers would look removed.
+
+    Raises `UsageError` if the ledger has acted for another site, because the servers of that site would count as
+    removed.
     """
     about = instance_tables.read_facts(store)
     if about.site is not None and about.site != (site or ""):

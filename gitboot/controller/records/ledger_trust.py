@@ -71,7 +71,8 @@ def record_heartbeat(
     """Record that the instance runs, and the state of its clock. Detect a period in which the instance did not run.
 
     ``is_externally_confirmed``: a place outside STATE and OUTPUT has the ledger's newest change, so they are not an
-    older copy. ``has_transition``: a plan changes now. The heartbeat prevents that a clock that goes back undoes this.
+    older copy. ``has_transition``: a plan changes now. The stored heartbeat keeps the transition if the clock is set
+    back.
     """
     _handle_clock_set_back(update, uptime)
     about = update.facts

@@ -427,7 +427,9 @@ def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
 
 
 def require_trusted_ledger(update: KnowledgeUpdate) -> None:
-    """Raise `UsageError` if the ledger is unverified. Single records cannot be set then."""
+    """Raise `UsageError` if the ledger is unverified, because an operator cannot set single records in such a
+    ledger.
+    """
     if not update.before.is_trusted:
         raise UsageError("the ledger is unverified. First initialise it: gitboot records begin")
 

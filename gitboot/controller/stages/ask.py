@@ -56,7 +56,7 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _wait(state: InstanceState, this: Pass) -> InstanceState:
-    """Wait for the BMC tasks, and learn their results for the next reconcile."""
+    """Wait for the BMC tasks, and store their results for the next reconcile."""
     components = this.components
     components.collect_results(wait_all=True)
     try:

@@ -38,8 +38,8 @@ def learn(state: InstanceState, this: Pass) -> InstanceState:
 def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     """Return the inputs that this reconcile processes.
 
-    BMC results and fetches wait until this instance plans by the accepted commit. Fetches also wait while the ledger is
-    unverified.
+    BMC results and fetches wait until this instance uses the accepted commit for its plans. Fetches also wait while the
+    ledger is unverified.
     """
     without_fetches = structs.replace(intake, spooled=(), spool=knowledge.spool_offsets)
     if attempt.accepted is None or not plans_by(knowledge, attempt.accepted):

@@ -277,7 +277,7 @@ class RsyncStore:
         return StoredFile(content, compute_digest(content))
 
     def _run(self, paths: Collection[str], *arguments: str | None, ok_statuses: Sequence[int] = (0,)) -> ProcessResult:
-        """Run rsync for these paths. None in the arguments stands for the folder on the other host."""
+        """Run rsync for these paths. An argument that is None is replaced by the folder on the other host."""
         address = self._address
         command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
         command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]

@@ -282,7 +282,9 @@ class FollowedTree:
         return found if LIST_TIMESTAMP in found else {}
 
     def find_served_files(self, server: str, digest: str) -> ServedFiles:
-        """Return the files of a server on a target. ``digest`` is that of the server's state. Raises `Overtaken`."""
+        """Return the files of a server on a target. ``digest`` is the digest of the server's state. Raises
+        `Overtaken`.
+        """
         if server == SHARED:
             return ServedFiles(self._shared)
         if server == LIST:
