@@ -111,7 +111,7 @@ class DiskCache:
         return frozenset(wanted[entry] for entry in found if entry in wanted)
 
     def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
-        """Store values for keys that are not in the cache yet. Never replace a value.
+        """Store values for keys that are not in the cache yet. Existing values are never replaced.
 
         Values beyond half of the cache's size are ignored.
         """

@@ -93,7 +93,7 @@ def open_lock(path: Path | str, folder: int | None = None, *, mode: int = 0o600)
 
 
 def lock_file(fd: int, *, shared: bool = False, waits: bool = False) -> bool:
-    """Lock an open file until it is closed; return False if another process has locked it. Raises OSError.
+    """Lock an open file until it is closed. Return False if another process has locked the file. Raises OSError.
 
     With ``waits``, wait until no other process has locked the file.
     """

@@ -267,7 +267,10 @@ class Fetcher(Protocol):
         """Return the properties of an artifact without reading it."""
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Read an artifact from an offset, or all of it. If the connection breaks, the chunks raise the error."""
+        """Read an artifact from an offset, or all of it.
+
+        If the connection breaks, iterating over the chunks raises the error.
+        """
 
 
 def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
@@ -445,7 +448,7 @@ class ThreadedArtifactWatch:
         return None
 
     def _store_sighting(self, file: BootFile, sighting: Sighting) -> bool:
-        """Store a result. Return whether it changes which boots are withheld."""
+        """Store a result. Return whether the result changes which boots are withheld."""
         with self._changed:
             if file not in self._wanted or self._closed:
                 return False

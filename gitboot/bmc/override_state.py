@@ -294,7 +294,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
 
 class NoChange(Struct, frozen=True, kw_only=True):
-    """Change nothing."""
+    """Make no change."""
 
     why: str = ""
 

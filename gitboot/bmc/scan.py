@@ -151,7 +151,7 @@ class DiscrepancyKind(StrEnum):
 
 
 class Discrepancy(Struct, frozen=True, kw_only=True):
-    """One difference between the documents and the network."""
+    """A difference between the documents and the network."""
 
     kind: DiscrepancyKind
     server: str | None  # the name in the document; None: there is no document

@@ -62,13 +62,13 @@ def load_fleet(path: Path, rev: str | None) -> FleetRepository:
 
 
 def evaluate_fleet(path: Path, rev: str | None, now: datetime) -> Evaluation:
-    """Evaluate the fleet at a path at a time. Raises `InvalidRepository`."""
+    """Evaluate the fleet at a path for a given time. Raises `InvalidRepository`."""
     with limit_evaluation() as set_limits:
         return FleetEvaluator(now).evaluate(open_snapshot(path, rev), set_limits).head
 
 
 class FleetEvaluator:
-    """An evaluator for snapshots of one fleet at one time. Equal parts of two snapshots are evaluated once."""
+    """An evaluator for snapshots of one fleet at one time. Parts that are equal in two snapshots are evaluated once."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now

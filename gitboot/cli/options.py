@@ -349,7 +349,7 @@ at_option = click.option(
 
 
 def current_time() -> datetime:
-    """Return the current time. Exact, because events of an instance must not have a later time."""
+    """Return the current time, with fractions of a second, because events of an instance must not have a later time."""
     return datetime.now(UTC)
 
 
@@ -412,13 +412,13 @@ class OutputOption(Struct, frozen=True):
     file: Path | None
 
     def write(self, text: str) -> None:
-        """Write a document to the file, which may be empty afterwards, or to standard output."""
+        """Write a document, which may be empty, to the file or to standard output."""
         self.write_lines([text.removesuffix("\n")] if text else [])
 
     def write_lines(self, lines: Iterable[str]) -> None:
         """Write lines as they arrive. Escape all of them except commands for a CI system. A file gets no colours.
 
-        A file is replaced after the last line. Raises `UsageError`.
+        A file is replaced after the last line was written. Raises `UsageError`.
         """
         if self.format in _COMMAND_FORMATS:
             lines = list(lines)

@@ -69,7 +69,7 @@ def format_sarif(problems: Sequence[Problem]) -> str:
 
 
 def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
-    """Return a text that identifies a result although its line may move. ``counts`` numbers results with the same text.
+    """Return a text that identifies a result even if its line moves. ``counts`` numbers results with the same text.
 
     GitHub reads primaryLocationLineHash (GitHub docs, "SARIF support for code scanning").
     """

@@ -462,7 +462,7 @@ class DamageSearch:
         self._thread.start()
 
     def release(self) -> None:
-        """Let the search begin. Call this once more urgent work is done."""
+        """Start the search. Call this after more urgent work."""
         self._released.set()
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class MissingCommit(NamedTuple):
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """The accepted commit, and the result of judging the newest commit."""
+    """The accepted commit, and the judgement of the newest commit."""
 
     accepted: Commit | None = None
     steps: Advance = field(
@@ -99,7 +99,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_unevaluated(self) -> bool:
-        """Whether gitboot repeats the evaluation of the newest commit, because the last evaluation did not end."""
+        """Whether gitboot will repeat the evaluation of the newest commit, because the last evaluation did not end."""
         return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
 
     @property
@@ -205,7 +205,7 @@ class CommitAcceptor:
     def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
         """Return the attempt with the commit that was accepted before a start, while the ledger cannot be written.
 
-        A later `accept` begins with ``before`` again. If gitboot cannot evaluate the commit, this returns ``before``.
+        A later `accept` starts with ``before`` again. If gitboot cannot evaluate the commit, this returns ``before``.
         """
         kept = self._kept
         try:
@@ -444,9 +444,10 @@ class CommitAcceptor:
         return structs.replace(attempt, offered=last[2])
 
     def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
-        """Find the acknowledgements in the history of the accepted commit, because each counts only once.
+        """Find the acknowledgements in the history of the accepted commit, because each acknowledgement counts only
+        once.
 
-        After a start, search the history of each commit that is known as accepted: the ledger may come from an earlier
+        After a start, search the history of each accepted commit that is recorded: the ledger may come from an earlier
         version that did not record acknowledgements, or from a backup.
         """
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
@@ -590,7 +591,7 @@ def _reject(
 
 
 def _list_records_read(knowledge: Knowledge) -> tuple[object, ...]:
-    """Return the objects that decide whether a server is installed. A change to one of them replaces the object."""
+    """Return the objects that determine whether a server is installed. A change replaces the changed object."""
     return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unobservable, knowledge.facts.gap
 
 

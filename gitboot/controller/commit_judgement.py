@@ -40,9 +40,9 @@ class EvaluationUnfinished(Exception):
 
 
 class Wait(Enum):
-    """Which steps wait until gitboot has read all fetches.
+    """The steps that wait until gitboot has read all fetches.
 
-    Only steps wait that reinstall fewer servers by the records than by the two commits.
+    A step waits only if it reinstalls fewer servers according to the records than according to the two commits.
     """
 
     NONE = auto()  # no step waits: gitboot cannot withhold the boots, or cannot read the fetch log
@@ -51,7 +51,7 @@ class Wait(Enum):
 
 
 class CommitsAhead(Struct, frozen=True, kw_only=True):
-    """The commits after the accepted one, up to the newest."""
+    """The commits after the accepted commit, up to the newest commit."""
 
     accepted: Commit | None  # None: there is no accepted commit
     merges: Merges  # the oldest first
@@ -76,7 +76,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Advance(Struct, frozen=True, kw_only=True):
-    """How far the newest commit can be accepted."""
+    """The newest commit that can be accepted, and the steps and reasons."""
 
     reached: Commit | None = None  # the newest commit that gitboot can accept
     hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to `reached`
@@ -134,7 +134,9 @@ class _CommitWalk(Struct, kw_only=True):
                 yield [(each.uuid, each.provision) for each in step.new_servers if each.uuid not in excluded]
 
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
-        """Return the identities that machines had before a position, if each step up to the position is accepted."""
+        """Return the identities that machines had before a position, assuming that each step up to the position is
+        accepted.
+        """
         if position not in self.lost:
             before = max(each for each in self.commits if each < position)
             changes = self.steps[position].extent
@@ -144,7 +146,10 @@ class _CommitWalk(Struct, kw_only=True):
         return self.lost[position]
 
     def collect_moves(self, reached: int) -> Moves:
-        """Return the machines that moved between sites up to a position. A machine that came and left has departed."""
+        """Return the machines that moved between sites up to a position.
+
+        A machine that arrived and left counts as departed.
+        """
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, step in sorted(self.steps.items()):
             if position <= reached:

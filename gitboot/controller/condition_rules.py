@@ -381,7 +381,7 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
 
 
 def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
-    """Return a text about the request to which a boot was perhaps served, by server."""
+    """Return a text about the request in response to which a boot was perhaps served, by server."""
     found = {}
     for server in (plans.servers[name] for name in plans.unknown_outcomes):
         if server.plan is not None and server.plan.cause is cause and server.record is not None:

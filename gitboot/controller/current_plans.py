@@ -36,7 +36,7 @@ from gitboot.text import format_count
 
 
 class ImageFile(NamedTuple):
-    """A file that the boots of an image need."""
+    """A file that an image's boots need."""
 
     image: str
     file: BootFile
@@ -255,7 +255,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
 def _find_artifact_changes(
     before: Plans, decisions: Decisions, sightings: Mapping[BootFile, Sighting] | None
 ) -> frozenset[str]:
-    """Return the servers with a boot that is now withheld because of a missing file, or is not withheld any more."""
+    """Return the servers with a boot that a missing file newly withholds or no longer withholds."""
     if sightings is before.sightings:
         return frozenset()
     needed = {each.file for each in before.needs}  # with their sources, which sightings lack
@@ -329,7 +329,7 @@ _RUN_STEPS: Final = {
 
 
 def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
-    """Yield the kinds and values by which a server is counted."""
+    """Yield the kinds and values under which a server is counted."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", install_step(state.decision, state.record)
     if (since := state.installs_at) is not None:

@@ -1,4 +1,4 @@
-"""Forge (GitHub, GitLab, Gitea): report commit statuses, and read how many changes of the ledger they name."""
+"""Forge (GitHub, GitLab, Gitea): report commit statuses, and read the ledger's change numbers from commit statuses."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Project(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
-        """Parse ``KIND=URL``, where URL is the page of the project. ``api`` is the URL of an API at another place.
+        """Parse ``KIND=URL``. URL is the page of the project, and ``api`` is the URL of an API at another place.
 
         Raises `UsageError`.
         """
@@ -305,7 +305,7 @@ def _parse_description(commit: str, description: object) -> CommitVerdict | None
 
 
 def parse_judgement(says: str) -> Judgement:
-    """Return the judgement that a text begins with. Raises ValueError."""
+    """Return the judgement at the start of a text. Raises ValueError."""
     return Judgement(re.split(r"\W", says, maxsplit=1)[0])
 
 
@@ -400,7 +400,7 @@ class VerdictSender(RetryingSender):
         self.note_failure(None)
 
     def note(self, verdicts: Iterable[CommitVerdict]) -> None:
-        """Report each verdict that differs from the last one of its commit."""
+        """Report each verdict that differs from the last verdict on its commit."""
         with self.changed:
             for verdict in verdicts:
                 before, newest = self._noted.pop(verdict.commit, None), self._last_noted
@@ -461,9 +461,10 @@ class VerdictSender(RetryingSender):
         self._update_telling(commit=verdict.commit, report=verdict.says)
 
     def _write(self, verdict: CommitVerdict) -> None:
-        """Write the verdict unless the forge has it already, for example after a restart.
+        """Write the verdict unless the forge has the same verdict already, for example after a restart.
 
-        GitHub accepts 1000 statuses for a commit. Ignore its error if only the change number is new.
+        GitHub accepts 1000 statuses for a commit. The error for a further status is ignored if only the change number
+        is new.
         """
         verdict = verdict.with_proof(self._key)
         known = self._forge.find_latest([verdict.commit], verdict.ledger)
@@ -488,7 +489,7 @@ class ForgeReader:
         return self._verdicts.telling
 
     def read_known_changes(self, *, has_fetched: bool) -> None:
-        """Read the change number from the statuses of the newest commits, unless that has succeeded before."""
+        """Read the change number from the statuses of the newest commits. After a success, do nothing."""
         commits: tuple[Revision, ...] = ()
         with suppress(SourceError):
             commits = list_first_parents(self._source) if has_fetched else ()
@@ -501,7 +502,7 @@ def build_forge_reader(verdicts: VerdictSender, source: Source, store: Store) ->
 
 
 def list_first_parents(source: Source) -> tuple[Revision, ...]:
-    """Return the first parents from the newest fetched commit back to the accepted one, the newest first."""
+    """Return the first parents from the newest fetched commit back to the accepted commit, the newest first."""
     latest, accepted = source.latest(), source.accepted()
     if latest is None:
         return ()
@@ -520,7 +521,10 @@ def find_project(settings: Settings) -> Project | None:
 def send_verdicts(
     settings: Settings, wake: Callable[[], None], *, patience_s: float = 0
 ) -> Iterator[VerdictSender | None]:
-    """Yield the sender of verdicts. At the end of the block, wait at most ``patience_s`` for waiting reports."""
+    """Yield an object that sends verdicts to the forge.
+
+    At the end of the block, wait at most ``patience_s`` for reports.
+    """
     told, project = settings.forge, find_project(settings)
     if told is None or project is None:
         yield None

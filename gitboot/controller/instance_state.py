@@ -64,7 +64,7 @@ class LimitedFiles(NamedTuple):
 
 
 class TargetState(Struct, frozen=True, kw_only=True):
-    """The state of the target: which of the plans it has."""
+    """The state of the target: which of the planned files are published there."""
 
     applied: Revision | None = None  # the commit of its files
     at: datetime | None = None  # when gitboot last published, or tried to
@@ -217,9 +217,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
                 )
 
     def find_overdue(self, at: datetime) -> dict[str, InstallAttempt]:
-        """Return the installations without evidence for too long, by server.
+        """Return the installations that have had no evidence for too long, by server.
 
-        If only a commit can declare the end of installations, an installation is not overdue once gitboot has evidence
+        If only a commit can declare the end of installations, an installation is not overdue after gitboot has evidence
         of its other steps.
         """
         found: dict[str, InstallAttempt] = {}

@@ -139,8 +139,8 @@ class Loop:
         """Wait until a reconcile is useful.
 
         If there is a new commit, start its evaluation, and wait a short time for the result. After that, a reconcile
-        reports a slow evaluation in the status. The status is also written at its own interval if the poll interval is
-        longer, so that readers notice a status that is out of date.
+        reports a slow evaluation in the status. If the poll interval is long, the status is also written at its own
+        interval, so that readers can detect an outdated status.
         """
         heard = self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
         has_come = heard == {WakeCause.COMMIT} and not self._stopping
@@ -230,7 +230,7 @@ class Loop:
                 self._reconciler.retry_targets()
 
     def _watch_stages(self) -> None:
-        """Report a stage that hangs, once. The next reconcile that ends withdraws the report."""
+        """Report a stage that hangs, once. The next reconcile that ends removes the report."""
         reported: Stage | None = None
         while not self._stopped.wait(_LOOK_EVERY_S):
             stalled = self._reconciler.laps.find_stalled_stage(STALLED_S)

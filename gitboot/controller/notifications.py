@@ -40,10 +40,10 @@ _MOST_READ: Final = 500  # events at a time
 
 
 class Bookmarks:
-    """The last delivered event of each receiver, in a file. gitboot updates the file after each delivery.
+    """The last delivered event of each receiver, in a file that gitboot updates after each delivery.
 
-    A new receiver starts at the end of the ledger. All receivers start there if the ledger is an older copy, so that
-    their positions are after its end.
+    A new receiver starts at the end of the ledger. If the ledger is an older copy, so that the stored positions are
+    after its end, all receivers start at the end.
     """
 
     def __init__(self, file: Path, ledger: str, last: int) -> None:
@@ -182,7 +182,7 @@ def notifying(
     *,
     patience_s: float = 0,
 ) -> Iterator[Notices | None]:
-    """Yield the sender of notices. At the end of the block, wait at most ``patience_s`` for the last notices."""
+    """Yield an object that sends notices. At the end of the block, wait at most ``patience_s`` for the last notices."""
     if settings.notify is None:
         yield None
         return
@@ -409,7 +409,7 @@ _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receiver:
-    """A receiver of notices, and which events it wants."""
+    """A receiver of notices, and the events that the receiver wants."""
 
     name: str
     url: str = field(repr=False)
@@ -435,7 +435,7 @@ def read_receivers(file: Path) -> tuple[Receiver, ...]:
 
 
 def read_receiver(file: Path, name: str) -> Receiver:
-    """Return a receiver as the file describes it now. Raises `UsageError`."""
+    """Return a receiver with the current content of its file. Raises `UsageError`."""
     for receiver in read_receivers(file):
         if receiver.name == name:
             return receiver

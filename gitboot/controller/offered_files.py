@@ -77,7 +77,7 @@ class Target(Protocol):
 
 
 class DatedPath(NamedTuple):
-    """A path of a server, its plan or report, and its modification time once it is published."""
+    """A path of a server, its plan or report, and its modification time after the publication."""
 
     path: str
     modified: int  # seconds since 1970
@@ -421,7 +421,10 @@ class _OfferedFiles(Mapping[str, Files | None]):
         return frozenset(each.plan for each in list_offers(was))
 
     def _limit(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
-        """Return a server without the boots that the ledger lacks. If dates are missing even then, halt the server."""
+        """Return a server without the boots that the ledger lacks.
+
+        If dates are missing even after that, halt the server.
+        """
 
         def is_noted(plan: BootPlan) -> bool:
             offer = build_offer(state.decision, plan, state.record)

@@ -79,7 +79,7 @@ def carry_out(
 
 
 def apply_stoppage(update: KnowledgeUpdate, stoppage: StopOrder) -> None:
-    """Record a stop from the files that endpoints read, unless the ledger has the same or a wider stop."""
+    """Record a stop from the files that endpoints read, unless the ledger has the same stop or a wider stop."""
     known = update.facts.stoppage
     if known is None or stoppage.everything > known.everything:
         update.facts = structs.replace(update.facts, stoppage=stoppage)
@@ -193,7 +193,7 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     seen = pinned.latest_identity if pinned is not None else None
 
     def is_meant(each: OverrideRecord) -> bool:
-        """Return whether the override has an unknown state, is at another BMC, or is closed and still wanted."""
+        """Return whether the override has an unknown state, is at another BMC, or is closed but still wanted."""
         elsewhere = each.state.is_open and each.bmc is not None and list(each.bmc.normalized_address) != bmc
         elsewhere |= each.state.is_open and seen is not None and is_another_system(each.shown, seen)
         closed = each.reason == key and not each.state.is_open
@@ -281,10 +281,10 @@ _ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mappi
 def _set_override_states(
     update: KnowledgeUpdate, uuid: SystemUuid, state: OverrideState, which: Callable[[OverrideRecord], bool]
 ) -> int:
-    """Record the outcome of overrides as an operator states it, and return the number of these overrides.
+    """Record the outcome of overrides that an operator states, and return the number of changed overrides.
 
-    ``WITHDRAWN`` means not consumed: gitboot may set an override for the same reason again. ``LOST`` means consumed:
-    gitboot does not set it again.
+    ``WITHDRAWN`` means not consumed, so gitboot may set an override for the same reason again. ``LOST`` means consumed,
+    so gitboot does not set the override again.
     """
     meant = [each for each in update.overrides.list_records(uuid) if each.state is not state and which(each)]
     for each in meant:

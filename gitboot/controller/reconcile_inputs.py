@@ -101,7 +101,7 @@ class NotedWithdrawals:
     def apply_to(
         self, overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> Mapping[SystemUuid, Mapping[str, OverrideRecord]]:
-        """Return the overrides of a ledger, updated with the records here."""
+        """Return the overrides of a ledger, updated with the records in this object."""
         found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
         for uuid, record, _ in self:
             known = found.get(uuid, overrides.get(uuid, {}))
@@ -235,7 +235,7 @@ class Inbox:
             yield
 
     def take(self, offsets: Mapping[str, int], at: datetime) -> Intake:
-        """Return all waiting inputs. ``offsets`` are the offsets up to which the ledger has the fetch log."""
+        """Return all waiting inputs. ``offsets`` are the positions up to which the ledger contains the fetch log."""
         found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
             try:
@@ -283,7 +283,10 @@ class Inbox:
             return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return how often entries of the fetch log will have been deleted. The next output tree states the number."""
+        """Return the number of deletions in the fetch log after the next deletion.
+
+        The next output tree contains the number.
+        """
         if self._spool is None:
             return 0
         with suppress(OSError, LedgerError):
@@ -292,7 +295,7 @@ class Inbox:
         return self._forgotten
 
     def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
-        """Delete the entries of the fetch log that the output tree considers. ``times`` is the number in the tree."""
+        """Delete the entries of the fetch log that the output tree reflects. ``times`` is the number in the tree."""
         if self._spool is None:
             return
         try:

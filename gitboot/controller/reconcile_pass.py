@@ -21,7 +21,7 @@ from gitboot.status.work_progress import Stage, StageTimes, WorkListener
 
 
 def ignore(*_: object) -> None:
-    """Ignore an event, a status, or the end of a BMC task. Used by dry runs and tests."""
+    """Ignore an event, a status, or the end of a BMC task, for dry runs and tests."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -47,7 +47,7 @@ class ListedTarget(Target, Protocol):
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the target still is the tree that gitboot published last, and was not replaced."""
+        """Whether the target is still the tree that gitboot published last."""
 
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows that are over in the files of an earlier process. Raises `PublishError`."""

@@ -87,7 +87,7 @@ _PROXY_HEADERS: Final = FORWARDED_HEADERS | {b"via", b"x-real-ip", b"x-forwarded
 
 
 class OperatorDenial(StrEnum):
-    """Why gitboot does not accept a request as an operator's."""
+    """The reason why gitboot does not accept a request as an operator's request."""
 
     NETWORK = "Network"  # the address is in no network of operators
     PROXY = "Proxy"  # the proxy is not trusted, or it does not name its client
@@ -127,7 +127,7 @@ class Tokens:
 
 
 class OperatorAccess:
-    """Decides whether a request is an operator's."""
+    """Decides whether a request comes from an operator."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class OperatorAccess:
         return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
 
     def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
-        """Return whether operators have a socket of their own, and this is not that socket."""
+        """Return whether operators have a socket of their own, and this is another socket."""
         return self._operators_socket is not None and not self.is_operators_only(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
@@ -178,9 +178,9 @@ class OperatorAccess:
         return None if len(hosts) == 1 and self._is_own_name(hosts[0]) else OperatorDenial.HOST
 
     def _is_own_name(self, host: str) -> bool:
-        """Return whether a Host header has a name of this endpoint, or an address.
+        """Return whether a Host header has a name of this endpoint, or an IP address.
 
-        An address is safe: an attacker's name server can redirect a name, but not an address.
+        An IP address is safe: an attacker's name server can redirect a name, but not an address.
         """
         name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
         name = name.lower().removesuffix(".")

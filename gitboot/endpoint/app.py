@@ -560,7 +560,7 @@ class UnknownMachineIntake:
 
 
 class ClientRules(Struct, frozen=True, kw_only=True):
-    """The rights of clients: proxies may name their client, operators may read plans."""
+    """The rights of clients: which proxies may name their client, and which operators may read plans."""
 
     trusted_proxies: Iterable[Network] = ()  # gitboot reads their X-Forwarded-For header
     operators: Iterable[Network] = LOOPBACK

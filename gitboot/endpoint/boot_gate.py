@@ -49,7 +49,7 @@ from gitboot.render.paths import HOP, Role, find_token
 
 
 class FetchFilter:
-    """Decides whether a fetch counts, by the terms that the tree has now."""
+    """Decides whether a fetch counts, by the current terms of the tree."""
 
     def __init__(self, tree: PublishedTree) -> None:
         self._tree, self._terms = tree, ServingTerms()
@@ -123,7 +123,7 @@ _PROXY_INTERVAL: Final = timedelta(minutes=10)
 
 
 class GateDenial(NamedTuple):
-    """Why gitboot withholds a boot."""
+    """The reason why gitboot withholds a boot."""
 
     reason: DenialReason
     words: str
@@ -228,7 +228,7 @@ class GuardedPath(Struct, frozen=True, kw_only=True):
 
 
 class ClientRequest(Struct, frozen=True, kw_only=True):
-    """The client of a request, and the time. The client can send any agent and query."""
+    """The client of a request, and the time. The client can send any User-Agent and query."""
 
     client: str | None
     agent: str
@@ -244,7 +244,7 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
 
 
 class BootGate:
-    """Decides whether a path is served: by the tree's terms, the files that are there, and the spool. Logs denials."""
+    """Decides whether a path is served, by the tree's terms, the existing files, and the spool. Logs denials."""
 
     def __init__(
         self,
@@ -384,7 +384,10 @@ class BootGate:
         return None if may_serve else _NOT_RECORDED
 
     def _is_served_elsewhere(self, recorder: Recorder) -> bool:
-        """Return whether only another endpoint may serve one-time boots. The spool's identity is of the last check."""
+        """Return whether only another endpoint may serve one-time boots.
+
+        The spool's identity comes from the last check.
+        """
         return (
             self._tree.is_foreign
             or recorder.serving_identity is None
@@ -441,7 +444,7 @@ class BootGate:
 
 
 def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
-    """Return whether the script sends the client to another endpoint. A client is sent on only once."""
+    """Return whether the script sends the client to another endpoint. A client is redirected only once."""
     has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
     return has_hop and refusal.reason in _OTHER_ENDPOINT_REASONS and HOP not in request.query
 

@@ -72,7 +72,7 @@ MAX_CACHED_BYTES: Final = 1024 * 1024  # a larger file is an artifact, which is 
 
 
 class RequestKind(StrEnum):
-    """What a request fetched or sent."""
+    """The kind of data that a request fetched or sent."""
 
     ENTRY = "boot_script"  # a boot of one server, or a report: its fetches are recorded
     FILE = "file"  # any other file of boot/
@@ -316,7 +316,7 @@ class BootResponses:
         return self._build_file(found, find_content_type(path), find_delivery(path))
 
     def _matches_digest(self, folder: str, name: str, content: bytes) -> bool:
-        """Return whether a file's folder is named by the file's digest, or by the digest of its bundle."""
+        """Return whether the name of a file's folder is the digest of the file, or the digest of its bundle."""
         if _sha256(content) == folder:
             return True
         bundle = {name: _sha256(content)}
@@ -372,7 +372,7 @@ _WITHOUT_SLASH: Final = "/ipxe"  # iPXE of boot-operator's users requests it wit
 
 
 class AliasResponses:
-    """Boot responses by gitboot's own paths and by the paths of other systems that the Fleet's outputs name."""
+    """Boot responses for gitboot's own paths, and for the paths of other systems that the Fleet's outputs name."""
 
     def __init__(self, tree: PublishedTree, responses: BootResponses) -> None:
         self._tree, self._responses = tree, responses
@@ -450,7 +450,9 @@ def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
 
 
 def _format_variables(state: PublishedServer, parameters: Mapping[str, str], query: bytes) -> str:
-    """Return labels and query parameters as matchbox's metadata: shell variables, one a line (docs/api-http.md)."""
+    """Format labels and query parameters like matchbox's metadata, as one shell variable on each line
+    (docs/api-http.md).
+    """
     request_variables = ((f"REQUEST_QUERY_{key}", value) for key, value in sorted(parameters.items()))
     found = (*sorted(state.summary["labels"].items()), *request_variables)
     variables = {re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII): value for name, value in found}

@@ -103,7 +103,7 @@ class ClientQuota(Generic[T]):
                 del self._items_by_network[network]
 
     def make_room(self) -> bool:
-        """Close the oldest item of the network that has the most. Return False if no item can be closed."""
+        """Close the oldest item of the network with the most items. Return False if no item can be closed."""
         return any(map(self._close_oldest, nlargest(_MAX_TRIED, self._items_by_network.values(), key=len)))
 
     def _close_oldest(self, items: Iterable[T]) -> bool:
@@ -315,7 +315,7 @@ MAX_BODIES_PER_ADDRESS: Final = 16  # request bodies from one address
 
 
 class Reply(Response):
-    """A response that is cheap to create, for boot files."""
+    """A response that is fast to create, for boot files."""
 
     def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
         # Response.__init__ is not called: it computes the headers.
@@ -383,7 +383,7 @@ UNCACHED: Final = paths.UNCACHED.encode()
 def file_reply(
     content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None, status: int = 200
 ) -> Reply:
-    """Return a response with a whole file. Without an entity tag, a client that has the file gets it again."""
+    """Return a response with a whole file. Without an entity tag, a client that already has the file gets it again."""
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
     if etag is not None:
         headers.append((b"etag", etag))
@@ -398,7 +398,7 @@ def allow_ranges(reply: Reply) -> Reply:
 def select_range(reply: Reply, range_header: bytes) -> Reply:
     """Return the part that a Range header selects (RFC 9110, 14.2).
 
-    If the header selects several parts or is malformed, return the whole.
+    If the header selects several parts or is malformed, return the whole response.
     """
     if (found := _RANGE.fullmatch(range_header)) is None or found[1] == found[2] == b"":
         return reply

@@ -46,7 +46,7 @@ class Family(Struct, frozen=True):
 
     @property
     def sample_name(self) -> str:
-        """The name in queries."""
+        """The name of the metric in queries."""
         return f"{self.name}{_SUFFIXES.get(self.kind, '')}"
 
 

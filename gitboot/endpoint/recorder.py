@@ -527,7 +527,7 @@ class Forwarder:
             os.close(lock)
 
     def send(self) -> None:
-        """Send all lines that the spool has now. Raises OSError and `BatchRejected`."""
+        """Send all lines that are now in the spool. Raises OSError and `BatchRejected`."""
         spool, spool_files = read_or_create_identity(self._folder), list_files(self._folder)
         names = [path.stem for path in spool_files]
         for path in spool_files:

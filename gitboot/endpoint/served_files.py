@@ -103,7 +103,7 @@ class PublishedTree:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether the tree can be served. If it could not at the last refresh, refresh first."""
+        """Return whether the tree can be served. If the last refresh failed, refresh first."""
         if not self.can_answer:
             self.refresh()
         return self.can_answer

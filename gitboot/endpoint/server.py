@@ -39,7 +39,8 @@ _STUCK_CHECK_S: Final = 2
 class EndpointServer:
     """Serves ``app`` at listening sockets, from `start` to `stop`. Other processes may serve at the same sockets.
 
-    ``tls_socket`` is one more socket, for TLS. The server handles no signals: its caller has to, and calls `stop`.
+    ``tls_socket`` is an additional socket, for TLS. The server handles no signals, so its caller has to handle signals
+    and call `stop`.
     """
 
     def __init__(self, app: ASGIApp, *listening: socket.socket, tls_socket: TlsSocket | None = None) -> None:
@@ -65,13 +66,13 @@ class EndpointServer:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5) -> None:
-        """Accept no more requests, and return after the running ones have ended, or after ``timeout_s``."""
+        """Accept no more requests, and return after the running requests have ended, or after ``timeout_s``."""
         self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
         self._server.should_exit = True
         self._thread.join()
 
     def write_heartbeat(self, pipe: int) -> None:
-        """Let the serving thread write a byte to a pipe soon. The reader sees that the thread responds."""
+        """Let the serving thread write a byte to a pipe soon, which proves to the reader that the thread responds."""
         self._server.heartbeat_pipe = pipe
 
     def __enter__(self) -> Self:
@@ -89,7 +90,7 @@ class EndpointServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with a TLS socket beside the others. uvicorn treats all sockets alike."""
+    """uvicorn's server with an additional TLS socket. uvicorn itself treats all sockets alike."""
 
     def __init__(self, config: uvicorn.Config, tls_socket: TlsSocket | None) -> None:
         super().__init__(config)

@@ -161,7 +161,7 @@ class _Handshake(asyncio.Protocol):
         self._connection, self._limits, self._task = connection, limits, task
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
-        """Hand over to the connection after the handshake."""
+        """Pass the transport on to the connection after the handshake."""
         self.end()
         transport.set_protocol(self._connection)
         self._connection.connection_made(transport)

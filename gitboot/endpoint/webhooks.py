@@ -1,4 +1,4 @@
-"""Webhooks of forges: a request that proves that its sender has the secret triggers a fetch."""
+"""Webhooks of forges: a request triggers a fetch if it proves that its sender has the secret."""
 
 from __future__ import annotations
 

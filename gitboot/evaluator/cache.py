@@ -79,7 +79,7 @@ def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
 
 
 def is_result(kind: ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a valid result: gitboot can decode them, and all parts belong to one server."""
+    """Return whether the bytes are a valid result, which gitboot can decode and whose parts belong to one server."""
     if kind is ResultKind.PARSED:
         return decode_servers(data) is not None
     if kind is not ResultKind.DECIDED or (row := decode_row(data)) is None:
@@ -140,7 +140,7 @@ class Cache(Protocol):
 
 
 class RemoteCache:
-    """The cache of the process at the other end of two streams. If that process is gone, each lookup is a miss."""
+    """The cache of the process at the other end of two streams. After that process has ended, each lookup is a miss."""
 
     def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
         self._incoming, self._outgoing = incoming, outgoing

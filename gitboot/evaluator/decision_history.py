@@ -1,4 +1,4 @@
-"""Decision history: the commits that changed a server's decision, and how."""
+"""Decision history: the commits that changed a server's decision, and their effects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DecisionHistory:
     """The decision history of servers in the commits of a repository, the newest first.
 
     The cache has the problem of each tree, and the effects of each step between two trees. The name of a Git tree is
-    the digest of its content, so these results never go out of date.
+    the digest of its content, so these results never become outdated.
     """
 
     def __init__(self, commits: Sequence[HistoryStep], cache: Cache | None, evaluate: Evaluate) -> None:

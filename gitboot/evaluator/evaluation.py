@@ -1,4 +1,4 @@
-"""Evaluation of a commit: lookups of results by content key, and parallel computation of the others."""
+"""Evaluation of a commit: lookups of results by content key, and parallel computation of missing results."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results that a cache may store, by key, without those that ``beside`` has as well."""
+        """Return the results that a cache may store, by key, without results that ``beside`` also has."""
         if kind is ResultKind.PARSED:
             own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
@@ -166,7 +166,8 @@ class CommitPair:
     def collect_offered_claims(self) -> frozenset[Digest]:
         """Return the digest of each boot that the base offers and that claims to write no disk.
 
-        ``claims`` then has the digests by content key, so the next commit computes only those of decisions that differ.
+        Afterwards ``claims`` has the digests by content key, so the next commit computes only the digests of decisions
+        that differ.
         """
         from gitboot.review.reinstalls import list_claims  # only here, as above
 
@@ -313,7 +314,7 @@ class _CommitEvaluation:
         return decide_all(repository, self._decide_servers, beside.decided.finding_places if beside is not None else {})
 
     def _decide_servers(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-        """Return the decision of each server, from memory, from the cache, or decided now."""
+        """Return the decision of each server, from memory or the cache, or compute the decision."""
         keys, beside = self._keys, self._beside
         known = beside.keys if beside is not None else {}
         unknown = [name for name in names if known.get(name) != keys[name]]
@@ -514,7 +515,10 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
 
 
 def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
-    """Yield results until all workers ended. Each: the worker's number, the index of its first item, the results."""
+    """Yield results until all workers have ended.
+
+    Each result has the worker's number, the index of its first item, and the values.
+    """
     poll, buffers = select.poll(), {pipe: FrameBuffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}
     for pipe in pipes:

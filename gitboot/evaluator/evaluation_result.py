@@ -106,7 +106,7 @@ class Commit:
 
 
 class EvaluationResult(Struct, frozen=True, kw_only=True):
-    """A commit, and how it differs from its base."""
+    """A commit, and its differences from its base."""
 
     commit: Commit
     extent: Extent

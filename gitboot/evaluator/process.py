@@ -49,7 +49,7 @@ from gitboot.text import did_you_mean
 
 
 def main(state: str, parent: str) -> None:
-    """Evaluate commits of the clone in ``state`` for the process ``parent``."""
+    """Evaluate commits of the clone in ``state`` for the parent process ``parent``."""
     questions, answers = become_child(parent)
     reader = CloneReader(Path(state))
     answering = _AnswerStream(answers)
@@ -247,7 +247,7 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
 def _find_moved_documents(
     pair: CommitPair, come: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
-    """Return the source locations that differ: of servers, of other documents, and which other documents were removed.
+    """Return the changed source locations of servers and of other documents, and the removed other documents.
 
     ``come``: the servers that the base does not have at the site.
     """

@@ -148,7 +148,7 @@ class ServerParts(msgspec.Struct, frozen=True, tag=True):
 
 
 class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of the report of a valid commit. Mappings have only the entries that differ from the base."""
+    """The end of the report of a valid commit. The mappings contain only entries that differ from the base."""
 
     extent: Extent
     fleetwide: Commit | None  # without servers; None: the same as in the base
@@ -194,7 +194,7 @@ def encode_decision(value: Decision) -> bytes:
 
 
 def decode_verified_decision(data: bytes) -> Decision:
-    """Return a decision from an evaluator. Raises ValueError if its digest is not that of its content."""
+    """Return a decision from an evaluator. Raises ValueError if its digest does not match its content."""
     found = decode_decision(data)
     if found.digest != compute_digest(to_json_value(found)):
         raise ValueError(f"the digest of the decision of {found.server} does not match its content")

@@ -36,7 +36,7 @@ from gitboot.render.paths import evidence_expression, find_non_script_kind, find
 
 
 class IgnoreReason(StrEnum):
-    """The reason why a line is no evidence. If several reasons apply, it is the first."""
+    """The reason why a line is no evidence. If several reasons apply, this is the first reason."""
 
     FORMAT = "not in the published format"
     PATH = "of another path"
@@ -420,7 +420,7 @@ class LogFile:
         self._stack.close()
 
     def read_lines(self) -> Generator[bytes, None, None]:
-        """Yield the lines that were added since the last time, those of the oldest file first.
+        """Yield the lines that were added since the last time, starting with the oldest file.
 
         A line counts as read when the caller requests the next line. Close the generator if you do not read to its end.
         Raises UsageError if a file cannot be read.
@@ -517,7 +517,7 @@ class SentVersions:
             }
 
     def is_older(self, observation: Observation) -> bool:
-        """Return whether the mirror has sent a newer version of the same path before."""
+        """Return whether the mirror has already sent a newer version of the same path."""
         modified, newest = observation.modified or 0, self._newest.get(observation.path, 0)
         if modified > newest:
             self._newest[observation.path] = modified

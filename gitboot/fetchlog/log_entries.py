@@ -207,7 +207,7 @@ class Observation:
             text.encode()  # JSON can have half of a surrogate pair, which cannot be encoded
 
     def adjust_clock(self, now: datetime, up: Uptime) -> Observation:
-        """Return the observation with its time by the clock that shows ``now``.
+        """Return the observation with its time corrected to the clock that shows ``now``.
 
         The time changes only if the clock was set by more than 30 s since the observation.
         """
@@ -376,7 +376,7 @@ def is_machine(agent: str, query: Mapping[str, str]) -> bool:
 def client_network(client: str | None) -> str:
     """Return the network that counts as one client: an IPv4 address, or an IPv6 /64 network.
 
-    A host chooses the other bits of an IPv6 address itself (RFC 4291). If the address is unknown, return the text.
+    A host chooses the other bits of an IPv6 address itself (RFC 4291). If the address is unknown, return its text.
     """
     try:
         address = ip_address((client or "").partition("%")[0])  # without the zone of fe80::1%eth0

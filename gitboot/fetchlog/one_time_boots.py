@@ -1,4 +1,4 @@
-"""One-time boots and secrets: which were served, to which clients, and how often."""
+"""One-time boots and secrets: the served ones, their clients, and the number of fetches."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class ServedBoot(NamedTuple):
 
 
 class _FileContent(Struct):
-    """The content of a spool file, up to the offset that was read."""
+    """The content of a spool file up to the offset that was read."""
 
     base: int = 0  # its first byte in the writer's own file
     offset: int = 0
@@ -255,7 +255,7 @@ class FetchLogUnavailable(Exception):
 
 
 class BatchRejected(Exception):
-    """The instance rejected a batch. The message has the reason."""
+    """The instance rejected a batch. The message states the reason."""
 
 
 def is_lease(giver: str) -> bool:

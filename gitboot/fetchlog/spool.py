@@ -35,7 +35,9 @@ _T = TypeVar("_T")
 
 
 def read_or_create_identity(folder: Path) -> str:
-    """Return the identity of a spool, which the tree uses to name an endpoint. Create it if needed."""
+    """Return the identity of a spool, by which the output tree names an endpoint. Create the identity if it is
+    missing.
+    """
     path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
         write_atomically(made, f"{token_hex(16)}\n".encode(), mode=0o644)
@@ -298,7 +300,10 @@ def count_deletions_after(folder: Path, offsets: Mapping[str, int]) -> int:
 
 
 def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
-    """Yield the files that were read to their end and have no writer any more. Each stays locked until the next."""
+    """Yield the files that were read to their end and have no writer any more.
+
+    Each file stays locked until the next file is requested.
+    """
     for path in list_files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
             if not lock_file(file.fileno()):
@@ -318,7 +323,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the whole lines from an offset on, each with its offset. A deleted file has no lines."""
+    """Yield the whole lines from an offset on, each with its offset. For a deleted file, yield no lines."""
     with suppress(FileNotFoundError), path.open("rb") as file:  # another instance may have deleted the file
         file.seek(begin)
         for line in file:

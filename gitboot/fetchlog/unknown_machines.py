@@ -127,7 +127,7 @@ def _parse_uuid(text: object) -> SystemUuid | None:
 
 
 def _parse_serial(text: object) -> str | None:
-    """Return a serial number that a document may have. A placeholder is no serial number."""
+    """Return a serial number that a document may have, or None for a placeholder."""
     if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
         return None
     return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
@@ -146,7 +146,7 @@ class UnknownMachines:
 
     @property
     def machines(self) -> tuple[UnknownMachine, ...]:
-        """The machines, the last request first."""
+        """The machines, sorted by their last request, the newest first."""
         return tuple(sorted(self._machines.values(), key=lambda each: (-each.last.timestamp(), each.identities)))
 
     def add(self, machine: UnknownMachine) -> bool:

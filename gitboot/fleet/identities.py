@@ -79,7 +79,7 @@ def list_identities(server: Server) -> Iterator[Identity]:
 
 @lru_cache(maxsize=1 << 16)
 def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | None]:
-    """Return the address and the system of a BMC in one spelling, so that equal values mean the same system."""
+    """Return the normalized address and system of a BMC, so that equal values mean the same system."""
     parts = urlsplit(address)
     scheme, host = parts.scheme.lower(), _normalize_host(parts.hostname or "")
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
@@ -136,7 +136,7 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
 
     @property
     def normalized_address(self) -> tuple[str, str | None]:
-        """Return the address and the system in one spelling. Two BMCs never have the same pair."""
+        """The normalized address and system. Two BMCs never have the same pair."""
         return normalize_bmc_address(self.address, self.system)
 
 
@@ -161,7 +161,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
 
 class Moves(Struct, frozen=True, kw_only=True):
-    """Machines that move between the site of an instance and other sites, of which the instance has no records."""
+    """Machines that move between the instance's site and other sites, for which the instance has no records."""
 
     arrived: tuple[SystemUuid, ...] = ()  # from another site
     departed: tuple[Machine, ...] = ()  # out of this site, or out of the fleet from another site
@@ -212,7 +212,7 @@ def find_changed_uuids(
 ) -> dict[SystemUuid, tuple[str, str, Machine]]:
     """Return the machines with a new UUID and an identity of another machine: by the new UUID (kind, value, other).
 
-    A new board has a new UUID, but the disks in the same chassis may have an installed system.
+    A new board has a new UUID, but the disks in the same chassis may contain an installed system.
     """
     # gitboot never installs a machine whose UUID is unknown.
     installed = (machine for machine in before if not is_derived_uuid(machine.uuid))

@@ -132,14 +132,14 @@ class _Automaton:
         return bool(ended) and not self._negations >> (ended.bit_length() - 1) & 1
 
     def _add_skipped(self, states: int) -> int:
-        """Return the states and those that follow them without a byte."""
+        """Return the states, and all states that follow without reading a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._stars) << 1
 
 
 def _to_bits(states: list[int]) -> int:
-    """Return a number with these bits, which are in order. To set them one by one would copy the number each time."""
+    """Return a number in which these sorted bits are set. Setting single bits would copy the number each time."""
     bits = bytearray(states[-1] // 8 + 1 if states else 0)
     for state in states:
         bits[state // 8] |= 1 << state % 8

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 
 class Verify(StrEnum):
-    """What a trusted key has to sign before gitboot accepts a commit."""
+    """The objects that a trusted key has to sign before gitboot accepts a commit."""
 
     HEAD = "head"  # the newest commit
     RANGE = "range"  # each first-parent commit since the accepted commit
@@ -18,7 +18,7 @@ class Verify(StrEnum):
 
 
 class ReinstallsNeed(StrEnum):
-    """What is needed to acknowledge that servers are installed again."""
+    """The requirement for acknowledging that servers are installed again."""
 
     APPROVE = "approve"  # `gitboot approve` on the host of the instance
     SIGNED = "signed"  # `gitboot approve`, or a line in a commit message that is signed by a listed key

@@ -494,11 +494,13 @@ class Draft:
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
     def list_known(self) -> set[Id]:
-        """Return all resources, also malformed ones: a reference to a malformed one is not a second problem."""
+        """Return all resources, including malformed ones, so that a reference to a malformed resource is not a second
+        problem.
+        """
         return self._broken | self.resources.keys()
 
     def may_contain(self, path: str) -> bool:
-        """Return whether a path is at or below an unreadable path, at which there may be any file."""
+        """Return whether a path is at or below an unreadable path, where there may be any file."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
 
@@ -506,7 +508,9 @@ class Draft:
         return self._origins[resource], at
 
     def find_complete(self) -> frozenset[Id]:
-        """Return the resources that occur once, and that name only such resources and existing files."""
+        """Return the resources that occur once, and whose references lead to other such resources and existing
+        files.
+        """
         kept = self.resources.keys() - self._twice
         while lacking := {key for key in kept if not self._is_complete(key, kept)}:
             kept -= lacking
@@ -546,7 +550,7 @@ class Remark(Struct, frozen=True, kw_only=True):
 
 
 def build_problems(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
-    """Return the first remarks of each file as problems, and the number of further ones by path."""
+    """Return the first remarks of each file as problems, and the number of further remarks by path."""
     remarks = list(remarks)
     places = _locate_spots((remark.spot for remark in remarks), read)
     remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))

@@ -88,7 +88,7 @@ _T = TypeVar("_T")
 
 
 def parse(data: bytes, path: str) -> Parsed:
-    """Return the valid YAML documents of a file, and the problems of the others. Empty documents are skipped."""
+    """Return the valid YAML documents of a file, and the problems of invalid documents. Empty documents are skipped."""
     if problem := _problem_of_file(data, path):
         return Parsed((), (problem,), 0, None)
     documents: list[Document] = []
@@ -114,7 +114,7 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     """Return the place of a value, or of its key, in the document with this index.
 
     An absent value has the place of its key. If the path does not exist, return the place of its last existing value.
-    Look up all places of one document before those of the next, so that each document is read only once.
+    Callers should look up all places of one document before those of the next, so that each document is read only once.
     """
     layout = _layout(data, index)
     at, key_at = layout.root, layout.root.start
@@ -219,7 +219,7 @@ def _list_spans(data: bytes) -> tuple[_Span, ...]:
 
 
 class _UnreadableRest(Exception):
-    """The rest of a document cannot be read. The problem has been added."""
+    """The rest of a document cannot be read. A problem was already added."""
 
 
 class _Lines:

@@ -140,7 +140,7 @@ class Source:
         return _read_reference(self.clone, ACCEPTED)
 
     def accept(self, revision: Revision) -> None:
-        """Store a commit as the accepted one, and protect it from Git's garbage collection.
+        """Store a commit as the accepted commit, and protect it from Git's garbage collection.
 
         The change is durable when the method returns.
         """
@@ -347,9 +347,9 @@ class CloneReader:
 
 
 def load_accepted_snapshot(state: Path) -> Snapshot:
-    """Return the snapshot of the commit that the instance with this state directory accepted last. Only reads.
+    """Return the snapshot of the commit that the instance with this state directory accepted last.
 
-    Raises `UsageError` if no commit was accepted yet.
+    Nothing is written. Raises `UsageError` if no commit was accepted yet.
     """
     clone = StoredRepository(state / CLONE, CorruptClone)
     if (revision := _read_reference(clone, ACCEPTED)) is None:

@@ -129,7 +129,9 @@ class Upstream:
     def fetch_commit(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, base_references: Iterable[str]
     ) -> None:
-        """Fetch one commit into the clone, with all branches and tags, because few servers serve a commit by its id."""
+        """Fetch one commit into the clone, with all branches and tags, because few servers allow fetching a commit by
+        its id.
+        """
         if commit in ours.odb:
             return
         if theirs is not None:
@@ -245,7 +247,7 @@ class FetchOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The result of an order that succeeded."""
+    """The result of a successful task."""
 
     revision: str = ""  # the commit of the reference; "": there is no commit
     head: Head | None = None  # the remote's HEAD; None: the task did not read it
@@ -253,7 +255,7 @@ class FetchResult(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class FetchFailure(msgspec.Struct, frozen=True, tag=True):
-    """The error of an order."""
+    """The error of a task."""
 
     error: str  # a name of `ERRORS`
     message: str
@@ -280,7 +282,7 @@ class Fetching(ABC):
 
     @abstractmethod
     def carry_out(self, order: FetchOrder) -> FetchResult:
-        """Carry out an order, and return its result. Raises `SourceError`, `SourceRefused`, `UsageError`, …."""
+        """Carry out a task, and return its result. Raises `SourceError`, `SourceRefused` or `UsageError`."""
 
     def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
         """Fetch the remote's reference into the clone in ``state``, or into a new clone there.

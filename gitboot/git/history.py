@@ -179,7 +179,7 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
 
 
 def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
-    """Return the last commit of each line. For a line from a merged branch it is the merge commit."""
+    """Return the last commit of each line. For a line from a merged branch, this is the merge commit."""
     lines: dict[int, CommitSummary] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)

@@ -502,7 +502,10 @@ def parse_known_hosts(text: str, host: str, port: int) -> tuple[str, ...]:
 
 
 def _matches_host(patterns: str, name: str) -> bool:
-    """Return whether the first field of a line, a hash or patterns, matches ``name``. "!" before a pattern excludes."""
+    """Return whether the first field of a line matches ``name``.
+
+    The field is a hash or patterns, and "!" excludes names.
+    """
     if patterns.startswith("|1|"):
         with suppress(ValueError):
             salt, digest = (base64.b64decode(part, validate=True) for part in patterns.split("|")[2:])

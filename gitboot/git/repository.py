@@ -86,7 +86,7 @@ def list_features() -> dict[str, bool]:
 
 @contextmanager
 def open_repository(path: Path) -> Iterator[pygit2.Repository]:
-    """Open the repository at ``path``, not one in a parent directory, and close it at the end."""
+    """Open the repository at ``path``, never a repository in a parent directory, and close it at the end."""
     repository = pygit2.Repository(path, RepositoryOpenFlag.NO_SEARCH)
     try:
         yield repository
@@ -291,7 +291,7 @@ _TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"  # libgit2 removes the
 
 
 def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
-    """Return a commit without its signature headers, which begin with ``gpgsig``, and these headers."""
+    """Split a commit into the commit without its signature headers, which begin with ``gpgsig``, and these headers."""
     header, blank, message = raw.partition(b"\n\n")
     lines = header + b"\n"
     return _SIGNATURE.sub(b"", lines)[:-1] + blank + message, _SIGNATURE.findall(lines)
@@ -459,7 +459,10 @@ def read_oversized_blobs(repository: Path) -> dict[str, int]:
 
 
 def add_oversized_blobs(repository: Path, sizes: Mapping[str, int]) -> None:
-    """Store more ids and sizes. If a crash cuts a line off, the clone counts as damaged, and is created again."""
+    """Store the ids and sizes of further oversized blobs.
+
+    If a crash truncates a line, the clone counts as damaged and is created again.
+    """
     known = read_oversized_blobs(repository)
     with (repository / _OVERSIZED_LIST).open("a") as file:
         file.writelines(f"{blob} {size}\n" for blob, size in sorted(sizes.items()) if blob not in known)
@@ -485,7 +488,7 @@ class Transfer:
     """A transfer from or to a server, with at least 1 KiB/s in each period of ``period_s``."""
 
     def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
-        """``work_s`` is the time for work on this machine before the transfer."""
+        """``work_s`` is the time limit for work on this machine before the transfer."""
         self._report, self._size = report, max(1, round(MIN_RATE * period_s))
         complaint = (
             f"the remote {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the --config file)"
@@ -589,7 +592,7 @@ def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2
 
 
 def _create_pack_builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
-    """Return a pack builder that computes deltas only for small objects. For large objects that takes minutes."""
+    """Return a pack builder that computes deltas only for small objects, because large objects would take minutes."""
     for name, value in _DELTA_LIMIT.items():
         if name not in ours.config:
             ours.config[name] = value

@@ -207,10 +207,9 @@ class SignatureKeys:
         return self._fingerprint
 
     def find_signer(self, signature: SignedContent, *, is_merge: bool) -> Signer:
-        """Return the owner of the trusted key that signed. A forge's key counts only for merges.
+        """Return the owner of the trusted key that made a signature. A forge's key counts only for merges.
 
-        The key must be valid now, because the date in a commit is the committer's own claim. Raises
-        `UntrustedSignature`.
+        The key must be valid now, because the committer can choose the date in a commit. Raises `UntrustedSignature`.
         """
         self.fingerprint()
         unlisted = UnlistedKey("signed by a key that is not listed")
@@ -330,11 +329,11 @@ _BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$"
 
 
 class UntrustedSignature(Exception):
-    """A signature that is not trusted. The message follows "it is"."""
+    """A signature that is not trusted. The message continues "it is"."""
 
 
 class UnlistedKey(UntrustedSignature):
-    """A signature by a key that is not in these files."""
+    """A signature by a key that these files do not contain."""
 
 
 class Keyring:

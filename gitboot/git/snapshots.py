@@ -246,7 +246,7 @@ WORKTREE: Final = Revision("WORKTREE")
 
 
 def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
-    """Return the files below ``root`` now, without dot-folders and without files that Git ignores.
+    """Return the current files below ``root``, without dot-folders and without files that Git ignores.
 
     ``root`` is ``folder`` in the repository's work tree. Symlinks are not followed.
     """
@@ -323,7 +323,7 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
 
 
 class WorktreeFiles(Mapping[str, BlobId]):
-    """The files of a work tree. A file is read when its id is first needed. Later changes of the file do not count."""
+    """The files of a work tree. A file is read when its id is first needed. Later changes of the file are ignored."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._root = root
@@ -417,7 +417,7 @@ def find_folder_in(repository: pygit2.Repository, root: Path) -> str | None:
 
 
 def find_fleet_folder(path: Path) -> str:
-    """Return the folder of the fleet at ``path`` in its repository. "" at the top, and without a repository."""
+    """Return the folder of the fleet at ``path`` in its repository, or "" at the top and without a repository."""
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         return get_fleet_folder(repository, root) if repository is not None else ""

@@ -87,7 +87,10 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
 
 
 def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return values by document name. The second value of a name gets NAME-2. A name that needs no change wins."""
+    """Return values by document name. If two values have the same name, the second gets NAME-2.
+
+    A value whose name needs no change has precedence.
+    """
     found: dict[str, Any] = {}
     for source_name, each in sorted(pairs, key=lambda pair: (build_document_name(pair[0]) != pair[0], pair[0])):
         name, number = build_document_name(source_name), 1
@@ -357,7 +360,7 @@ def _render_yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str,
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML without anchors, which documents must not contain."""
+    """A YAML dumper without anchors, which documents must not contain."""
 
     def ignore_aliases(self, _: Any) -> bool:
         return True
@@ -418,7 +421,9 @@ def summarize(fleet: ImportedFleet) -> str:
 
 
 def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[str] = ()) -> str:
-    """Return import-report.md. The same source gives the same report. The import did not replace ``edited_files``."""
+    """Return import-report.md. The same source gives the same report. ``edited_files`` are files that the import
+    kept.
+    """
     return "\n".join(_render_report_lines(system, fleet, edited_files)) + "\n"
 
 

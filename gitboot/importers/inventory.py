@@ -168,7 +168,7 @@ def is_secret(argument: str) -> bool:
 
 
 def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Return the arguments without secrets, and a remark for each of the others."""
+    """Return the arguments without secrets, and a remark for each argument with a secret."""
     all_arguments = list(arguments)
     secret = [each for each in all_arguments if is_secret(each)]
     names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
@@ -264,7 +264,7 @@ def parse_bmc(
 
 
 class RemarkKind(StrEnum):
-    """The result for one fact of the source."""
+    """The outcome for one fact of the source."""
 
     KEPT = "kept"
     GUESSED = "guessed"  # the source does not have it

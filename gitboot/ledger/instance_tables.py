@@ -36,7 +36,7 @@ class Request(NamedTuple):
 
 
 class Suspension(Struct, frozen=True):
-    """Until a time, gitboot accepts no commit and sets no BMC."""
+    """A period in which gitboot accepts no commit and sets no BMC."""
 
     who: str
     reason: str
@@ -44,7 +44,7 @@ class Suspension(Struct, frozen=True):
 
 
 class Approval(NamedTuple):
-    """An operator's approval: changes with this digest pass these guards."""
+    """An operator's approval, which lets changes with this digest pass these guards."""
 
     digest: str
     guards: tuple[str, ...]
@@ -112,7 +112,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class _Fact(NamedTuple):
-    """How the ledger stores one field of `Facts`."""
+    """The way in which the ledger stores one field of `Facts`."""
 
     name: str
     parse: Callable[[str], Any] = str
@@ -264,7 +264,7 @@ _KEY_BYTES: Final = 32
 
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
-    """Store which artifacts are available and which are not, as seen by the instance at ``place``."""
+    """Store which artifacts the instance at ``place`` found, and which artifacts are missing."""
     known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
     known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
     items = [{**to_json_value(file), "presence": each.presence, "message": each.message} for file, each in known]
@@ -282,7 +282,7 @@ def read_sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
 
 
 def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighting]:
-    """Return stored sightings as values. Raises KeyError, TypeError and ValueError."""
+    """Parse the stored results of artifact checks. Raises KeyError, TypeError and ValueError."""
     return {
         BootFile(url=item["url"], sha256=Digest(item["sha256"]), size=item["size"]): Sighting(
             presence=Presence(item["presence"]), message=item["message"]
@@ -351,7 +351,7 @@ def read_acknowledgements(store: Store) -> frozenset[str]:
 
 
 def add_acknowledgements(tx: Transaction, entries: Iterable[str]) -> None:
-    """Add entries. A backup without them is an older copy."""
+    """Add acknowledgements. A backup without these acknowledgements counts as an older copy."""
     if rows := [(entry,) for entry in sorted(entries)]:
         tx.replace("acknowledgements", ("entry",), rows)
         tx.mark()

@@ -146,7 +146,7 @@ class LeaseKeeper:
             raise LeaseLost(f"{self._lease.name}: the database does not confirm that this instance holds the lease")
 
     def check_ending(self) -> None:
-        """Raise `LeaseLost` as `check` does, for a request that only ends something.
+        """Raise `LeaseLost` like `check`, for a request that only ends something.
 
         If the server does not answer, the last confirmed lease is enough. While another thread renews the lease, this
         waits no longer than `_ENDING_S`.

@@ -1,4 +1,4 @@
-"""Move a ledger to another place, or reclaim one that was moved."""
+"""Ledger moves: move a ledger to another place, or reclaim a moved ledger."""
 
 from __future__ import annotations
 
@@ -129,7 +129,9 @@ def _require_fetches_read(old: Database) -> None:
 
 @contextmanager
 def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
-    """Make room for a new file, and remove it if the copy fails. An unfinished copy may be in its place."""
+    """Prepare the place for a new file, and remove the file if the copy fails. The place may have an unfinished
+    copy.
+    """
     if path.exists():
         with closing(SqliteDatabase(path)) as found:
             if not _is_unfinished(CopyNotes.read(found), notes):
@@ -158,7 +160,7 @@ def open_place(path: Path, address: PostgresAddress | None) -> Database:
 
 
 def _require_unused(new: Database, notes: CopyNotes) -> None:
-    """Raise `UsageError` if the new place has data. An unfinished copy of this ledger is fine."""
+    """Raise `UsageError` if the new place has data, except an unfinished copy of this ledger."""
     found = CopyNotes.read(new)
     if _is_unfinished(found, notes):
         return
@@ -232,7 +234,7 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
 
 
 def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
-    """Raise `UsageError` if the ledger is usable at the place to which it was moved, as far as this host can see."""
+    """Raise `UsageError` if this host finds the ledger in use at the place to which it was moved."""
     host, _, file = (notes.moved_to or "").partition(":")
     address = read_address(path)
     if address is not None and address.name == notes.moved_to:

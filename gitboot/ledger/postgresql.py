@@ -295,7 +295,7 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
 
 
 def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
-    """Renew a lease in the current transaction. Return when the renewal was sent, by `now_s`.
+    """Renew a lease in the current transaction. Return the time at which the renewal was sent, from `now_s`.
 
     Raises `LeaseLost` if another instance holds the lease.
     """
@@ -400,7 +400,7 @@ class LeaseConnection:
 def build_arguments(address: PostgresAddress) -> dict[str, Any]:
     """Return libpq's parameters for an address.
 
-    Over a network the connection is encrypted and the server's certificate verified, unless the URL has an sslmode.
+    Over a network, the connection is encrypted and the server's certificate is verified, unless the URL has an sslmode.
     """
     try:
         parameters = conninfo_to_dict(address.url)
@@ -460,9 +460,10 @@ _T = TypeVar("_T")
 
 
 class LimitedConnection(psycopg.Connection[Row]):
-    """A connection with deadlines. If a call exceeds its deadline, the connection is closed: `OperationalError`.
+    """A connection with deadlines. A call that exceeds its deadline closes the connection and raises
+    `OperationalError`.
 
-    The result of that call is unknown: a commit may be durable. For one thread at a time.
+    The result of that call is unknown, because a commit may be durable. Use a connection from one thread at a time.
     """
 
     _call_s = STATEMENT_S
@@ -480,7 +481,7 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._call_s = seconds
 
     def limit_transaction(self, seconds: float) -> None:
-        """Limit the total duration of all calls from now on, until the next call of this method."""
+        """Limit the total duration of all further calls, until the next call of this method."""
         self._until_s = time.monotonic() + seconds
 
     def end_transaction(self) -> None:

@@ -228,7 +228,7 @@ Row = tuple[Any, ...]
 
 
 class Database(ABC):
-    """An open database with the ledger's tables. For one thread at a time."""
+    """An open database with the ledger's tables. Use it from one thread at a time."""
 
     errors: ClassVar[tuple[type[Exception], ...]]  # errors that the driver raises
 
@@ -263,7 +263,7 @@ class Database(ABC):
 
     @abstractmethod
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Insert whole rows, or replace those with the same ``keys``. The keys are the first columns of the table."""
+        """Insert whole rows, or replace rows with the same ``keys``. The keys are the first columns of the table."""
 
     @abstractmethod
     def begin(self, *, at_leisure: bool = False) -> None:

@@ -69,7 +69,7 @@ class Transaction:
             each()
 
     def mark(self) -> None:
-        """Count this transaction as a change: a backup without it is an older copy."""
+        """Mark this transaction as a change, so that a backup without it counts as an older copy."""
         self.is_marked = True
 
 

@@ -322,7 +322,7 @@ def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
 
 
 def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content: bytes) -> bool:
-    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is its status."""
+    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is the status of ``path``."""
     return is_file(file_stat) and file_stat.st_size == len(content) and disk.read(path) == content
 
 

@@ -228,7 +228,7 @@ class NewTree:
         return written
 
     def write(self, contents: Mapping[str, bytes | None]) -> None:
-        """Write files of gitboot's own, by path. Files without content are skipped. Raises PublishError."""
+        """Write gitboot's own files, by path. Files without content are skipped. Raises PublishError."""
         for path, content in contents.items():
             if content is not None:
                 try:

@@ -107,7 +107,7 @@ def compare_mirror(
 
 @contextmanager
 def threads(number: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads. Tasks that have not started when the block ends are dropped."""
+    """Yield a pool of threads. Tasks that have not started at the end of the block are cancelled."""
     pool = ThreadPoolExecutor(number, thread_name_prefix="mirror")
     try:
         yield pool
@@ -173,7 +173,7 @@ def batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
 
 
 def sort_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
-    """Return findings sorted by path, those about the list first.
+    """Return findings sorted by path, with findings about the list first.
 
     A wrong clock or an outdated list explains the other findings.
     """
@@ -342,7 +342,7 @@ class WebMirror:
         return self._request("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
 
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
-        """Find files that the mirror serves and that are not published, at the paths that gitboot can guess.
+        """Find unpublished files that the mirror serves, at the paths that gitboot can guess.
 
         Raises `HostUnreachable`.
         """
@@ -493,7 +493,7 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
 
 
 def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
-    """Return the fault of an answer for a path that is not published. ``why`` says why a file there would matter."""
+    """Return the fault of an answer for an unpublished path. ``why`` explains why a file at that path would matter."""
     if answer.trouble:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
     if answer.is_there:
@@ -592,10 +592,11 @@ def is_fetched_by_machines_only(path: str) -> bool:
 
 
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return paths that an earlier publication may have had for the same machines. All paths are below boot/.
+    """Return paths below boot/ that an earlier publication may have had for the same machines.
 
-    ``paths`` are the paths that are published now. If they have no path of a kind, the Fleet has not named that output
-    for a while. An earlier tree then had such a path for each machine, so checking `SAMPLE_SIZE` machines is enough.
+    ``paths`` are the paths that are published now. If ``paths`` has no path of a kind, the Fleet has not named that
+    output for a while. An earlier tree then had such a path for each machine, so checking `SAMPLE_SIZE` machines is
+    enough.
     """
     known = frozenset(paths)
     used = {find_path_kind(BOOT + path) for path in known}

@@ -288,7 +288,7 @@ class Mirror:
             )
 
     def fetch_again(self, path: str) -> None:
-        """Make the next copy fetch a file. rsync skips files with the same size and time."""
+        """Make the next copy fetch a file again, because rsync skips files with the same size and time."""
         at = os.path.join(self.staging, path)
         if os.path.lexists(at):
             os.unlink(at)
@@ -376,10 +376,10 @@ class Mirror:
         return _CONTENT.match(path) is not None or any(fnmatch.fnmatchcase(path, each) for each in self._kept)
 
     def _link(self, path: str, folders: Set[str]) -> None:
-        """Link a file of the staging folder into the served folder, or copy it if that is not possible.
+        """Link a file of the staging folder into the served folder. If linking is not possible, copy the file.
 
-        ``folders`` has the folders that exist; the folder of the file is added. An unchanged file needs two system
-        calls.
+        ``folders`` has the existing folders, to which the folder of the file is added. An unchanged file needs two
+        system calls.
         """
         source, at, folder = os.path.join(self.staging, path), os.path.join(self._folder, path), os.path.dirname(path)
         if folder not in folders:
@@ -477,7 +477,9 @@ class Tree:
         return frozenset([*found, *filter(_LIST_FILE.match, present)])
 
     def order(self, path: str) -> Tuple[int, str]:
-        """Return a sort key for the order of replacing: content, then the scripts that refer to it, the list last."""
+        """Return a sort key for the order of replacement: content, then the scripts that refer to content, then the
+        list.
+        """
         if path.startswith(SIGNED):
             return (4 if path == SIGNED + TIMESTAMP else 3), path
         if _CONTENT.match(path) is not None:

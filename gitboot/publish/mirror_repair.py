@@ -66,7 +66,7 @@ class Repair(NamedTuple):
 
 
 class MirrorStore:
-    """The files of a mirror that is a target, by path below boot/. An instance may write to it at the same time.
+    """The files of a mirror that is a target, by path below boot/. An instance may write there at the same time.
 
     Every method raises `PublishError` and `HostUnreachable`.
     """
@@ -385,7 +385,7 @@ _HINT: Final = "with --tree, name the OUTPUT of the instance that publishes ther
 
 
 class MirrorRecords:
-    """The records in a store: those of a target, those of an OUTPUT that was copied as a whole, or no records."""
+    """The records in a store: those of a target, those of a complete copy of OUTPUT, or no records."""
 
     def __init__(self, name: str, store: FileStore, ledger: str) -> None:
         self._name, self._store, self._ledger = name, store, ledger

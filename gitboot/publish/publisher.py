@@ -357,7 +357,7 @@ def _build_result(changes: TreeChanges) -> PublicationResult:
 def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[str, tuple[str, ...]]:
     """Group the written paths of one server that have the same content, by the first path of each group.
 
-    Each group becomes hard links to one file. Since a file has names of one server only, all of them are replaced
+    The paths of a group become hard links to one file. All names of a file belong to one server, so they are replaced
     together and have the same date, and the number of names stays below the limit of the file system.
     """
     written, taken = set(changes.written), set[str]()
@@ -477,7 +477,7 @@ def _stage(
 
 
 def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
-    """Render the lists of retired content: the one of this second, and those that may be between two versions."""
+    """Render the lists of retired content: the list of this second, and the lists that may be between two versions."""
     since = {changes.at} if changes.retired else set[datetime]()
     if tree.pending:
         since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
@@ -526,7 +526,10 @@ class PublicationPreview:
         at: datetime,
         parts: FileUpdates = NO_UPDATES,
     ) -> PublicationResult:
-        """Return the result of a complete publication of all files so far. Raises the errors of a real publication."""
+        """Return the result of a complete publication of all files so far.
+
+        Raises the same errors as a real publication.
+        """
         if complete:
             self._servers = {}
         for server, files in servers.items():

@@ -341,7 +341,7 @@ class SignedList:
         self._remove_superseded(disk, lies.keys() - state.names - by_root.keys(), now)
 
     def _is_as_wanted(self, about: ListAbout, keys: ListKeys | None, now: datetime) -> bool:
-        """Return whether the list matches this manifest and these keys, and is not due."""
+        """Return whether the list matches this manifest and these keys, and is not due for renewal."""
         state = self._state
         is_same = state is not None and state.manifest == about.manifest and state.is_by(keys)
         return is_same and state is not None and not state.is_due(now)
@@ -473,9 +473,8 @@ class ListKeys(Struct, frozen=True, kw_only=True):
 def read_list_keys(folder: Path) -> ListKeys:
     """Read a folder of list keys.
 
-    Raises:
-        KeyUnreadable: A file is missing or malformed, or other users may read the key.
-        KeyNotInRoot: The newest metadata of the root key does not name the publication key.
+    Raises KeyUnreadable if a file is missing or malformed, or if other users may read the key. Raises KeyNotInRoot if
+    the newest metadata of the root key does not name the publication key.
     """
     try:
         from cryptography.exceptions import UnsupportedAlgorithm

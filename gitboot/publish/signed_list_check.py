@@ -191,7 +191,7 @@ class ListReader:
 
 
 def build_mirror_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
-    """Return a file of a listing at ``now``. The content after an ended window is also right."""
+    """Return a file of a listing at ``now``. The content of an ended window counts as right too."""
     right, end = find_versions_around(versions, now), listing.end
     if end is not None and path in end.files and end.since <= now + TOLERANCE:
         ended = end.files[path]

@@ -376,7 +376,7 @@ class _MetadataReader:
 
 
 class FileVersion(NamedTuple):
-    """The content of a path from a time on."""
+    """The content of a path, starting at a time."""
 
     since: Optional[datetime]  # None: since the tree was published
     sha256: Optional[str]  # None: the path is absent
@@ -384,7 +384,7 @@ class FileVersion(NamedTuple):
 
 
 class WindowEnd(NamedTuple):
-    """The end of the open maintenance window: the files of a copy from then on, if no newer copy arrives."""
+    """The end of the open maintenance window: the later files of a copy if no newer copy arrives."""
 
     since: datetime
     files: Dict[str, FileVersion]  # by path below boot/
@@ -401,7 +401,7 @@ class Listing(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A reference of a bin to a listing."""
+    """A bin's reference to a listing."""
 
     sha256: str
     size_bytes: int

@@ -67,7 +67,7 @@ class Publication(Struct, frozen=True, kw_only=True):
     parts: FileUpdates = NO_UPDATES  # the files in parts that may have changed
 
     def __iter__(self) -> Iterator[Files]:
-        """Yield the files of each server, and those that belong to no server."""
+        """Yield the files of each server, and then files that belong to no server."""
         yield from (files for files in self.servers.values() if files is not None)
         yield self.changed_shared_files
 
@@ -245,7 +245,10 @@ class _Decision:
         self._added_pairs |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
-        """Collect the earlier files of a server, which may be replaced or removed. Return its indexed identities."""
+        """Collect the earlier files of a server, which may be replaced or removed.
+
+        Return the server's indexed identities.
+        """
         path = state_path(server)
         if digest is None and path not in self._tree.pending:
             return frozenset()
@@ -469,7 +472,7 @@ def amend_manifest(
 
 
 def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
-    """Add a part to those that are written. Return its digest, or None if the part is empty."""
+    """Add a part to the parts to write. Return its digest, or None if the part is empty."""
     now = _apply_changes(before, changes)
     parts[path] = data = render_digests(now) if now else None
     return compute_digest(data) if data is not None else None
@@ -490,7 +493,7 @@ _A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)
 
 
 class EndedWindows(NamedTuple):
-    """The windows that were ended in a tree, and the next end."""
+    """The windows in a tree that were ended, and the next end."""
 
     servers: tuple[str, ...]  # servers whose files were replaced, sorted
     next_end: datetime | None  # None: no known end
@@ -523,7 +526,7 @@ class WindowEnds:
         return min(self._ends.values(), default=None)
 
     def is_due(self, root: Path, at: datetime) -> bool:
-        """Return whether `end` has work to do at ``at`` in the tree at ``root``."""
+        """Return whether `end` would change the tree at ``root`` at ``at``."""
         return self._reads_all(root) or any(end <= at for end in self._ends.values())
 
     def end(self, disk: Disk, at: datetime, modified_at: datetime) -> EndedWindows:

@@ -365,7 +365,7 @@ def _parse_older(data: bytes | None) -> dict[str, object]:
 def read_records(path: Path) -> dict[SystemUuid, Record]:
     """Read exported records from a file, or from the files of a folder such as ``ops/records`` of a tree.
 
-    Raises OSError, and `UsageError` with the file that is not such a record.
+    Raises OSError, and `UsageError` with the name of a file that is not such a record.
     """
     if not path.is_dir():
         return _import_records(path)

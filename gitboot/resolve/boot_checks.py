@@ -291,7 +291,10 @@ def parse_declared_provision(fleet: FleetSettings, server: Server) -> int | Deci
 
 
 def select_artifacts(source: BootSource) -> Artifacts:
-    """Return the artifacts of an image for a machine. Raises `Unbootable` if the method or the machine needs others."""
+    """Return an image's artifacts for a machine.
+
+    Raises `Unbootable` if the method or the machine needs other artifacts.
+    """
     image, spec = source.image.metadata.name, source.profile.spec
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:

@@ -31,7 +31,7 @@ from gitboot.text import format_names
 
 
 class FleetSettings(Struct, frozen=True, kw_only=True):
-    """The fields of a Fleet that the decision of each server depends on."""
+    """The fields of a Fleet on which the decision of each server depends."""
 
     name: str
     is_written: bool  # False: the commit has no Fleet document
@@ -69,7 +69,7 @@ class MaintenanceInputs(Struct, frozen=True, kw_only=True):
 
 
 class SharedInputs(Struct, frozen=True, kw_only=True):
-    """The inputs that the decisions of similar servers share."""
+    """The inputs that similar servers' decisions share."""
 
     fleet: FleetSettings
     sites: tuple[str, ...]  # sites that select the server; the first one is its site
@@ -102,7 +102,7 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
 
     @property
     def local_disk(self) -> str | None:
-        """How boot loaders start the disk of the server; None: the default way."""
+        """The way in which boot loaders start the disk of the server. None: the default."""
         return self.server.spec.local_disk or self.shared.local_disk
 
 

@@ -264,7 +264,7 @@ def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideM
 def boot_source(
     inputs: ServerInputs, boot: BootInputs, *, pool: Pool | None = None, maintenance: Maintenance | None = None
 ) -> BootSource:
-    """Return the source of a server's boot, for a policy or a maintenance."""
+    """Return the source documents and values of a server's boot, for a policy or a maintenance."""
     server, shared = inputs.server, inputs.shared
     assert boot.image is not None  # noqa: S101 - the profile's method is not Disk
     return BootSource(

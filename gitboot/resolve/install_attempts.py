@@ -281,7 +281,7 @@ HIGHEST_NEW_PROVISION = 1  # a new server with a higher number may have been ins
 
 
 class UnrecordedState(StrEnum):
-    """How gitboot treats a server without a record."""
+    """The way in which gitboot treats a server without a record."""
 
     NEW = "new"  # adopted at provision 0, otherwise pending
     PENDING = "pending"
@@ -315,7 +315,7 @@ def classify_unrecorded_server(
     """Return the state of a server without a record.
 
     - ``seen_machines`` are all machines that the ledger ever saw.
-    - ``first_provision`` is the provision number of the server in the first commit that has it since the accepted one
+    - ``first_provision`` is the server's provision number in the first commit that has it since the accepted commit
       (`gitboot.review.commit_path.find_first_provisions`). None: the accepted commit has the server.
     - ``shared_mark`` names an identity that the server shares with another machine, as a new board in the same chassis
       does.

@@ -426,7 +426,7 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 
 def release_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key of the installation that waits until gitboot sees the machine off."""
+    """Return the key of the installation that waits until gitboot sees that the machine is off."""
     return f"{provision_key(policy, record)}/{record.offered}"
 
 

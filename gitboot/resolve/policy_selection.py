@@ -279,7 +279,7 @@ def find_minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersi
 
 
 class BootSource(Struct, frozen=True, kw_only=True):
-    """Everything from which a boot is composed."""
+    """All documents and values from which a boot is composed."""
 
     image: BootImage
     profile: BootProfile

@@ -101,7 +101,7 @@ def shard_name(uuid: SystemUuid) -> str:
 
 
 def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
-    """Return records as a file of ``ops/records``, which ``gitboot records begin FILE`` reads."""
+    """Return records in the format of a file in ``ops/records``, which ``gitboot records begin FILE`` reads."""
     items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
     return encode_canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 
@@ -285,7 +285,7 @@ class UnknownServe(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """The report of an installer that it failed."""
+    """An installer's report of a failure."""
 
     at: datetime
     client: str

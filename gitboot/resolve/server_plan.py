@@ -179,7 +179,7 @@ class BootPlan:
 
     @property
     def digest(self) -> Digest:
-        """A digest of everything that the boot files and the override depend on."""
+        """A digest of all values on which the boot files and the override depend."""
         if (known := self._digest) is None:
             object.__setattr__(self, "_digest", known := compute_digest(to_json_value(self)))
         return known

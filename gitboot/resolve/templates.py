@@ -588,7 +588,7 @@ MAX_BYTES: Final = 1024 * 1024  # of a template and of its output
 
 
 def render_template(source: str, context: Mapping[str, object]) -> str:
-    """Return the rendered text of a template. Text without markup stays as it is. Raises `TemplateFault`."""
+    """Return the rendered text of a template. Text without markup is returned unchanged. Raises `TemplateFault`."""
     template = compile_template(source)
     if isinstance(template, TemplateFault):
         raise TemplateFault(template.code, template.message, template.line)
@@ -688,7 +688,7 @@ def find_line(failure: BaseException, template: Template) -> int | None:
 
 
 def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str:
-    """Describe the undefined name, and suggest a similar one."""
+    """Describe the undefined name, and suggest a similar name."""
     value, name = failure.value, failure.name
     if name is None:
         return str(failure)

@@ -35,7 +35,10 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
 
     @property
     def place_prefix(self) -> str:
-        """The words between the cause and its place. If there are several documents, the place is that of the first."""
+        """The words between the cause and its place.
+
+        If there are several documents, the place is that of the first document.
+        """
         return ", the first at" if self.number > 1 else " at"
 
     def __str__(self) -> str:
@@ -276,7 +279,7 @@ class _Part(Struct, frozen=True):
 
 
 class CauseFinder:
-    """Finds the changed documents and files that a boot is composed of."""
+    """Finds the changed documents and files from which a boot is composed."""
 
     def __init__(self, changes: Changes, old: FleetRepository | None, new: FleetRepository) -> None:
         self._documents = changes.documents

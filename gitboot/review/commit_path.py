@@ -243,7 +243,7 @@ _Given = _AckPosition | tuple[str, str]  # a line, or an approval without a line
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
     """Return the provision number of each unknown UUID in the first commit that has the UUID.
 
-    ``commits`` are the (UUID, provision number) pairs of each valid first-parent commit since the accepted one, in
+    ``commits`` are the (UUID, provision number) pairs of each valid first-parent commit since the accepted commit, in
     order.
     """
     found = dict[U, int]()

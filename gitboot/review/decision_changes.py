@@ -118,7 +118,7 @@ class BmcChange(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """Everything that a commit changes. Each list is sorted by name."""
+    """All changes of a commit. Each list is sorted by name."""
 
     first: bool  # there is no commit before
     servers: tuple[ServerChange, ...]
@@ -369,7 +369,10 @@ def _count_areas(
     new: FleetRepository,
     sizes: Mapping[Label, int],
 ) -> tuple[Area, ...]:
-    """Return the whole fleet, then each site and each role. A server that moves from one to another counts in both."""
+    """Return the whole fleet, then each site and each role.
+
+    A server that moves between two sites or roles counts in both.
+    """
     counts: dict[Label | None, dict[str, int]] = {None: {"size": len(old.servers) if old is not None else 0}}
     counts.update((label, {"size": size}) for label, size in sizes.items())
 
@@ -493,7 +496,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class ServerEffect(Struct, frozen=True, kw_only=True):
-    """What a commit changes for one server."""
+    """The changes of a commit for one server."""
 
     server: str  # the name in the new commit, or the old name of a removed server
     kind: EffectKind

@@ -49,7 +49,10 @@ def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | Non
 
 
 def changes_all_files(change: SharedChange) -> bool:
-    """Return whether the change gives each server other boot files. A base URL is part of decisions instead."""
+    """Return whether the change gives each server other boot files.
+
+    A changed base URL does not count here, because the base URL is a part of decisions.
+    """
     deciding = ("outputs", "evidence")
     return change.old is not None and any(change.old[name] != change.new[name] for name in deciding)
 
@@ -174,7 +177,7 @@ def list_images(decision: Decision | None) -> Iterator[str]:
 
 
 class ChangeKind(StrEnum):
-    """How something changed."""
+    """The kind of a change."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -182,7 +185,7 @@ class ChangeKind(StrEnum):
 
 
 class DocumentChange(Struct, frozen=True, kw_only=True):
-    """A changed document, or a changed file that documents name (kind "file")."""
+    """A changed document, or a changed file to which documents refer (kind "file")."""
 
     id: Id
     fate: ChangeKind

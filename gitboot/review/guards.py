@@ -91,7 +91,7 @@ class Trip(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The guards that hold a commit, and the digest that acknowledgements are bound to."""
+    """The guards that hold a commit, and the digest to which acknowledgements are bound."""
 
     digest: Digest
     limits: Limits
@@ -106,7 +106,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     @property
     def holding(self) -> tuple[Guard, ...]:
-        """The guards with an exceeded limit that is not acknowledged, each once."""
+        """The guards with an exceeded limit that is not acknowledged, without duplicates."""
         return tuple(dict.fromkeys(trip.guard for trip in self.trips if not trip.acknowledged))
 
 
@@ -412,7 +412,7 @@ GROUPING: Final = ("site", "role")  # labels; the servers with the same value ar
 
 
 class Touched(Struct, frozen=True, kw_only=True):
-    """The servers and documents that can differ between two commits. All others are equal."""
+    """The servers and documents that can differ between two commits. All other servers and documents are equal."""
 
     servers: frozenset[str]  # of either commit
     documents: frozenset[Id]  # and files, of kind "file"
@@ -477,7 +477,8 @@ class Extent(Struct, frozen=True, kw_only=True):
         return structs.replace(self, digest=compute_digest(["inherited", inherited, self.digest]))
 
     def with_rewind(self, accepted: str, revision: str) -> Extent:
-        """Return the extent of a commit that does not descend from the accepted one, with a digest of both revisions.
+        """Return the extent of a commit that does not descend from the accepted commit, with a digest of both
+        revisions.
 
         A rewind may change no decision, so the digest of the changes does not identify the rewind.
         """

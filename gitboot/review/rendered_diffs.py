@@ -300,7 +300,9 @@ def find_own_values(
 
 
 def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
-    """Yield the values that belong to this server or its site, with their names. The last of equal values counts."""
+    """Yield the values that belong to this server or its site, with their names. Of equal values, only the last
+    counts.
+    """
     network = decisions.networks.get(decision.server)
     for number, address in enumerate(address for nic in (network.nics if network else ()) for address in nic.addresses):
         yield address, f"address {number}"

@@ -139,7 +139,7 @@ class Review(Struct, frozen=True, kw_only=True):
 
     @property
     def documents_only(self) -> tuple[DocumentChange, ...]:
-        """The changed documents that change no decision. The groups show the others."""
+        """The changed documents that change no decision. The groups show the other changed documents."""
         if self.changes is None or self.changes.first:
             return ()
         causes = {cause.id for group in self.groups for cause in group.causes}

@@ -86,7 +86,7 @@ class ImageReport(Struct, frozen=True, kw_only=True):
 def report_images(
     repository: FleetRepository, decisions: Decisions, records: Mapping[SystemUuid, Record] | None, at: datetime
 ) -> ImageReport:
-    """Return the image report of a fleet at a time. Without records it does not count provisioned servers."""
+    """Return the image report of a fleet at a time. Without records, provisioned servers are not counted."""
     found = list(find_followers(repository, decisions))
     too_old = []
     for each in found:

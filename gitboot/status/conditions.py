@@ -66,7 +66,7 @@ class Condition(Struct, frozen=True, kw_only=True):
 
 
 class Announcement(Enum):
-    """When gitboot reports an event for a condition that is false."""
+    """The situations in which gitboot reports an event for a false condition."""
 
     CHANGE = auto()  # if the status, the reason or the message changed
     REASON = auto()  # if the status or the reason changed

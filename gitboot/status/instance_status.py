@@ -104,7 +104,7 @@ class ChangedArea(Struct, frozen=True, kw_only=True):
 
 
 class PassedCommit(Struct, frozen=True, kw_only=True):
-    """A commit between the accepted one and the newest."""
+    """A commit between the accepted commit and the newest commit."""
 
     commit: str
     says: str  # accepted, held …, invalid …

@@ -142,7 +142,7 @@ class StageTimes:
 
 
 class Stopwatch:
-    """A stopwatch. Each call counts a stage that began at the end of the stage before."""
+    """A stopwatch. Each call counts a stage that began at the end of the previous stage."""
 
     def __init__(self, times: StageTimes, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
         self._times, self._clock_s, self._of_reconcile = times, clock_s, of_reconcile

@@ -426,7 +426,7 @@ class RedfishMedia:
         return structs.replace(observed, slots=tuple(parse_slot(self._bmc.read(path)) for path in paths))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
-        """Insert an image. The BMC downloads it."""
+        """Insert an image, which the BMC downloads."""
         self._send_change(slot, slot.insert_target, build_insert_request(slot, url))
 
     def eject(self, slot: MediaSlot) -> None:

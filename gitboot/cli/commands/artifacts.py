@@ -183,7 +183,7 @@ def download(
 def find_unsigned_files(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
-    """Return the files, by digest, that no trusted key signed in any image, each with the reason."""
+    """Return the files, by digest, that no trusted key signed in any image, and the reason for each file."""
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}

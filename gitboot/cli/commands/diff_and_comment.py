@@ -285,7 +285,7 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _CommentThread:
-    """The comments of the pull request or merge request that a CI job is for."""
+    """The comments of the pull request or merge request for which a CI job runs."""
 
     client: HttpClient
     token: str
@@ -308,7 +308,7 @@ class _CommentThread:
         return str(_escape_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
-        """Edit this account's newest comment with the marker, or add a comment. Return which of the two."""
+        """Edit this account's newest comment with the marker, or add a comment. Return which of the two happened."""
         # The token of a GitHub job belongs to an app, for which GET /user is forbidden. GraphQL returns its bot
         # account.
         status, detail, own = self._send_request("GET", self.user)

@@ -1,4 +1,4 @@
-"""`gitboot init`: write a small fleet to start from."""
+"""`gitboot init`: write a small fleet as a starting point."""
 
 from __future__ import annotations
 

@@ -458,7 +458,7 @@ def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, has_signature: 
 
 
 def format_override(override: Override | None) -> str:
-    """Return an override in two words. The target of a disabled override does not matter."""
+    """Format an override in two words. The target of a disabled override is ignored."""
     if override is None:
         return "-"
     return (
@@ -524,7 +524,7 @@ def switch_power(
     send: bool,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> list[PowerResult]:
-    """Read each BMC, and with ``send`` request once the reset that `next_power` decides on.
+    """Read each BMC, and with ``send`` request once the reset that `next_power` selects.
 
     The results are sorted by server name. ``on_done`` gets the number of further BMCs that are done.
     """

@@ -94,9 +94,10 @@ def _is_ready(
 
 
 def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: datetime, patience: timedelta) -> bool:
-    """Return whether a machine may still be down because of another reason, such as an earlier run.
+    """Return whether a machine may still be down for another reason, such as an earlier run.
 
-    If the BMC does not report the boot progress, gitboot cannot see that the machine is back, so it waits ``patience``.
+    If the BMC does not report the boot progress, gitboot cannot detect that the machine is back, so it waits
+    ``patience``.
     """
     shows = bmc_state is None or bmc_state.outcome is None or bmc_state.shows_progress
     return record.state.is_open and (shows or at - record.since < patience)

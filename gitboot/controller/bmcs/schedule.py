@@ -1,4 +1,4 @@
-"""BMC schedule: the tasks of all BMCs, when each is due, and the results."""
+"""BMC schedule: the tasks of all BMCs, their due times, and the results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_locked_out(self) -> bool:
-        """Return whether the BMC rejects gitboot, so that an operator has to act, by new credentials for example."""
+        """Return whether the BMC rejects gitboot, so that an operator has to act, for example with new credentials."""
         return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:
@@ -259,7 +259,10 @@ def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, be
 
 
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return all tasks. After too many failures in a row, only those without new settings, and one as a probe."""
+    """Return all tasks.
+
+    After many consecutive failures, return only tasks without new settings, and one task as a probe.
+    """
     if schedule.failures < schedule.most_failures:
         return tuple(tasks), schedule
     until = schedule.paused_until
@@ -343,7 +346,7 @@ def record_results(
     knowledge: Knowledge,
     at: datetime,
 ) -> Schedule:
-    """Return the schedule after tasks ended. ``judged``: the tasks of these machines only read, to settle a fetch."""
+    """Return the schedule after tasks ended. ``judged`` are the machines whose tasks only read, to judge a fetch."""
     changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
         schedule = _count_failures(schedule, result, at)
@@ -361,7 +364,7 @@ def record_results(
 
 
 def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
-    """Count failures in a row over all BMCs. Many failures mean a problem of the network or of a password."""
+    """Count consecutive failures over all BMCs. Many failures mean a problem of the network or of a password."""
     if not result.was_attempted:
         return schedule
     if result.is_reachable:

@@ -1,4 +1,4 @@
-"""Assembly of an instance: to run, for a dry run, or to read its state."""
+"""Assembly of an instance, for a run, for a dry run, or for reading its state."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]  # stor
 
 
 class Dependencies(Struct, frozen=True, kw_only=True):
-    """The objects that an instance uses and does not own. Tests pass doubles."""
+    """The objects that an instance uses but does not create. Tests pass fakes."""
 
     store: Store  # the open ledger
     source: Source
@@ -397,7 +397,7 @@ def run_instance(
 def open_dry_run(
     settings: Settings, *, tell: Tell, clock: Clock
 ) -> Iterator[tuple[Instance, Source, PublicationPreview]]:
-    """Yield an instance that works with a copy of the state, and only reads OUTPUT and BMCs."""
+    """Yield an instance that uses a copy of the state, and only reads OUTPUT and BMCs."""
     check_repository(settings)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
@@ -567,7 +567,7 @@ def watch_artifacts(
 def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
     """Return the results of artifact checks from before the start.
 
-    An earlier version stored them in a file. Delete the file once the ledger has results.
+    An earlier version stored the results in a file, which is deleted when the ledger has results.
     """
     former = settings.state / state.FORMER_SIGHTINGS
     if before := instance_tables.read_sightings(store, describe_place(settings.state)):
@@ -599,7 +599,9 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
 
 
 def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
-    """Mark the ledger as unverified if its tree is missing, or if a mark outside STATE has a later change number."""
+    """Mark the ledger as unverified if its output tree is missing, or if a mark outside STATE has a later change
+    number.
+    """
     identity, changes = store.progress
     marks = [read_mark(spooled) if (spooled := _spool_mark_path(settings)) else None]
     with suppress(
@@ -650,7 +652,7 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
 
 
 class OfflineInstance(Struct, frozen=True, kw_only=True):
-    """The state of an instance, read without running it: its accepted commit, its records, and its keys."""
+    """The state of an instance that does not have to run: its accepted commit, its records, and its keys."""
 
     commit: Commit
     knowledge: Knowledge
@@ -699,7 +701,7 @@ def open_offline(
 def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
     """Carry out operator requests for an instance that does not run.
 
-    ``commit`` is the accepted commit. ``held`` is the commit that was held when the instance ran last.
+    ``commit`` is the accepted commit. ``held`` is the commit that guards held when the instance last ran.
     """
     changed = tuple(commit.decisions.servers) if commit else ()
     batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)

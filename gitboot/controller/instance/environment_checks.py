@@ -76,7 +76,7 @@ def of_git(features: Mapping[str, bool], version: str) -> Examination:
 
 
 def of_the_clock(keeping: ClockState) -> Examination:
-    """Check whether a time service keeps the clock right."""
+    """Check whether a time service sets the clock."""
     health, message, hint = _CLOCK[keeping]
     yield Examined(subject="clock", health=health, message=message, hint=hint)
 
@@ -219,7 +219,7 @@ def of_mirrors(decisions: Decisions) -> Examination:
 
 
 def _of_room(place: Path, *, files: int) -> Examination:
-    """Check whether a file system has room for so many more files, and enough free space."""
+    """Check whether a file system has space for a number of new files, and enough free space."""
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     if found.f_files and files > found.f_favail:

@@ -72,7 +72,7 @@ class ForgeSettings(Struct, frozen=True, kw_only=True):
 
 
 class CheckAssets(StrEnum):
-    """How gitboot checks artifacts."""
+    """The way in which gitboot checks artifacts."""
 
     OFF = "off"
     HEAD = "head"  # gitboot trusts the answers of servers, and reads local files once
@@ -80,7 +80,7 @@ class CheckAssets(StrEnum):
 
 
 class ArtifactSettings(Struct, frozen=True, kw_only=True):
-    """How and how often gitboot checks artifacts."""
+    """The way and the interval of artifact checks."""
 
     check: CheckAssets = CheckAssets.HEAD
     every_s: float = 300

@@ -69,7 +69,7 @@ _STANDING_BY: Final = "StandbyStarted"
 
 
 class Ending(Protocol):
-    """A request to end."""
+    """A request to end the process."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the request for at most ``timeout_s``. Return whether there is a request."""
@@ -380,7 +380,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
 def _find_unused_date(store: Store, at: datetime, about: Facts) -> datetime:
     """Return a modification time that no boot script of any host has or will have.
 
-    An access log shows the modification time of a file, and by that gitboot finds the boot that was served. The active
+    An access log shows the modification time of a file, by which gitboot finds the boot that was served. The active
     instance uses no time before its last heartbeat.
     """
     second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
@@ -495,7 +495,7 @@ class _StandbyTree:
     # Methods for the checkpoint
 
     def inventory(self) -> Inventory:
-        """Return the inventory, with states of halted servers that never match."""
+        """Return the inventory. The states of halted servers are values that never match."""
         held = self._tree.inventory()
         return structs.replace(held, states={**held.states, **dict.fromkeys(self.halted, "")})
 

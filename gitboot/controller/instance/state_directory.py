@@ -73,7 +73,7 @@ def has_ledger(directory: Path) -> bool:
 
 
 def no_instance_error(directory: Path) -> UsageError:
-    """Return the error for a directory with which no instance has run."""
+    """Return the error for a directory that no instance has used."""
     return UsageError(
         f"no instance has run with the state directory {directory}; use the directory of `gitboot run --state`"
     )
@@ -227,7 +227,7 @@ def find_acting_directory(directory: Path) -> Path:
 
 
 def is_published_under(output: Path, lease: LeaseState) -> bool:
-    """Return whether ``output`` was published under a lease."""
+    """Return whether an instance published ``output`` under a lease."""
     with suppress(OSError, ValueError):
         return parse_terms((output / TERMS).read_bytes()).fetch_log_id == str(Lease(lease.holder, lease.number))
     return False
@@ -355,9 +355,9 @@ class _KeyLine(NamedTuple):
 
 
 def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKeys:
-    """Read the token keys of an instance. If there is no file, create it with a new key.
+    """Read the token keys of an instance. If there is no file, create a file with a new key.
 
-    The last line of the file is the current key. ``follows_none`` states that tokens were published without a key until
+    The last line of the file is the current key. ``follows_none`` means that tokens were published without a key until
     ``at``. Raises `UsageError` if the file is damaged.
     """
     path = directory / TOKEN_KEYS
@@ -381,7 +381,7 @@ def read_key_lines(directory: Path) -> tuple[str, ...]:
 
 
 def write_key_lines(directory: Path, lines: Sequence[str]) -> None:
-    """Write these lines to the file of token keys, unless it has them already."""
+    """Write these lines to the file of token keys, unless the file has these lines already."""
     path, content = directory / TOKEN_KEYS, "".join(f"{line}\n" for line in lines).encode()
     if not path.exists() or path.read_bytes() != content:
         write_atomically(path, content, mode=mode_in(directory))

@@ -103,7 +103,7 @@ def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:
 
 
 def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:
-    """Turn a fetch from a mirror into evidence if the client's address is in `provisioning.clients` of the Fleet."""
+    """Turn a fetch from a mirror into evidence if `provisioning.clients` of the Fleet includes the client's address."""
     observation = fetch.observation
     if observation.server or not observation.is_open_intent or not _is_in_networks(observation.client, clients):
         return fetch
@@ -311,7 +311,7 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
 
 
 def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:
-    """Record a server as provisioned if its system runs, and started after the boot was set or fetched."""
+    """Record a server as provisioned if its system runs and started after the boot was set or fetched."""
     plan, uuid, observed = state.plan, state.decision.uuid, bmc_evidence.observed
     if plan is None or plan.key is None or not observed.runs_os:
         return

@@ -99,7 +99,7 @@ def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
 
 
 def _contains_token(decision: Decision, common: Digest) -> bool:
-    """Return whether the boot has the token as plain text, so that a report shows its attempt."""
+    """Return whether the boot contains the token as plain text, so that a report identifies its attempt."""
     boot = decision.policy.boot if decision.policy is not None else None
     if boot is None:
         return False
@@ -299,7 +299,7 @@ def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: Step
 
 
 def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Record:
-    """Return the record after a boot was served. An up-to-date record is returned as it is."""
+    """Return the record after a boot was served. An up-to-date record is returned unchanged."""
     last = find_last_attempt(offer, record)
     if _is_over(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot)):
         return record
@@ -524,7 +524,7 @@ def _find_decision(commit: Commit, uuid: SystemUuid) -> Decision | None:
 
 
 def collect_rollbacks(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
-    """Return the number of the decision that took back a server's boots, by server. ``servers`` get ``number``."""
+    """Return, for each server, the number of the decision that removed its boots. ``servers`` get ``number``."""
     taken_back = {}
     # Unless newer evidence or an operator decided about the machine.
     for uuid, before in knowledge.facts.rolled_back.items():

@@ -141,7 +141,7 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
 
 
 def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -> None:
-    """Record a withdrawal that a file beside the ledger has, unless the override was set or ended since."""
+    """Record a clearing from the file beside the ledger, unless the override was set or ended since."""
     uuid, record, is_left = withdrawal
     known = next((each for each in update.overrides.list_records(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):

@@ -112,7 +112,7 @@ R = TypeVar("R", OverrideRecord, PowerRecord)
 
 
 class RecordChanges(Generic[R]):
-    """New override or power switch records, on top of the known records."""
+    """New override or power records, in addition to the known records."""
 
     def __init__(self, before: Mapping[SystemUuid, Mapping[str, R]]) -> None:
         self._before: Mapping[SystemUuid, Mapping[str, R]] = before
@@ -123,7 +123,7 @@ class RecordChanges(Generic[R]):
         return tuple(self.new.get(uuid, self._before.get(uuid, {})).values())
 
     def set_record(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
-        """Add or replace a record. ``stored``: the ledger has it already."""
+        """Add or replace a record. ``stored`` means that the ledger already has the record."""
         kept = {**self.new.get(uuid, self._before.get(uuid, {})), record.reason: record}
         self.new[uuid] = dict(sorted(kept.items()))
         if not stored:
@@ -134,9 +134,9 @@ class RecordChanges(Generic[R]):
 
 
 class KnowledgeUpdate:
-    """The changes of one batch on top of the earlier knowledge, in the form that the ledger stores.
+    """The changes of one batch to the earlier knowledge, in the form that the ledger stores.
 
-    `build_knowledge` merges them once, at the end. Only one call of `apply_batch` changes this object.
+    `build_knowledge` merges the changes once, at the end. Only one call of `apply_batch` changes this object.
     """
 
     def __init__(self, before: Knowledge, at: datetime) -> None:

@@ -100,14 +100,14 @@ def record_heartbeat(
 
 
 def refresh_heartbeat(update: KnowledgeUpdate, uptime: Uptime | None = None) -> None:
-    """Move the heartbeat to now. The caller writes to the ledger anyway."""
+    """Set the heartbeat to the current time. The caller writes to the ledger anyway."""
     last = update.facts.heartbeat
     if last is not None and update.at > last.at:
         update.facts = structs.replace(update.facts, heartbeat=last._replace(at=update.at, up=uptime))
 
 
 def accept_clock(update: KnowledgeUpdate) -> None:
-    """Accept the present clock, as an operator requests."""
+    """Accept the current clock, as requested by an operator."""
     about = update.facts
     intervals = about.heartbeat.intervals if about.heartbeat is not None else ()
     update.facts = structs.replace(about, heartbeat=Heartbeat(update.at, intervals), clock="accepted")

@@ -130,7 +130,7 @@ def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
 def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
     """Drop the records of servers that got a boot which is newer than the record and was never offered here.
 
-    The ledger is an older copy, and that boot may have installed the server.
+    In this case the ledger is an older copy, and that boot may have installed the server.
     """
     if find_unverified_reason(update.facts, commit.decisions) is not None:
         return
@@ -235,7 +235,9 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
 
 
 def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
-    """Complete installations that waited for another kind of evidence and have shown all that fetches can show."""
+    """Complete installations that waited for another kind of evidence and have all evidence that fetches can
+    provide.
+    """
     for machine in machines:
         record = update.record(machine.uuid)
         if record is None or update.list_pending(machine.uuid):
@@ -389,7 +391,7 @@ def _write_step(update: KnowledgeUpdate, offer: Offer, now: Record, seen: StepEv
 
 
 def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) -> None:
-    """Record a server as provisioned if its attempt has shown all that fetches or its BMC can show."""
+    """Record a server as provisioned if its attempt has all evidence that fetches or its BMC can provide."""
     record = update.record(offer.uuid)
     last = find_last_attempt(offer, record) if record is not None else None
     if last is not None and has_all_evidence(last, boots=offer.boots, shows_start=offer.shows_start):
@@ -435,7 +437,7 @@ def require_trusted_ledger(update: KnowledgeUpdate) -> None:
 
 
 def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Replace the records of servers, as an operator requests. Raises `UsageError` if the ledger is unverified."""
+    """Replace the records of servers, as requested by an operator. Raises `UsageError` if the ledger is unverified."""
     require_trusted_ledger(update)
     number = update.count_decision()
     for uuid, server, record in records:
@@ -520,7 +522,10 @@ def find_inheritances(
 
 
 def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mapping[SystemUuid, int]) -> bool:
-    """Return whether a machine may be installed. A machine without a usable record may be, unless it is new."""
+    """Return whether a machine may be installed.
+
+    Without a usable record, only a new machine is certainly not installed.
+    """
     record = knowledge.records.get(uuid) if knowledge.is_trusted else None
     if record is None:  # a machine that no accepted commit described is new if its provision number is low
         is_new = uuid not in knowledge.machines and 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
@@ -561,9 +566,9 @@ def is_unobservable(
     observes_fetches: bool,
     sets_overrides: bool,
 ) -> bool:
-    """Return whether a pending one-time boot could happen without the instance noticing.
+    """Return whether a pending one-time boot could happen unnoticed by the instance.
 
-    ``evidence``: the kind that the Fleet requires. ``observes_fetches``: fetches reach the instance.
+    ``evidence``: the kind of evidence that the Fleet requires. ``observes_fetches``: fetches reach the instance.
     ``sets_overrides``: the instance sets overrides at BMCs.
     """
     if record is None:

@@ -27,9 +27,9 @@ QUICK_START: Final = timedelta(
 
 
 def plan(state: InstanceState, this: Pass) -> InstanceState:
-    """Plan the servers that need it, and register the artifacts of their boots for checks.
+    """Plan the servers that need a new plan, and register the artifacts of their boots for checks.
 
-    With ``wait``, wait for the checks and plan again by their results.
+    With ``wait``, wait for the checks and plan again with their results.
     """
     if (commit := state.commit) is None:
         return _without_plans(state, this)

@@ -199,7 +199,7 @@ def _read_machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) 
 
 
 def _list_host_name_arguments(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
-    """Return the arguments of a system's own host name, if Cobbler passes one to the installer."""
+    """Return the kernel arguments with a system's own host name, if Cobbler passes that name to the installer."""
     if hostname in (None, _INHERIT) or boot is None or f"domain={_DOMAIN}" not in boot.arguments:
         return []
     host, _, domain = hostname.partition(".")

@@ -101,7 +101,7 @@ def _get_name(node: Mapping[str, Any]) -> str:
 
 
 def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMachine:
-    """Return a machine for a node. The UUID of the node is Ironic's own, and not that of the board."""
+    """Return a machine for a node. The UUID of the node is Ironic's own UUID, not that of the board."""
     properties, driver, name = (
         _parse_mapping(node.get("properties")),
         _parse_mapping(node.get("driver_info")),

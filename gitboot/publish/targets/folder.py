@@ -259,7 +259,7 @@ class RsyncStore:
         return _parse_items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
 
     def _pull(self, paths: Collection[str]) -> None:
-        """Copy files of the other host into ``read``. A file that is absent there is also absent here afterwards."""
+        """Copy files of the other host into ``read``. A file that is absent there is removed here."""
         if not paths:
             return
         with self._lock_folder():

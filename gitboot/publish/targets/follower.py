@@ -158,7 +158,9 @@ class Follower:
         self._update_status(failure=("ThreadDied", f"{self._following.name}: {message}"))
 
     def _try_once(self, published_count: int, failures: int) -> tuple[float, int]:
-        """Try to update the target. Return the seconds until the next attempt, and the number of failures in a row."""
+        """Try to update the target. Return the seconds until the next attempt, and the number of consecutive
+        failures.
+        """
         try:
             glance = self._bring_up()
         except Overtaken:

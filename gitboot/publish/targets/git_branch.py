@@ -33,7 +33,7 @@ from gitboot.text import format_count
 
 
 class BranchTarget:
-    """A branch to which only this instance pushes. A commit of another author is never a parent of its commits."""
+    """A branch to which only this instance pushes. Its commits never have a commit of another author as a parent."""
 
     most = sys.maxsize  # servers in one step: a step is one commit
 

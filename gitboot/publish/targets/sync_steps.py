@@ -508,7 +508,7 @@ class StoreTarget:
         return self._parse_verified_shard(digest, self._open().get(_shard_path(digest)))
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
-        """Write a step. After an interruption, each file is complete, and `load` leads to the same result."""
+        """Write a step. After an interruption, each file is complete, and `load` returns a consistent state."""
         store = self._open()
         found = store.get(HEAD)
         if found is None or self._last_head is None or found.content != self._last_head.content:
@@ -601,7 +601,7 @@ class StoreTarget:
         )
 
     def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:
-        """Return the content of the target by this head and this list of unlisted paths."""
+        """Return the content of the target, from this head and this list of unlisted paths."""
         digests = {_shard_path(digest): digest for digest in head.shards.values()}
         shards: list[Shard] = []
         size, counting = 0, threading.Lock()

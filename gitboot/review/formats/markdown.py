@@ -27,7 +27,7 @@ _LONGEST: Final = 300  # characters of one line
 
 
 def format_marker(folder: str) -> str:
-    """Return the first line of a comment. gitboot finds and replaces its comment by this line, one for each fleet."""
+    """Return the first line of a comment, by which gitboot finds and replaces its comment for this fleet."""
     plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # these would end an HTML comment
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
 

@@ -73,7 +73,7 @@ _MAX_OUTLIER_LINES: Final = 20  # lines
 
 
 def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
-    """Yield the consequences of a group's change, each with its first reasons and the number of the others."""
+    """Yield the consequences of a group's change, each with its first reasons and the number of further reasons."""
     reinstalls, becomes_unknown = map(format_reinstall, group.reinstalls), map(format_unknown_reason, group.unknown)
     for what, found in (("may be reinstalled", [*reinstalls]), ("state becomes unknown", [*becomes_unknown])):
         yield from ((what, each) for each in found[:_MAX_REASONS])
@@ -95,7 +95,7 @@ def format_access(bmc: BmcAccess | None) -> str | None:
 
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
-    """Return a line for each server whose BMC credentials go to another place than before."""
+    """Return a line for each server whose BMC credentials newly go to another place."""
     lines = []
     for each in changes:
         old, new = format_access(each.old), format_access(each.new)
