@@ -52,7 +52,7 @@ class GitbootError(Exception):
 
 
 class TryAgain(GitbootError):
-    """A fault that the next attempt may not meet."""
+    """A fault after which a later attempt may succeed."""
 
 
 class SourceError(TryAgain):

@@ -282,7 +282,7 @@ class StopRequest:
 
 
 def stop_on_signal(*numbers: signal.Signals) -> StopRequest:
-    """Return a stop request that these signals make from now on. Default: SIGINT and SIGTERM."""
+    """Return a stop request that these signals trigger from now on."""
     stop = StopRequest()
     for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -308,7 +308,7 @@ def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[Syst
 
 
 def describe_server(commit: Commit, name: str) -> ServerDetails:
-    """Return the details of a server in a commit that its decision does not contain."""
+    """Return the details of a server that a commit contains but its decision does not."""
     host = commit.decisions.networks[name]
     return ServerDetails(
         site=commit.sites.get(name),

@@ -36,7 +36,7 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
 
 
 def is_overwritten(record: Record, provision: int) -> bool:
-    """Return whether a maintenance wrote a provisioned server's disks, and its number was not raised since."""
+    """Return whether a maintenance wrote the disks of a provisioned server that no later provision number installs."""
     return record.overwritten_by is not None and record.provision is not None and record.provision >= provision
 
 

@@ -372,6 +372,6 @@ class Record:
     unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # added by `record_facts`
 
     def find_unknown_serve(self, key: str) -> UnknownServe | None:
-        """Return the first intent to serve the boot of a key whose outcome is unknown."""
+        """Return the first intent to serve a key's boot that has no known outcome."""
         found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
         return min(found, key=lambda each: each.seen.at, default=None)
