@@ -78,7 +78,7 @@ class MinimumRate(Struct, frozen=True, kw_only=True):
     period_s: float = 60.0
 
 
-SLOWEST_DOWNLOAD: Final = MinimumRate()  # 1 KiB/s, the example for --speed-limit in curl's manual
+SLOWEST_DOWNLOAD: Final = MinimumRate()  # 1 KiB/s, as suggested for --speed-limit in the manual of curl
 
 
 class RequestLimits:

@@ -90,7 +90,7 @@ def _build_key(file: BootFile, head: ArtifactHead) -> bytes | None:
 class ArtifactHead(Struct, frozen=True, kw_only=True):
     """The properties of an artifact that its server reports."""
 
-    size: int | None = None  # of the whole file, in bytes
+    size: int | None = None  # size of the whole file in bytes
     content_type: str | None = None
     # From ETag and Last-Modified; changes with the content. None: the server reports no version.
     version: str | None = None
@@ -252,7 +252,7 @@ class Content(NamedTuple):
     """An artifact that is being read."""
 
     head: ArtifactHead
-    offset: int  # where the chunks start in the file; 0 if the server does not support offsets
+    offset: int  # position of the first chunk in the file; 0 if the server does not support offsets
     chunks: Iterator[bytes]
 
 

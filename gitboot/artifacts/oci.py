@@ -431,7 +431,7 @@ def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedReg
 class Resolved(Struct, frozen=True, kw_only=True):
     """The files to which a tag refers now."""
 
-    image: OciReference  # with the digest of the index or manifest
+    image: OciReference  # the reference with the digest of the index or manifest
     architectures: dict[str, dict[str, Any]]  # in the form of a BootImage's spec
 
 

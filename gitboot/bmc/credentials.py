@@ -354,9 +354,9 @@ def _unmap_ipv4(address: Address) -> Address:
 _FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # random for each process, so that a fingerprint is useless elsewhere
 _CACHE_S: Final = 1.0  # file times are coarse, so a changed file can have the same time
 _PASSWORD_CACHE_S: Final = 300.0  # for a password that a command printed
-_RETRY_AFTER_FAILURE_S: Final = 60.0  # after a command failed, or after a BMC rejected its password
+_RETRY_AFTER_FAILURE_S: Final = 60.0  # the pause after a command failed, or after a BMC rejected its password
 _COMMAND_TIMEOUT_S: Final = 10.0
-_MAX_OUTPUT_BYTES: Final = 4096  # of a command's output
+_MAX_OUTPUT_BYTES: Final = 4096  # the limit of a command's output
 _MAX_READS: Final = 10
 _FileVersion = tuple[int, int, int, int] | None
 
@@ -534,7 +534,7 @@ def _read_file_version(file: Path) -> _FileVersion:
 class ResponseSample(Struct, frozen=True, kw_only=True):
     """The response time of one BMC, or the fact that it did not respond."""
 
-    latency_s: float | None = None  # until the last response began; None: the BMC did not respond
+    latency_s: float | None = None  # seconds until the last response began; None: the BMC did not respond
     is_lost: bool = False  # the BMC did not respond now, but responded the time before
 
 

@@ -39,7 +39,7 @@ class DocumentIdentity(Struct, frozen=True, kw_only=True):
 
     uuid: SystemUuid
     serial: str | None = None
-    reports_uuid: SystemUuid | None = None  # what its BMC reports instead
+    reports_uuid: SystemUuid | None = None  # the UUID that the BMC reports instead of `uuid`
     reports_serial: str | None = None
 
     @classmethod
@@ -62,7 +62,7 @@ class PinnedIdentity(Struct, frozen=True, kw_only=True):
     uuid: SystemUuid | None
     serial: str | None
     at: datetime
-    place: tuple[str, str | None]  # of the BMC
+    place: tuple[str, str | None]  # the place of the BMC
     accepted: bool = False  # a person confirmed that it is this machine, even if the document differs
     changed: ReportedIdentity | None = (
         None  # the identity that the BMC reports now; `uuid` and `serial` stay until a person accepts the new identity
@@ -77,7 +77,7 @@ class PinnedIdentity(Struct, frozen=True, kw_only=True):
 class SameMachine(Struct, frozen=True, kw_only=True):
     """The BMC belongs to the machine in the document."""
 
-    accepted: bool = False  # by a person
+    accepted: bool = False  # whether a person accepted the identity
 
 
 class UnprovenIdentity(Struct, frozen=True, kw_only=True):

@@ -276,7 +276,7 @@ class TaskRunner(Generic[Key, Value]):
         self._max_parallel, self._max_per_site, self._on_ended, self._later = most, most_of_site, on_ended, later
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="bmc")
         self._changed = threading.Condition()  # guards the fields below
-        self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # by site
+        self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # waiting tasks by site
         self._busy: Counter[str | None] = Counter()  # the number of running tasks at each site
         self._limits: dict[str | None, ConcurrencyLimit] = {}
         self._running: set[Key] = set()
@@ -405,8 +405,8 @@ class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
     limit: int
     is_probing: bool = True  # whether the limit was never too high, so that it doubles
     best_latency_s: float = math.inf  # the median latency of the fastest round
-    latencies_s: tuple[float, ...] = ()  # of this round
-    lost_count: int = 0  # of this round
+    latencies_s: tuple[float, ...] = ()  # the latencies of this round
+    lost_count: int = 0  # the lost responses of this round
 
     @classmethod
     def start(cls, most: int) -> ConcurrencyLimit:

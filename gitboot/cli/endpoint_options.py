@@ -43,10 +43,10 @@ class AccessSettings(Struct, frozen=True, kw_only=True):
     operators_listen: str | None  # HOST:PORT; None: the address for machines
     operators_tls: tuple[Path, Path] | None  # the certificate and its key; None: the connection is not encrypted
     trusted_proxies: tuple[str, ...]  # networks
-    idle_connections: int  # from one address
+    idle_connections: int  # the number of idle connections from one address
 
 
-# Which clients may send which requests to an endpoint.
+# The options that control which clients may send which requests to an endpoint.
 access_options = combine_options(
     click.option(
         "--operators",

@@ -44,7 +44,7 @@ MIN_SERVERS: Final = 500  # servers; a smaller fleet is planned faster than a ch
 _MIN_REPLANNED_SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in this number again
 _INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
 _CACHE_SHARE: Final = 4  # a checkpoint takes at most one part in this number of the cache
-_CHUNK_ROWS: Final = 256  # of a chunk on average
+_CHUNK_ROWS: Final = 256  # the average number of rows in a chunk
 _MAX_CHUNK_ROWS: Final = 1024
 _BATCH: Final = 8  # chunks in one transaction, because an evaluation waits for the transaction
 
@@ -65,15 +65,15 @@ class _StoredState(msgspec.Struct, frozen=True, array_like=True):
 
     at: datetime | None  # when gitboot last updated the tree
     terms: bytes
-    shared: str | None  # of the tree's `Inventory`
+    shared: str | None  # the digest in the tree's `Inventory`
     unseen: frozenset[SystemUuid]
-    commit: Commit  # without servers
-    plans: Plans  # without the states of servers and their transitions
+    commit: Commit  # the accepted commit without servers
+    plans: Plans  # the plans without the states of servers and their transitions
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
     standing: bytes
-    tables: dict[str, list[bytes]]  # by name of the table, in the order of its rows
+    tables: dict[str, list[bytes]]  # the rows of each table, by its name
 
     @property
     def keys(self) -> frozenset[bytes]:

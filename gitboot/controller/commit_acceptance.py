@@ -72,9 +72,9 @@ class Attempt(Struct, frozen=True, kw_only=True):
     searched: Revision | None = None  # the accepted commit, if this reconcile searched its history for acknowledgements
     met: frozenset[str] = frozenset()  # used acknowledgements that the ledger lacks
     attempted: Revision | None = None  # the newest commit that was judged
-    problems: tuple[Problem, ...] = ()  # of the attempted commit
+    problems: tuple[Problem, ...] = ()  # the problems of the newest commit
     problems_until: datetime | None = None  # the next time at which a problem begins or ends; None: never
-    orders: Orders | None = None  # of the newest well-formed Fleet, if its commit is not accepted
+    orders: Orders | None = None  # the orders of the newest well-formed Fleet, if its commit is not accepted
     candidate: Candidate | None = None  # the commit that a guard holds
     passed: tuple[PassedCommit, ...] = ()  # the commits between the accepted and the attempted commit
     waiting: Revision | None = None  # the newest commit, while an operator has suspended acceptance
@@ -188,7 +188,7 @@ class CommitAcceptor:
         attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
         if (
             knowledge.recorded_commit is None and knowledge.is_trusted
-        ):  # at a start: the records are from before the start
+        ):  # at a start, because the records are from before the start
             knowledge = structs.replace(knowledge, recorded_commit="")
         for step in (
             self._resume_accepted,

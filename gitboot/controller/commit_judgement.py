@@ -76,7 +76,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Advance(Struct, frozen=True, kw_only=True):
-    """The newest commit that can be accepted, and the steps and reasons."""
+    """The result of judging the commits after the accepted commit."""
 
     reached: Commit | None = None  # the newest commit that gitboot can accept
     hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to `reached`
@@ -90,7 +90,7 @@ class Advance(Struct, frozen=True, kw_only=True):
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
-    orders: Orders | None = None  # of the newest well-formed Fleet, if its commit is not accepted
+    orders: Orders | None = None  # the orders of the newest well-formed Fleet, if its commit is not accepted
     passed: tuple[PassedCommit, ...] = ()  # the results of the commits before the newest, the oldest first
     is_incomplete: bool = False  # whether an evaluation did not end; that commit counts as invalid until then
     evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted commit

@@ -57,7 +57,7 @@ class _Api(NamedTuple):
 
     post: str  # the path to which gitboot posts a status of a commit, below the URL of the API
     listing: str  # the path of the statuses of a commit: at least the newest status of each name
-    page_size: int  # of `listing`
+    page_size: int  # the number of statuses on a page of `listing`
     name_key: str  # the key of a status's name
     credentials: tuple[str, str]  # the header with the token, and its text before the token
     states: Mapping[Judgement, str]
@@ -133,8 +133,8 @@ class KnownChanges(NamedTuple):
     status.
     """
 
-    proven: int | None = None  # in statuses with a proof
-    claimed: int | None = None  # in statuses without a proof, which anyone may have written
+    proven: int | None = None  # the number in statuses with a proof
+    claimed: int | None = None  # the number in statuses without a proof, which anyone may have written
 
 
 class Project(Struct, frozen=True, kw_only=True):
@@ -317,7 +317,8 @@ def _pages_prefix(api: str, scheme: str, host: str) -> str:
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
 
 
-_PROGRESS_PAUSE_S: Final = 300.0  # without a further change of the ledger, before gitboot reports its change number
+# The time without a further change of the ledger, after which gitboot reports its change number.
+_PROGRESS_PAUSE_S: Final = 300.0
 _MAX_PAUSES: Final = 12  # after this many pauses, gitboot reports the change number in any case
 _MAX_VERDICTS: Final = 20  # commits with a waiting verdict; gitboot drops the verdicts of older commits
 
@@ -363,9 +364,9 @@ class VerdictSender(RetryingSender):
     ) -> None:
         super().__init__("forge", wake, first_retry_s=first_retry_s)
         self._forge, self._quiet_s = forge, quiet_s
-        self._waiting: dict[str, CommitVerdict] = {}  # by commit, the oldest first
-        self._noted: dict[str, CommitVerdict] = {}  # by commit, the last verdict that was noted
-        self._last_noted: CommitVerdict | None = None  # of these verdicts
+        self._waiting: dict[str, CommitVerdict] = {}  # waiting verdicts by commit, the oldest first
+        self._noted: dict[str, CommitVerdict] = {}  # the last verdict by commit
+        self._last_noted: CommitVerdict | None = None  # the last of these verdicts
         self._progress_times: tuple[float, float] | None = None  # times of the first and the last unreported change
         self._key = b""  # the key of the ledger; set by `read_known_changes`
         self._telling = ForgeReport(has_asked=not asks)

@@ -112,7 +112,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     schedule: Schedule = msgspec.field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines that changed since their last plan
     fetched: Fetched | None = None  # None: no fetch has ended yet
-    # Of an installation; after this time, an operator should check the machine.
+    # The longest step of an installation. After this time, an operator should check the machine.
     longest_step: timedelta = timedelta(minutes=30)
     serving: Endpoints | None = None  # None: the instance starts no endpoints
     telling: ForgeReport | None = None  # None: there is no forge
@@ -126,7 +126,8 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     is_upgraded: bool = False  # whether the ledger comes from a version that left one-time boots in OUTPUT
     keeping: ClockState = ClockState.UNKNOWN  # the quality of the clock
     unwritable: str | None = None  # why the ledger could not be written
-    next_window_end: datetime | None = None  # in OUTPUT, before the first publication since the start
+    # The next end of a window in OUTPUT, before the first publication since the start.
+    next_window_end: datetime | None = None
     waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: already published
     before_resume: InstanceState | None = None  # the state at the start, while the ledger cannot be written
     unread: str | None = None  # why the fetch log could not be read

@@ -70,7 +70,7 @@ class Bookmarks:
 
 
 class _Pile(Struct):
-    due: float  # by the monotonic clock
+    due: float  # the due time on the monotonic clock
     first: int
     shown: list[NotedEvent] = msgspec.field(default_factory=list)
     number: int = 0
@@ -241,7 +241,7 @@ class Notice(Struct, frozen=True, kw_only=True):
     ledger: str  # the identity of the instance's ledger
     type: str
     events: tuple[NotedEvent, ...]  # the first events, at most `MOST`
-    number: int  # of all events
+    number: int  # the number of all events in the notice
     level: Level  # the highest level of the events
 
     @property

@@ -68,7 +68,7 @@ class Pass:
     is_approval_left: bool = False  # whether an approval waits for the next reconcile
     requested: BatchResult = field(init=False)  # the ledger changes by operator requests
     attempt: Attempt = field(init=False)  # the result of judging the newest commit
-    events: tuple[Event, ...] = ()  # of the attempt
+    events: tuple[Event, ...] = ()  # the events of the attempt
     ready: Intake = field(init=False)  # the part of ``taken`` that this reconcile processes
     learnt: BatchResult = field(init=False)  # the ledger changes by the attempt and by ``ready``
     different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones

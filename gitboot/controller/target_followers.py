@@ -67,7 +67,7 @@ class FollowedTarget:
         self.followers = followers
         self._target, self._list_keys = target, list_keys
         self._signed_list = SignedListState()
-        self._has_published = False  # by this process
+        self._has_published = False  # whether this process has published
 
     @property
     def is_unchanged(self) -> bool:

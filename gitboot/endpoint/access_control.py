@@ -27,7 +27,7 @@ def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None],
     """Return a predicate that is True for addresses in one of ``networks``, and False for None."""
     ranges = tuple(networks)
 
-    @lru_cache(maxsize=4096)  # to parse an address takes as long as to answer a request
+    @lru_cache(maxsize=4096)  # parsing an address takes as long as a response
     def contains(address: str | None) -> bool:
         found = _parse_address(address) if address else None
         return found is not None and any(found in network for network in ranges)
@@ -168,7 +168,7 @@ class OperatorAccess:
         names = {name for name, _ in headers}
         if self._is_proxy(scope["client"][0] if scope["client"] else None):
             is_hidden = b"x-forwarded-for" not in names
-        else:  # without configuration nginx before 1.29.7 sends HTTP/1.0 (proxy_http_version)
+        else:  # nginx before 1.29.7 sends HTTP/1.0 by default (proxy_http_version)
             is_hidden = not names.isdisjoint(_PROXY_HEADERS) or scope.get("http_version") == "1.0"
         if is_hidden:
             return OperatorDenial.PROXY
@@ -198,7 +198,7 @@ class CredentialFiles:
 
     def __init__(self, checks: Mapping[str, Callable[[], object]]) -> None:
         self._checks = checks
-        self._failures: tuple[str, ...] = ()  # at the last check
+        self._failures: tuple[str, ...] = ()  # the failures at the last check
 
     def find_failures(self) -> tuple[str, ...]:
         """Return a message for each file that cannot be used now, with its option, file and cause."""

@@ -156,7 +156,7 @@ class Endpoint:
         self._bodies = RequestBodies()
         self.limits = Limits(clients.max_idle, self._is_trusted, self._find_client)
         self._certificate = clients.certificate
-        self.requests: Counter[tuple[RequestKind, int]] = Counter()  # by kind and status
+        self.requests: Counter[tuple[RequestKind, int]] = Counter()  # requests by kind and status
         self.operator_denials: Counter[OperatorDenial] = Counter()  # requests for operators' pages
         self._webhooks = clients.webhooks
         self._unknown = UnknownMachineIntake(tree, clients.unknown_recorder)
@@ -512,7 +512,7 @@ class UnknownMachineIntake:
     def __init__(self, tree: PublishedTree, recorder: UnknownMachineRecorder) -> None:
         self._tree, self.recorder, self._fetch_filter = tree, recorder, FetchFilter(tree)
         self._minute: int | None = None  # the minute in which these inventories were sent
-        self._sent_inventories: Counter[str] = Counter()  # by network
+        self._sent_inventories: Counter[str] = Counter()  # sent inventories by network
 
     def record_request(self, path: str, request: ClientRequest) -> None:
         """Record a request that got 404 or a boot script for unknown machines."""

@@ -107,7 +107,7 @@ class BootResponse(Struct, frozen=True, kw_only=True):
     signature: Signature
     since: datetime | None = None  # None: before the first transition
     until: datetime | None = None  # None: no transition is planned
-    in_window: bool = False  # of a maintenance, which must end even if the clock was set back
+    in_window: bool = False  # whether this is the boot of a maintenance, which must end even if the clock was set back
 
     def is_valid(self, at: datetime) -> bool:
         return (

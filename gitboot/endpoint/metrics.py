@@ -38,7 +38,7 @@ class MetricKind(StrEnum):
 class Family(Struct, frozen=True):
     """A metric. The number of label values must not grow with the number of servers."""
 
-    name: str  # without the suffix of its kind
+    name: str  # the name without the suffix of its kind
     kind: MetricKind
     help_text: str
     labels: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Family(Struct, frozen=True):
 _SUFFIXES: Final = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info", MetricKind.HISTOGRAM: "_bucket"}
 _COUNTER, _GAUGE, _HISTOGRAM, _INFO = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM, MetricKind.INFO
 FAMILIES: Final = (
-    # Of this endpoint
+    # Metrics of this endpoint
     Family("gitboot_build", _INFO, "The version of gitboot that serves this page.", ("version",)),
     Family("gitboot_ready", _GAUGE, "1 if the endpoint is ready: it serves every boot that machines may get."),
     Family("gitboot_fetch_log_writable", _GAUGE, "1 if fetches can be recorded in the spool; absent without a spool."),
@@ -95,7 +95,7 @@ FAMILIES: Final = (
         _GAUGE,
         "When the certificate for operators expires; absent without TLS.",
     ),
-    # Of the instance, by its status in the tree
+    # Metrics of the instance, from its status in the tree
     Family(
         "gitboot_status_timestamp_seconds",
         _GAUGE,

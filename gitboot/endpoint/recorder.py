@@ -390,7 +390,7 @@ class OpenIntents:
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._open: dict[str, Observation] = {}  # by id
+        self._open: dict[str, Observation] = {}  # open intents by id
         self._unwritten: deque[Observation] = deque(maxlen=_MAX_UNWRITTEN)  # outcomes whose last write failed
 
     def add(self, observation: Observation) -> None:
@@ -477,7 +477,7 @@ class ReadinessEvents:
 
 
 _SEND_INTERVAL_S: Final = 0.5
-_PAUSE_S: Final = 2.0  # after a failure
+_PAUSE_S: Final = 2.0  # the pause after a failure
 _END_TIMEOUT_S: Final = 2.0  # for the last batch when gitboot ends
 _LOCK: Final = "forwarding"
 

@@ -94,7 +94,8 @@ class PublishedTree:
         self.head: Head | None = None
         self.can_answer = False  # whether the format is known, and the instance is active
         self._condition: dict[str, Any] = {}
-        self.stop_orders = stop_orders or StopReader(*stop_folders(root, None))  # with which operators stop boots
+        # The orders with which operators stop boots.
+        self.stop_orders = stop_orders or StopReader(*stop_folders(root, None))
         self.stops_all = False  # whether an operator has stopped all network boots, as of the last refresh
         self.clock = checked_clock or CheckedClock(clock)  # compared with the instance's
         self.refresh()

@@ -29,7 +29,7 @@ class Certificate:
 
     def __init__(self, file: Path, key: Path) -> None:
         self._file, self._key = file, key
-        self._signatures: tuple[Signature | None, ...] = ()  # of the files at the last load
+        self._signatures: tuple[Signature | None, ...] = ()  # signatures of the files at the last load
         self._current: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the current files cannot be used
         self.ends: datetime | None = None  # the first expiry date in the chain; None: no certificate
@@ -104,7 +104,7 @@ def _refuse_passphrase() -> str:
 
 # The socket
 
-_PAUSE_S: Final = 0.1  # after a failed accept
+_PAUSE_S: Final = 0.1  # the pause after a failed accept
 _SHUTDOWN_S: Final = 5  # for the client's close_notify
 
 

@@ -123,7 +123,7 @@ def decode_host(data: bytes) -> Host:
 _row_decoder: Final[Callable[[bytes], DecidedRow]] = build_decoder(DecidedRow)
 _name_decoder: Final[Callable[[bytes], _ServerName]] = build_decoder(_ServerName)
 _servers_decoder: Final[Callable[[bytes], list[tuple[int, Server]]]] = build_decoder(list[tuple[int, Server]])
-MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
+MAX_KEY_BYTES: Final = 256  # the limit of a key that `serve_cache` inserts
 # Of a message that `serve_cache` reads; large enough for the largest value of the cache.
 MAX_MESSAGE_BYTES: Final = 2**27
 _BATCH_BYTES: Final = 2**24  # of new results in one message; the last value may exceed this
@@ -166,7 +166,7 @@ class RemoteCache:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        self._is_lost = True  # until the block ends without an error
+        self._is_lost = True  # assume a lost connection until the block ends without an error
         with suppress(OSError, EOFError):
             yield
             self._is_lost = False

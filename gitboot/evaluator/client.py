@@ -49,7 +49,7 @@ class EvaluatorClient:
         cache: DiskCache | None = None,
     ) -> None:
         self._state = state
-        self._cache = cache  # of results; the evaluator process does not open it
+        self._cache = cache  # the cache of results, which the evaluator process does not open
         self._site = site  # evaluate only the servers of this site; None: all servers
         self._limits = limits or EvaluationLimits()
         # Whether `evaluate` waits for the answer; otherwise it may return None.
@@ -61,9 +61,9 @@ class EvaluatorClient:
         self.on_answer: Callable[[], None] = lambda: None
         self._process: Child | None = None
         self._running: _RunningEvaluation | None = None
-        self._evaluated: set[Revision] = set()  # by this process
+        self._evaluated: set[Revision] = set()  # commits that this process has evaluated
         self._accepted: set[Revision] = set()  # commits that were accepted
-        self._unstored: dict[Revision, _UnstoredResults] = {}  # of commits that may be accepted yet
+        self._unstored: dict[Revision, _UnstoredResults] = {}  # results of commits that may still be accepted
         self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
         self._closing = threading.Event()
         self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")

@@ -239,7 +239,7 @@ class Evaluator:
             lacking = iter(sorted(results.keys() - stored))
             while batch := tuple(islice(lacking, number)):
                 yield kind, {key: encode_result(results[key]) for key in batch}
-            stored.clear()  # from now on, the results of `_complete` are those that the cache has
+            stored.clear()  # from now on, the cache has the results of `_complete`
         self._complete = left[-1]
 
     def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
@@ -511,7 +511,7 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
             rest = memoryview(build_frame(encode((first, batch))))
             while rest:
                 rest = rest[os.write(writing, rest) :]
-    os._exit(0)  # without flushing buffers that the parent has, too
+    os._exit(0)  # without flushing buffers that the parent also has
 
 
 def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:

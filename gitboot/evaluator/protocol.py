@@ -43,8 +43,8 @@ class EvaluationLimits(Struct, frozen=True, kw_only=True):
     A limit that is None has a default that grows with the number of files.
     """
 
-    seconds: int | None = None  # of processor time
-    mebibytes: int | None = None  # in addition to the memory that the process has already
+    seconds: int | None = None  # seconds of processor time
+    mebibytes: int | None = None  # memory in addition to the current memory of the process
     workers: int | None = None  # processes for a commit with many unknown results; None: one for each processor
 
     def processor_s(self, files: int) -> float:
@@ -94,7 +94,7 @@ class ResultKind(StrEnum):
 EVALUATION_KINDS: Final = (ResultKind.PARSED, ResultKind.DECIDED)
 
 
-MAX_KEYS: Final = 1000  # in one `Wanted`
+MAX_KEYS: Final = 1000  # the number of keys in one `Wanted`
 
 
 class CacheLookup(msgspec.Struct, frozen=True, tag=True):

@@ -24,7 +24,7 @@ from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, find_non_scri
 from gitboot.system_clock import Uptime
 from gitboot.text import format_count, format_rest, printable
 
-REPORT_LIFETIME: Final = timedelta(hours=1)  # of an endpoint's report
+REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
 MIN_UNCOUNTED: Final = 5  # a smaller number of fetches by other clients is probably an operator who reads a boot script
 
 
@@ -47,7 +47,7 @@ class Denial(Struct, frozen=True, kw_only=True):
     reason: DenialReason
     server: str
     words: str  # the reason as a text
-    client: str  # of the last request
+    client: str  # the client of the last request
     at: datetime  # time of the last request
     times: int
 
@@ -56,7 +56,7 @@ class UnnamedProxy(Struct, frozen=True, kw_only=True, order=True):
     """An address that sends X-Forwarded-For or Forwarded, and is not in trusted-proxies."""
 
     address: str
-    at: datetime  # of a request, rounded to ten minutes
+    at: datetime  # the time of a request, rounded to ten minutes
 
 
 _REASON_TEXTS: Final = {
@@ -143,7 +143,7 @@ def select_consuming(observations: Iterable[Observation]) -> list[Observation]:
     ]
 
 
-MOST_LOG_BYTES: Final = 4096  # of an installer's log
+MOST_LOG_BYTES: Final = 4096  # the limit of an installer's log
 _MOST_LINES: Final = 20
 _MOST_OFF: Final = timedelta(seconds=30)
 _FAR_AHEAD_S: Final = 2**40  # seconds since 1970; a larger number is not a date and does not fit into a ledger
@@ -317,7 +317,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-_MOST_FIELDS: Final = 100  # of a query
+_MOST_FIELDS: Final = 100  # the limit of fields in a query
 _IPV6_NETWORK: Final = 64  # bits
 # Patterns that match the start of a User-Agent.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)

@@ -66,7 +66,7 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
     """The fetches of one secret in one installation."""
 
     addresses: Mapping[str, AddressFetches] = field(default_factory=dict)  # by `client_network`; at most MOST_ADDRESSES
-    others: AddressFetches | None = None  # by all further addresses
+    others: AddressFetches | None = None  # the fetches by all further addresses
     confirmed: tuple[int, int] = (1, 0)  # numbers of addresses and of fetches that an operator confirmed
 
     @property
@@ -191,9 +191,7 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
 
 
 def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> ServedBoot | None:
-    """Merge the results of two logs: the earlier first fetch, and the end of the installation if one log shows the
-    end.
-    """
+    """Merge the results of two logs: the earlier first fetch, and whether the boot is over in one of the logs."""
     if first is None or second is None:
         return first or second
     return ServedBoot(min(first.first, second.first, key=lambda each: each.at), first.is_over or second.is_over)

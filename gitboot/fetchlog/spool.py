@@ -22,7 +22,7 @@ from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
 
 MOST_BYTES: Final = 1024 * 1024  # of one spool file
-_RESTART_S: Final = 0.1  # after its thread died. Until then, endpoints serve no boots
+_RESTART_S: Final = 0.1  # the pause after the writer thread died, in which endpoints serve no boots
 _MOST_AT_ONCE: Final = 1000  # number of lines in one sync
 SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"

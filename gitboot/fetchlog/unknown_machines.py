@@ -37,7 +37,7 @@ MAX_MACHINES: Final = 1000
 MAX_PER_NETWORK: Final = 64
 RETENTION: Final = timedelta(days=30)
 _MOST_MACS: Final = 16
-_LONGEST: Final = 64  # of a serial number
+_LONGEST: Final = 64  # the longest serial number
 
 
 class UnknownMachine(Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
     uuid: SystemUuid | None = None
     serial: str | None = None
     client: str  # the address of the last request
-    path: str  # of the last request, below the base URL
+    path: str  # the path of the last request, below the base URL
     first: datetime
     last: datetime
     times: int = 1
@@ -253,7 +253,7 @@ def _parse_machine(facts: object) -> UnknownMachine | None:
     return None
 
 
-MOST_BYTES: Final = 64 * 1024  # of an inventory
+MOST_BYTES: Final = 64 * 1024  # the limit of an inventory
 MOST_INTERFACES: Final = 16
 _MOST_DISKS: Final = 16
 _MOST: Final = 2**63 - 1
@@ -409,7 +409,7 @@ class UnknownMachineRecorder:
         self._folder, self._name = folder, f"{os.getpid()}-{token_hex(8)}{SUFFIX}"
         self._lock = threading.Lock()
         self._table = UnknownMachines()
-        self.requests = 0  # by unknown machines
+        self.requests = 0  # the number of requests by unknown machines
 
     def add(self, machine: UnknownMachine) -> None:
         with self._lock:

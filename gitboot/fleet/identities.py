@@ -110,7 +110,7 @@ class LostIdentity(NamedTuple):
 
     kind: str
     value: str
-    uuid: SystemUuid  # of the machine
+    uuid: SystemUuid  # the UUID of the machine
     netboots: bool = False  # whether the machine may run a system from the network, which its record does not show
 
     @property
@@ -128,7 +128,7 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
     ca: str | None  # PEM
     reports_uuid: SystemUuid | None = None  # the UUID that the BMC reports, if it differs from the server's UUID
     reports_serial: str | None = None
-    fingerprint: str | None = None  # of the only allowed certificate, in addition to the other checks
+    fingerprint: str | None = None  # the fingerprint of the only allowed certificate, in addition to the other checks
 
     @property
     def uses_ipmi(self) -> bool:
@@ -145,7 +145,7 @@ class Machine(Struct, frozen=True, kw_only=True):
 
     uuid: SystemUuid
     name: str
-    macs: tuple[MacAddress, ...]  # of all its interfaces, sorted
+    macs: tuple[MacAddress, ...]  # the MAC addresses of all its interfaces, sorted
     serial: str | None
     bmc: BmcAccess | None
     replaces: SystemUuid | None = None  # its UUID before its board was replaced
@@ -163,9 +163,9 @@ class Machine(Struct, frozen=True, kw_only=True):
 class Moves(Struct, frozen=True, kw_only=True):
     """Machines that move between the instance's site and other sites, for which the instance has no records."""
 
-    arrived: tuple[SystemUuid, ...] = ()  # from another site
+    arrived: tuple[SystemUuid, ...] = ()  # machines that came from another site
     departed: tuple[Machine, ...] = ()  # out of this site, or out of the fleet from another site
-    passed_on: tuple[SystemUuid, ...] = ()  # from another site to a third
+    passed_on: tuple[SystemUuid, ...] = ()  # machines that moved from another site to a third site
 
     @property
     def machines(self) -> frozenset[SystemUuid]:

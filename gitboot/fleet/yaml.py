@@ -36,7 +36,7 @@ from gitboot.problems import MAX_KEPT, Code, Problem
 
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024
-MAX_DEPTH = 64  # of nested lists and mappings
+MAX_DEPTH = 64  # depth of nested lists and mappings
 
 
 class Quoted(str):
@@ -49,7 +49,7 @@ class Spot(NamedTuple):
     """The position of a value, in characters, and the positions of its parts, by key or index."""
 
     start: int
-    end: int | None = None  # of a scalar that is present
+    end: int | None = None  # the end of a scalar that is present
     items: dict[str, tuple[int, Spot]] | list[Spot] | None = None  # in a mapping also the position of the key
 
 

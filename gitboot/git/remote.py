@@ -40,7 +40,7 @@ class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """SSH authentication: the private key, and the host keys that gitboot accepts."""
 
     private_key: Path
-    known_hosts: Path  # in the format of ssh
+    known_hosts: Path  # a file in the format of ssh
     passphrase: str = ""
 
     def __repr__(self) -> str:

@@ -477,7 +477,7 @@ _WORK_REPORT_INTERVAL_S: Final = 1.0  # between two reports of the same work
 class FetchStep(msgspec.Struct, frozen=True, tag=True):
     """The step that a fetch starts now."""
 
-    timeout_s: float  # until the next step starts
+    timeout_s: float  # the limit until the next step starts
     timeout_message: str  # the error if the step does not start in time
 
 

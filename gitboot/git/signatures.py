@@ -50,11 +50,10 @@ class SignatureChecker:
         return f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
-        """Return the signature problems of commits of one first-parent line. ``revisions`` starts with the oldest
-        commit.
+        """Return the signature problems of commits of one first-parent line, of which the first is the oldest.
 
-        ``since`` is the accepted commit. If it is None, no commit is accepted yet, and only the newest commit is
-        checked.
+        ``since`` is the accepted commit. If it is None, no commit is accepted yet, and the history of the newest commit
+        is not checked.
         """
         match self._verify:
             case Verify.HEAD:
@@ -168,8 +167,8 @@ def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | N
 class TrustedKeys(Struct, frozen=True, kw_only=True):
     """The files with the trusted public keys."""
 
-    allowed_signers: Path | None = None  # of people, in the format of ssh-keygen(1)
-    openpgp_keys: Path | None = None  # of people: a file of public keys, or a directory of such files
+    allowed_signers: Path | None = None  # keys of people, in the format of ssh-keygen(1)
+    openpgp_keys: Path | None = None  # keys of people: a file of public keys, or a directory of such files
     forge_keys: tuple[tuple[str, Path], ...] = ()  # (name, file) of forges: OpenPGP or SSH public keys
 
     @property

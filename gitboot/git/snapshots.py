@@ -100,7 +100,7 @@ def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: 
 
 
 _V = TypeVar("_V")
-_NOT_UTF8: Final = b"name"  # in place of a mode
+_NOT_UTF8: Final = b"name"  # replaces a mode
 _IRREGULAR: Final = {
     SUBMODULE: Irregular.SUBMODULE,
     SYMLINK: Irregular.SYMLINK,

@@ -147,7 +147,7 @@ SCRIPT_PATHS: Final[Mapping[str, str]] = {
     "boot-operator": "ipxe/{uuid}",
 }
 _OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
-_MAX_LINES: Final = 10_000  # of lines in a script
+_MAX_LINES: Final = 10_000  # the limit of lines in a script
 _URL: Final = re.compile(r"https?://[^\s;]+")
 
 
@@ -156,7 +156,7 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
     name: str
     uuid: str
-    macs: tuple[str, ...]  # with colons, of the interfaces that boot
+    macs: tuple[str, ...]  # the addresses of the interfaces that boot, with colons
     serial: str
 
     def list_script_urls(self, old: str, system: str) -> tuple[str, ...]:

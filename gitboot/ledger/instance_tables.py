@@ -102,7 +102,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     clock: str | None = None  # kept: a time service synchronizes the clock; accepted: an operator confirmed the clock
     suspension: Suspension | None = None
     stoppage: StopOrder | None = None
-    orders: Orders | None = None  # of the newest Fleet, if its commit is not accepted
+    orders: Orders | None = None  # the orders of the newest Fleet, if its commit is not accepted
     withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same boots as the accepted commit
     # Servers whose boot an accepted commit removed while their records showed no fetch of the boot: the number of that
     # decision in the sequence. Later evidence of an older offer counts as no installation.

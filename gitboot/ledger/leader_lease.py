@@ -74,10 +74,10 @@ class LeaseState(NamedTuple):
     """A lease as stored in the database."""
 
     number: int
-    place: str  # of the instance that holds it, or held it last
+    place: str  # the place of the instance that holds the lease, or held it last
     holder: str
     is_current: bool  # whether it has not expired
-    until: str  # by the clock of the database server
+    until: str  # the end of the lease by the clock of the database server
 
 
 class HeldLease(Struct):
@@ -85,9 +85,9 @@ class HeldLease(Struct):
 
     lease: Lease
     seconds: float
-    name: str  # of the ledger, for messages
-    place: str = ""  # of the instance
-    until_s: float = field(default=0.0)  # by `now_s`
+    name: str  # the name of the ledger, for messages
+    place: str = ""  # the place of the instance
+    until_s: float = field(default=0.0)  # the end of the lease by `now_s`
     is_lost: bool = False  # another holder has taken the lease; this object stays lost
     previous_place: str | None = None  # the place of the previous holder; None: there was no other holder
     moved_message: str | None = None  # a message if the ledger was moved to another place

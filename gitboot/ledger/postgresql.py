@@ -43,7 +43,7 @@ _CONNECT_S: Final = 5
 _ROWS_PER_FETCH: Final = (
     100  # few enough to fit into a socket buffer, so that a paused reader does not keep the transaction open
 )
-_LOST_AFTER_MS: Final = 10_000  # without an acknowledgement of sent data
+_LOST_AFTER_MS: Final = 10_000  # the time without an acknowledgement of sent data
 _MIN_SERVER_VERSION: Final = 130000
 # These limit how long a client that is paused in a transaction blocks others. A commit waits for the disk.
 _SETTINGS: Final = (
@@ -99,7 +99,7 @@ class PostgresDatabase(Database):
         self.name, self.address = address.name, address
         self._open = partial(_open_database, address, synchronous=synchronous, reads_only=reads_only)
         self._column_names: dict[str, list[str]] = {}
-        self._names: dict[str, str] = {}  # of prepared statements, by text
+        self._names: dict[str, str] = {}  # names of prepared statements, by text
         self._prepared_on: LimitedConnection | None = None  # the connection with these prepared statements
         with self.reading():
             self._connection = self._open()

@@ -29,7 +29,7 @@ from gitboot.ledger.location import NO_HOLDER, PostgresAddress
 from gitboot.ledger.schema import build_moved_error
 from gitboot.text import format_error
 
-FETCHES: Final = "fetches"  # in the table of spool files it has the place of a file's name
+FETCHES: Final = "fetches"  # replaces a file's name in the table of spool files
 _PING_INTERVAL_S: Final = 5.0  # the interval of checks if no boot is looked up
 _MIN_DELETED_ROWS: Final = 1000  # fewer rows are not deleted: each deletion needs a new publication for all endpoints
 _LOCK_LEASE: Final = "SELECT place, holder FROM lease FOR KEY SHARE"  # a lock that does not block renewals

@@ -192,10 +192,10 @@ class DeclaredField(NamedTuple):
     """A field of a structure, as it is declared."""
 
     name: str
-    alias: str  # in YAML
+    alias: str  # the name in YAML
     type: Any
     description: str
-    min_length: int  # of a list or a mapping
+    min_length: int  # the minimum length of a list or a mapping
     is_required: bool
 
 

@@ -443,7 +443,7 @@ class MirrorAnswer(Struct, frozen=True, kw_only=True):
 
     status: int
     size: int | None = None
-    sha256: str | None = None  # of the bytes that were read
+    sha256: str | None = None  # the digest of the bytes that were read
     has_body: bool = False  # whether at least one byte was read
     modified: int | None = None
     content_type: str | None = None

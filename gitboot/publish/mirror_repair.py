@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 ALL: Final = "all"
 _TRIES: Final = 10  # number of attempts, if another process writes at the same time
-_RETRY_S: Final = 0.5  # before the next attempt
+_RETRY_S: Final = 0.5  # the pause before the next attempt
 # files between two checks of the tree and of the mirror's records, as many as the servers in a step of a target
 _BATCH: Final = 200
 
@@ -245,7 +245,7 @@ class _Attempt:
         instants = (each.since for path in wanted for each in files[path].versions if each.since is not None)
         self._next_transition = min((at for at in instants if at > self._now), default=None)
         on_start(len(wanted))
-        different: dict[str, str | None] = {}  # by path: the version to replace
+        different: dict[str, str | None] = {}  # the version to replace, by path
 
         def compare(path: str, found: StoredFile | None) -> None:
             digest = compute_digest(found.content) if found is not None else None
@@ -312,7 +312,7 @@ class _TreeState(NamedTuple):
 
     manifest: bytes | None
     pending: bytes | None  # present during a publication, and after an interrupted publication
-    timestamp: bytes | None  # of the signed list
+    timestamp: bytes | None  # the timestamp of the signed list
 
 
 def _read_tree_state(root: Path) -> _TreeState:

@@ -45,7 +45,7 @@ _RESIGNED_BELOW: Final = timedelta(days=60)  # a bin is signed again if less tim
 _KEPT_FOR: Final = timedelta(minutes=10)
 _FOLDER: Final = SIGNED.rstrip("/")
 _ROOT_ENDING: Final = ".root.json"
-_SPEC_VERSION: Final = "1.0.31"  # of TUF
+_SPEC_VERSION: Final = "1.0.31"  # the version of the TUF specification
 # All bins always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
 _MOST: Final = 10**11 - 1  # the highest version, a time in the year 5138; gitboot writes no file with a higher version
@@ -118,9 +118,9 @@ class _SnapshotReference(NamedTuple):
 class ListState(Struct, frozen=True, kw_only=True):
     """The list of a tree, without the content of its bins."""
 
-    version: int  # of the timestamp
+    version: int  # the version of the timestamp
     snapshot: _SnapshotReference  # the snapshot that the timestamp names
-    expires: datetime  # of the timestamp
+    expires: datetime  # the expiry of the timestamp
     manifest: str  # the digest of the ops/manifest.json that the list is of
     keyid: str | None  # the ID of the key that signed the list; None: the list is unsigned
     targets: int | None  # the version of targets.json
@@ -450,7 +450,7 @@ class ListKeys(Struct, frozen=True, kw_only=True):
     """The publication key, and the metadata that makes readers trust the key."""
 
     keyid: str
-    root_expires: datetime  # of the newest root metadata
+    root_expires: datetime  # the expiry of the newest root metadata
     targets_version: int
     metadata: Mapping[str, bytes]  # root and targets metadata for readers, by file name
     _key: Ed25519PrivateKey

@@ -418,7 +418,7 @@ class SignedList(NamedTuple):
     gitboot: str  # the version of gitboot that published the tree
     expires: datetime  # the time at which the first part of the list expires
     expiring: str  # the name of this part
-    version: int  # of the timestamp
+    version: int  # the version of the timestamp
     accepted: AcceptedList
     targets: Dict[str, Target]  # by name below signed/
 

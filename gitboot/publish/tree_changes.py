@@ -161,7 +161,7 @@ class ContentReferences:
         return {path for path in paths if self._counts[path] > own[path]}
 
 
-SHARED: Final = ""  # in place of a server name: files that belong to no server
+SHARED: Final = ""  # replaces a server name for files that belong to no server
 
 
 def decide_changes(
@@ -484,7 +484,7 @@ def _apply_changes(before: Mapping[str, str], changes: Mapping[str, str | None])
 
 
 _SERVERS: Final = "ops/servers"
-_IN_WINDOW: Final = b'"inWindow":true'  # in each state with a window
+_IN_WINDOW: Final = b'"inWindow":true'  # text in each state with a window
 # `WindowEnds` spends at most 1/20 or 1/200 of the time on reading all states.
 _CHANGED_FACTOR: Final = 20
 _UNCHANGED_FACTOR: Final = 200

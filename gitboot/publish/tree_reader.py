@@ -255,7 +255,7 @@ class _WholeTree:
 
     def __init__(self, disk: Disk, head: Head) -> None:
         self._disk = disk
-        self.differences: list[Difference] = []  # of parts of the manifest and of states
+        self.differences: list[Difference] = []  # wrong parts of the manifest, and wrong states
         self.identities: dict[str, tuple[str, ...]] = {}  # by server
         files: dict[str, ListedFile] = {}
         for node, node_digest in head.nodes.items():
@@ -401,8 +401,8 @@ def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
     return found
 
 
-ALL: Final = ""  # in place of a server name: the files of all servers, or those that belong to no server
-PARTS: Final = "/"  # in place of a server name: all shared files in parts
+ALL: Final = ""  # replaces a server name for the files of all servers, or for files that belong to no server
+PARTS: Final = "/"  # replaces a server name for all shared files in parts
 
 
 class Inventory(Struct, frozen=True, kw_only=True):

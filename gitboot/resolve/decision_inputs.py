@@ -56,7 +56,7 @@ class BootInputs(Struct, frozen=True, kw_only=True):
     image: BootImage | None  # None for method Disk, which boots no image
     chosen_by: Id | None  # the document that chose the image; None: the server's pin chose it
     chosen_at: Field  # the field of that document
-    skew: Skew | None  # of the stream
+    skew: Skew | None  # the skew of the stream
     files: Mapping[str, bytes]  # templates and secrets, by path
     allowances: Mapping[str, str]  # the author's reasons to allow secrets, by the field of the profile
 
@@ -75,10 +75,10 @@ class SharedInputs(Struct, frozen=True, kw_only=True):
     sites: tuple[str, ...]  # sites that select the server; the first one is its site
     base_url: str
     endpoint: str | None
-    local_disk: str | None  # of the hardware
-    loader: Loader | None  # of the hardware
+    local_disk: str | None  # the setting of the hardware
+    loader: Loader | None  # the boot loader of the hardware
     pool: Pool | None  # the chosen policy
-    boot: BootInputs | None  # of that policy
+    boot: BootInputs | None  # the boot of that policy
     tied: tuple[str, ...]  # the policies with the same priority, if several tie
     is_unselected: bool  # no policy selects the server, and all policies are valid
     maintenances: tuple[MaintenanceInputs, ...]
@@ -92,7 +92,7 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
     """All inputs of the decision for one server."""
 
     server: Server
-    files: Mapping[str, bytes]  # by path: those that the server names
+    files: Mapping[str, bytes]  # files that the server names, by path
     shared: SharedInputs
 
     @property

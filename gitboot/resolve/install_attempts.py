@@ -36,7 +36,9 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
 
 
 def is_overwritten(record: Record, provision: int) -> bool:
-    """Return whether a maintenance wrote the disks of a provisioned server that no later provision number installs."""
+    """Return whether a maintenance wrote the disks of a server that is provisioned with this number or a higher
+    number.
+    """
     return record.overwritten_by is not None and record.provision is not None and record.provision >= provision
 
 

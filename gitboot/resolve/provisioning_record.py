@@ -251,7 +251,7 @@ class StepEvidence(NamedTuple):
     """The evidence for an installation step: a fetch, or a consumed override."""
 
     at: datetime
-    path: str  # of the fetched file below OUTPUT; "" for a consumed override
+    path: str  # the path of the fetched file below OUTPUT; "" for a consumed override
     client: str  # the address of the client
 
     def __str__(self) -> str:
@@ -279,7 +279,7 @@ class UnknownServe(NamedTuple):
     """
 
     intent: str  # the id of the intent; "" if it was withheld and is complete; "more" for all intents above the maximum
-    key: str  # of the boot: a `boot_key`, or the key of a run
+    key: str  # the key of the boot: a `boot_key`, or the key of a run
     seen: StepEvidence  # the request
     is_withheld: bool = False
 
@@ -349,7 +349,7 @@ class Record:
     """The record of a server's provisioning. A field that is None is unknown."""
 
     provision: int | None = None  # the last installed provision number; None: never provisioned
-    image: str | None = None  # of the last installation
+    image: str | None = None  # the image of the last installation
     pool: str | None = None
     decision: Digest | None = field(default=None, metadata=json_key("decisionDigest"))
     evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator

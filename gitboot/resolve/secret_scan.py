@@ -348,11 +348,11 @@ class Secret(NamedTuple):
     """A possible secret in a text. Lines are 1-based."""
 
     kind: str
-    line: int  # of the name
+    line: int  # the line of the name
     first: int  # first and last of the lines that must not be shown
     last: int
     severity: Severity
-    digest: str  # of the secret without white space; identifies the secret in other places
+    digest: str  # the digest of the secret without white space; identifies the secret in other places
     allowance: str | None = None  # the author's reason to allow it
 
 

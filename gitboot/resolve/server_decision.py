@@ -119,10 +119,10 @@ def _digest_texts(texts: Mapping[str, str]) -> dict[str, Digest]:
 class UserDataFiles:
     """Rendered user data: one file, or the files of a NoCloud folder."""
 
-    format: str  # as in the profile, such as Ignition/3.4
+    format: str  # a format of a profile, such as Ignition/3.4
     files: Mapping[str, str] = field(metadata=OMITTED)  # by name, sorted
-    digest: Digest = field(metadata=json_key("sha256"))  # of the file, or of the folder's names and digests
-    url: str  # of the file, or of the folder with a slash at the end
+    digest: Digest = field(metadata=json_key("sha256"))  # the digest of the file, or of the folder's names and digests
+    url: str  # the URL of the file, or of the folder with a slash at the end
     # Secrets that the system may fetch, by name: encrypted with age, as base64.
     secrets: Mapping[str, str] = field(default_factory=dict, metadata=json_writer(_digest_texts, unless_default=True))
 
@@ -339,7 +339,7 @@ class CopySettings(NamedTuple):
         }
 
 
-DEFAULT_COPY_SETTINGS: Final = CopySettings()  # of a Fleet without settings
+DEFAULT_COPY_SETTINGS: Final = CopySettings()  # the settings of a Fleet without settings
 
 
 def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict[str, Any]]:
@@ -357,7 +357,7 @@ class Decision:
 
     server: str
     uuid: SystemUuid
-    macs: tuple[MacAddress, ...]  # of interfaces from which the machine may boot
+    macs: tuple[MacAddress, ...]  # the addresses of interfaces from which the machine may boot
     architecture: Architecture
     firmware: Firmware
     lifecycle: Lifecycle

@@ -128,7 +128,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     start: datetime | None = None  # start of the maintenance's window
     end: datetime | None = None
     writes_disk: bool = True
-    number: int = 0  # of the last publication, in the ledger's sequence
+    number: int = 0  # the number of the last publication, in the ledger's sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_de
 from gitboot.review.risks import Effect, Risk
 
 _IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # fields that identify the server
-RENDERED_LINES: Final = 50_000  # of all rendered diffs together
+RENDERED_LINES: Final = 50_000  # lines of all rendered diffs together
 
 
 class ChangeCause(Struct, frozen=True, kw_only=True):
@@ -62,10 +62,11 @@ class Group(Struct, frozen=True, kw_only=True):
     servers: tuple[ServerChange, ...]  # by name
     risks: tuple[Risk, ...]  # the worst first
     effects: tuple[Effect, ...]
-    reinstalls: tuple[Reinstall, ...]  # of all servers
-    unknown: tuple[UnknownReason, ...]  # of all servers
-    fields: tuple[FieldChange, ...]  # of the first server's decision; values may differ between the servers
-    # Of the first server; None: not rendered, because there are too many lines.
+    reinstalls: tuple[Reinstall, ...]  # reinstallations of all servers
+    unknown: tuple[UnknownReason, ...]  # unknown reasons of all servers
+    # Changed fields of the first server's decision; values may differ between the servers.
+    fields: tuple[FieldChange, ...]
+    # The diffs of the first server. None: not rendered, because there are too many lines.
     rendered: tuple[RenderedDiff, ...] | None
     own: tuple[str, ...] = ()  # names of each server's own values in the added and removed lines
     outlier: Outlier | None = None  # None: no larger group has the same causes and the same changed fields

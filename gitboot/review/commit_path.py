@@ -39,7 +39,7 @@ class PathCommit(Struct, frozen=True, kw_only=True):
 
     revision: str
     valid: bool  # False: the commit is part of the step to the next valid commit
-    messages: tuple[Message, ...]  # of the commit, and of all commits that it merged
+    messages: tuple[Message, ...]  # messages of the commit, and of all commits that it merged
 
 
 class PathStep(Struct, frozen=True, kw_only=True):
@@ -258,7 +258,7 @@ class CommitBetween(NamedTuple):
     """A commit of the first-parent line from BASE to HEAD."""
 
     revision: str
-    messages: tuple[Message, ...]  # of the commit, and of all commits that it merged
+    messages: tuple[Message, ...]  # messages of the commit, and of all commits that it merged
     side: Callable[[], Side]
 
 

@@ -125,7 +125,7 @@ class Changes:
     unchanged: int
     before: int  # how many servers the old commit has
     after: int
-    unknown: SharedChange | None  # of the boots of unknown machines; None: no change
+    unknown: SharedChange | None  # the change of the boots of unknown machines; None: no change
     shared: SharedChange | None  # outputs, evidence, the base URL of the fleet; None: no change
     images: tuple[ImageChange, ...]
     areas: tuple[Area, ...]  # the whole fleet first
@@ -137,7 +137,7 @@ class Changes:
     unknown_claims: tuple[str, ...]  # new servers whose boot claims to write no disk and is new in the fleet
     lost_identities: tuple[LostIdentity, ...]  # identities that machines no longer have, sorted
     gained_identities: tuple[GainedIdentity, ...]  # identities by which machines newly get install boots, sorted
-    digest: Digest = field(init=False)  # of all changes; an acknowledgement is bound to it
+    digest: Digest = field(init=False)  # the digest of all changes, to which an acknowledgement is bound
 
     def __post_init__(self) -> None:
         pairs: list[Pair] = [("server", *each.pair) for each in self.servers]

@@ -83,8 +83,8 @@ def _shared_facts(
         "monitors": list(map(str, spec.provisioning.monitors)),  # fetches of monitors prove no installation
         # If clients are named, only their fetches prove an installation.
         **({"clients": list(map(str, spec.provisioning.clients))} if spec.provisioning.clients else {}),
-        "ledger": spec.provisioning.ledger,  # of the instance that serves one-time boots
-        **({"ledgers": ledgers} if ledgers else {}),  # of the instances of sites
+        "ledger": spec.provisioning.ledger,  # the ledger of the instance that serves one-time boots
+        **({"ledgers": ledgers} if ledgers else {}),  # the ledgers of the instances of sites
         **(
             _network_facts(decisions, other, touched) if other is not None and decisions.outputs & _HOST_OUTPUTS else {}
         ),
@@ -132,7 +132,7 @@ class ImageChange(Struct, frozen=True, kw_only=True):
     name: str
     fate: ChangeKind
     in_use: int  # servers of either commit that can boot it; unknown machines count as one
-    pair: tuple[Digest | None, Digest | None]  # of its spec, before and after
+    pair: tuple[Digest | None, Digest | None]  # digests of its spec, before and after
 
     @property
     def mutated(self) -> bool:
@@ -189,7 +189,7 @@ class DocumentChange(Struct, frozen=True, kw_only=True):
 
     id: Id
     fate: ChangeKind
-    fields: tuple[FieldChange, ...]  # of an edited document
+    fields: tuple[FieldChange, ...]  # changed fields of an edited document
 
 
 def compare_documents(

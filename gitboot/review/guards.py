@@ -85,7 +85,7 @@ class Trip(Struct, frozen=True, kw_only=True):
     limit: int
     of: int | None = None  # the size of the group; None: the limit is not a share of a group
     percent: bool = False  # whether the limit is a percentage
-    area: str = "all"  # or site=fra1
+    area: str = "all"  # "all", or a group such as site=fra1
     acknowledged: bool = False
     by: str = ""  # the person who acknowledged the limit; "": not recorded
 
@@ -414,8 +414,8 @@ GROUPING: Final = ("site", "role")  # labels; the servers with the same value ar
 class Touched(Struct, frozen=True, kw_only=True):
     """The servers and documents that can differ between two commits. All other servers and documents are equal."""
 
-    servers: frozenset[str]  # of either commit
-    documents: frozenset[Id]  # and files, of kind "file"
+    servers: frozenset[str]  # servers of either commit
+    documents: frozenset[Id]  # documents and files, which have the kind "file"
     sizes: Mapping[Label, int]  # how many servers of the old commit have a label of `GROUPING`
 
 
@@ -427,9 +427,9 @@ class Area(Struct, frozen=True, kw_only=True):
 
     label: Label | None  # None: the whole fleet
     size: int  # servers of the old commit, and changed servers that moved here
-    changed: int  # without harmless changes
+    changed: int  # changed servers without harmless changes
     less: int  # servers with a harmless change, which guards ignore
-    removed: int  # or retired
+    removed: int  # removed or retired servers
     added: int
     reinstalled: int
 
@@ -440,7 +440,7 @@ class Area(Struct, frozen=True, kw_only=True):
 class Extent(Struct, frozen=True, kw_only=True):
     """The numbers by which guards judge a commit."""
 
-    digest: Digest  # of all changes; an acknowledgement is bound to it
+    digest: Digest  # the digest of all changes, to which an acknowledgement is bound
     first: bool  # there is no commit before
     before: int  # how many servers the old commit has
     after: int
@@ -448,7 +448,7 @@ class Extent(Struct, frozen=True, kw_only=True):
     reinstalls: int  # servers that can newly get an install boot
     resets: int  # servers that a maintenance can newly reset while they run
     unknown: bool  # whether unknown machines boot something else
-    mutated_images: int  # in use, and edited
+    mutated_images: int  # edited images in use
     disk_claims: int  # images that claim for the first time to write no disk
     access: int  # settings that let more clients fetch
     takeover: bool  # whether the commit lets another instance act for the fleet

@@ -228,7 +228,7 @@ class GainedIdentity(NamedTuple):
     kind: str
     value: str
     server: str
-    uuid: SystemUuid  # of the server
+    uuid: SystemUuid  # the UUID of the server
     replaces: SystemUuid | None  # the UUID of the same machine before its board was replaced
     is_counted: bool  # whether the comparison counts it, because another server had it in the older commit
     is_new: bool  # whether the server did not have it in the older commit
@@ -244,7 +244,7 @@ class Inheritance(NamedTuple):
     server: str
     kind: str
     value: str
-    uuid: SystemUuid  # of the machine
+    uuid: SystemUuid  # the UUID of the machine
     machine: str  # its last name, or its UUID
 
     def __str__(self) -> str:

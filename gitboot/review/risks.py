@@ -165,7 +165,7 @@ class Effect(NamedTuple):
     """The time from which a part of a change takes effect."""
 
     when: EffectTime
-    start: datetime | None = None  # of a window; None: no bound
+    start: datetime | None = None  # the start of a window; None: no bound
     end: datetime | None = None
     maintenance: str | None = None
 

@@ -230,8 +230,8 @@ class RolloutProgress(Struct, frozen=True, kw_only=True):
     stream: str
     outcome: StepOutcome
     why: str
-    image: str | None = None  # of the rollout
-    percent: int | None = None  # in Git now
+    image: str | None = None  # the image of the rollout
+    percent: int | None = None  # the current percentage in Git
     next: int | None = None  # the percentage of the next step
     reached: int = 0  # servers that boot the image because of the rollout
     proven: int = 0  # of these, servers that are provisioned with the image

@@ -21,7 +21,7 @@ class Endpoints(Struct, frozen=True, kw_only=True):
 
     expected: int
     alive: int  # processes that respond
-    restarts: int  # since the start
+    restarts: int  # number of restarts since the start
     hung: int = 0  # processes that do not respond
     unread: tuple[str, ...] = ()  # unusable credential files: option, file, cause
     certificate: str | None = None  # why the operators' certificate cannot be used
@@ -45,7 +45,7 @@ class ThreadFailure(NamedTuple):
 
     thread: str
     message: str  # the error on one line
-    deaths: int  # since the instance started
+    deaths: int  # number of deaths since the start of the instance
 
 
 class TargetStatus(Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class Held(Struct, frozen=True, kw_only=True):
     """A commit that waits for an acknowledgement."""
 
     commit: str
-    digest: Digest  # of its changes
+    digest: Digest  # the digest of its changes
     guards: tuple[str, ...]
     lines: tuple[str, ...] = ()  # lines of a commit message that acknowledge the commit
     # Servers that the commit may reinstall, because their records do not rule that out.
@@ -123,15 +123,15 @@ class Status(Struct, frozen=True, kw_only=True):
 
     ledger: str | None = None  # the identity of the ledger; None: `gitboot serve` wrote the status
     attempted: str | None = None  # the commit of the last attempt
-    problems: tuple[Problem, ...] = ()  # of the attempted commit
+    problems: tuple[Problem, ...] = ()  # the problems of the newest commit
     held: Held | None = None  # the newest commit, if a guard holds it
     withheld: tuple[WithheldServer, ...] = ()  # servers whose install boots are withheld, by name
     passed_commits: tuple[PassedCommit, ...] = ()  # the commits that came with the newest commit, the oldest first
     accepted: str | None = None  # the commit that the next commit is compared with
     committed_at: datetime | None = None  # the committer time of the accepted commit
     signer: Signer | None = None  # the owner of the trusted key that signed the commit
-    acknowledged: tuple[Acknowledgement, ...] = ()  # on the commit path to the accepted commit
-    changed: tuple[ChangedArea, ...] = ()  # by the commits of the last acceptance
+    acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements on the commit path to the accepted commit
+    changed: tuple[ChangedArea, ...] = ()  # the changes by the commits of the last acceptance
     applied: str | None = None  # the commit of the published files
     fetch_began: datetime | None = None  # when the last completed fetch began
     fetched: str | None = None  # the last fetched commit

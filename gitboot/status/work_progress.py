@@ -72,8 +72,8 @@ BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 
 class Stage(StrEnum):
     """A stage that gitboot measures. `docs/architecture.md` describes the stages of a reconcile."""
 
-    FETCH = "fetch"  # in another thread
-    EVALUATE = "evaluate"  # of one commit, in another process
+    FETCH = "fetch"  # work in another thread
+    EVALUATE = "evaluate"  # the evaluation of one commit, in another process
     BMC = "bmc"  # one task, in another thread
     TAKE_IN = "take_in"
     ACCEPT = "accept"

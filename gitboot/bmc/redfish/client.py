@@ -98,7 +98,7 @@ class BmcConnection:
         tls: ssl.SSLContext | None = None,  # may be shared between BMCs; None: the authorities of this machine
         reach: ConnectionPolicy | None = None,  # None: no limits
         connect_timeout_s: float = 3,
-        read_timeout_s: float = 10,  # until the whole response has arrived
+        read_timeout_s: float = 10,  # the limit until the whole response has arrived
     ) -> None:
         self._address = address.rstrip("/")
         self._credentials = credentials.name

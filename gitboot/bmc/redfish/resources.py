@@ -41,7 +41,7 @@ _PAST_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
 class Resource(Struct, frozen=True, kw_only=True):
     """A Redfish resource that gitboot read."""
 
-    url: str  # after redirects
+    url: str  # the URL after redirects
     body: Mapping[str, Any]
     etags: tuple[str, ...] = ()  # the ETags of the header and of the body, as `read_etags` returns them
 

@@ -62,7 +62,7 @@ class ConnectionPolicy(Struct):
     pinned_fingerprint: str | None = None  # None: no fingerprint is pinned
     # The fingerprint at the first connection, if no authority verifies the certificate.
     shown_fingerprint: str | None = None
-    latency_s: float | None = None  # until the last response began; None: the last request had no response
+    latency_s: float | None = None  # seconds until the last response began; None: the last request had no response
     total_s: float = TASK_TIMEOUT_S  # for all requests in a `measure_requests` block
     deadline_s: float | None = None  # the end of this time on the monotonic clock
     is_ending: bool = False  # whether the current requests only end something

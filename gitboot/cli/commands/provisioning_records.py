@@ -55,7 +55,7 @@ _STATE_ORDER: Final = (
     *("drifted", "as wanted"),
 )
 _UNPROVEN_STATES: Final = _STATE_ORDER[:3]
-_MAX_NAMES: Final = 20  # in a line that a person types
+_MAX_NAMES: Final = 20  # the number of names in a line that a person types
 
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot records show --state /var/lib/gitboot")

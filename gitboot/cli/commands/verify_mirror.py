@@ -38,7 +38,7 @@ from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
 from gitboot.text import format_count
 
-_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are not a folder of this machine
+_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # the schemes of targets that are not a folder of this machine
 
 
 @click.command(

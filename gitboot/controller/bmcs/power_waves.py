@@ -134,7 +134,7 @@ class PowerWave(Struct, frozen=True, kw_only=True):
     servers: frozenset[str] = frozenset()
     stopped: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # by maintenance: servers that do not come back
+    )  # servers that do not come back, by maintenance
 
 
 def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) -> PowerWave:

@@ -33,24 +33,24 @@ FIRST_RETRY: Final = timedelta(seconds=5)
 LONGEST_RETRY: Final = timedelta(minutes=10)
 WITHDRAW_EVERY: Final = timedelta(seconds=10)  # while a BMC responds that it cannot clear the override now
 OVERDUE: Final = timedelta(minutes=5)
-_PAUSE: Final = timedelta(minutes=1)  # after too many failures in a row
+_PAUSE: Final = timedelta(minutes=1)  # the pause after too many consecutive failures
 _FINE: Final = (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
 
 class BmcState(Struct, frozen=True, kw_only=True):
     """The next due time of a BMC, and the result of its last task."""
 
-    name: str  # of its server
+    name: str  # the name of its server
     due: datetime
     wanted: WantedOverride | None = None  # the override of the last task
-    bmc: BmcAccess | None = None  # of the last task
+    bmc: BmcAccess | None = None  # the BMC of the last task
     outcome: Outcome | None = None
     message: str = ""
     operator_condition: OperatorCondition | None = None  # the decision that an operator has to make
     answered: bool = True
     credentials: str | None = None  # the fingerprint of the credentials of the last task
     failures: int = 0
-    late_since: datetime | None = None  # since when gitboot has tried in vain to reach the desired state
+    late_since: datetime | None = None  # the time since which gitboot has tried in vain to reach the desired state
     power: str | None = None  # the last power state
     in_post: bool = False
     shows_progress: bool = False  # whether the BMC reports the boot progress
@@ -82,13 +82,14 @@ class Schedule(Struct, frozen=True, kw_only=True):
     may_set: bool | None = None  # the value when the tasks were planned; None: no tasks yet
     is_ledger_named: bool | None = None  # whether the Fleet named a ledger then
     without_named_ledger: frozenset[SystemUuid] = frozenset()  # machines that are not set for this reason
-    tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)  # by machine, due or not
+    # The tasks by machine, including tasks that are not due.
+    tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)
     leftovers: frozenset[SystemUuid] = frozenset()  # tasks at BMCs that no document names any more
     power: Mapping[SystemUuid, PowerPlan] = field(default_factory=dict)  # power plans by machine
     in_wave: frozenset[SystemUuid] = frozenset()  # machines that may be switched now
     stopped_maintenances: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # by maintenance: servers that do not come back
+    )  # servers that do not come back, by maintenance
     blocked: frozenset[SystemUuid] = frozenset()  # another override has to be cleared there first
     bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
@@ -96,7 +97,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     failing: frozenset[SystemUuid] = frozenset()
     uri_not_taken: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejects the URI of the plan
     outcomes: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> BMCs
-    failures: int = 0  # in a row, over all BMCs
+    failures: int = 0  # consecutive failures over all BMCs
     last_failure: str = ""
     paused_until: datetime | None = None
     has_results: bool = False  # whether any task has ended

@@ -240,7 +240,7 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
     return standing
 
 
-# To run
+# For a running instance
 
 
 class _StatusReporter:
@@ -648,7 +648,7 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
         check_output_directory(settings.output, settings.accepted_filesystems, warn, state=settings.state)
 
 
-# To look at
+# For reading the state of an instance
 
 
 class OfflineInstance(Struct, frozen=True, kw_only=True):
@@ -656,7 +656,7 @@ class OfflineInstance(Struct, frozen=True, kw_only=True):
 
     commit: Commit
     knowledge: Knowledge
-    keys: TokenKeys  # of published tokens
+    keys: TokenKeys  # the keys of published tokens
 
 
 @contextmanager

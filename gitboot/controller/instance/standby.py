@@ -318,7 +318,7 @@ class PreparedTree(Struct, frozen=True, kw_only=True):
     commit: Revision
     servers: int
     halted: int  # servers that boot their disks until the standby becomes active
-    at: datetime  # of the ledger
+    at: datetime  # the time for which the tree was prepared
 
 
 def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable[[str], None]) -> PreparedTree:

@@ -33,7 +33,7 @@ from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held
 from gitboot.system_clock import ClockState, Uptime
 
-RETENTION: Final = timedelta(days=90)  # of offers and fetches in the ledger
+RETENTION: Final = timedelta(days=90)  # how long offers and fetches stay in the ledger
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -47,22 +47,22 @@ class Batch(Struct, frozen=True, kw_only=True):
     held: Held | None = None  # the commit that operators can approve
     stoppage: StopOrder | None = None  # if an operator stopped boots without the ledger
     clock_state: ClockState | None = None  # None: a command applies the batch, not an instance
-    uptime: Uptime | None = None  # of the kernel
+    uptime: Uptime | None = None  # the uptime of the kernel
     is_externally_confirmed: bool = False  # whether a place outside STATE and OUTPUT has the newest change
     has_transition: bool = False  # whether only the time changed a plan, or this is the first batch
     is_caught_up: bool = False  # whether the newest commit is accepted
-    attempt: Attempt = field(default_factory=Attempt)  # to accept the newest commit
+    attempt: Attempt = field(default_factory=Attempt)  # the attempt to accept the newest commit
     commit: Commit | None = None  # the accepted commit, if this instance acts for it
     changed: Collection[str] = ()  # servers of the commit that changed; all servers at first
     removed_machines: Collection[SystemUuid] | None = None  # machines that the commit removed; None: unknown
-    installing: Collection[str] = ()  # at least the unchanged servers that are being installed
+    installing: Collection[str] = ()  # contains at least the unchanged servers that are being installed
     fetches: tuple[Fetch, ...] = ()
     spool_offsets: Mapping[str, int] | None = None  # how far each spool file is read with these fetches
     unoffered_boots: tuple[Observation, ...] = ()  # served boots that this ledger never offered
     bmc_evidence: tuple[BmcEvidence, ...] = ()
     pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # the machine identities that BMCs showed
     machines_without_task: frozenset[SystemUuid] = frozenset()  # their fetches wait for a BMC that has no task
-    events: tuple[Event, ...] = ()  # to store with the changes
+    events: tuple[Event, ...] = ()  # events that are stored with the changes
     sightings: Mapping[BootFile, Sighting] | None = None  # of all checked artifacts; None: unchanged
 
 

@@ -54,8 +54,10 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # all machines that a commit ever described
     accepted_machines: frozenset[SystemUuid] = frozenset()  # the machines of the accepted commit
     lost_identities: frozenset[LostIdentity] = frozenset()  # identities that machines lost by the accepted commit
-    overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
-    switches: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)  # by reason
+    # The overrides of each machine, by reason.
+    overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)
+    # The power records of each machine, by reason.
+    switches: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)
     pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)  # the machine identities that BMCs showed
     known_pairs: frozenset[CredentialUse] = frozenset()  # BMCs with the credentials that gitboot may send them
     pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # fetches that wait for a BMC task
@@ -70,8 +72,9 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     published_records: Mapping[SystemUuid, Record] = field(
         default_factory=dict
     )  # of the tree, when the ledger became unverified
-    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts; None: the settings turn checks off
-    claims: tuple[SoleClaim, ...] = ()  # of other hosts. They are not in the ledger, and withhold install boots
+    # Results of artifact checks; None: the settings turn checks off.
+    sightings: Mapping[BootFile, Sighting] | None = None
+    claims: tuple[SoleClaim, ...] = ()  # claims of other hosts, which are not in the ledger and withhold install boots
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """Return the record that plans use, or None if it is unknown.
@@ -170,7 +173,7 @@ class KnowledgeUpdate:
         self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
         self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
         self.new_observations: dict[int, Pending] = {}  # new, or with new marks
-        self.verdicts: dict[int, str] = {}  # by observation number
+        self.verdicts: dict[int, str] = {}  # verdicts by observation number
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """Return a server's record even if plans do not use it."""
@@ -319,7 +322,7 @@ class KnowledgeUpdate:
 class Fetch(Struct, frozen=True, kw_only=True):
     """A fetch, and the offer to which the fetch belongs."""
 
-    observation: Observation  # with the digest of the plan whose boot script was sent
+    observation: Observation  # contains the digest of the plan whose boot script was sent
     offer: Offer
     was_recorded: bool  # whether the ledger has it already, because the spool is read again
 

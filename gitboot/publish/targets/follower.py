@@ -32,7 +32,7 @@ from gitboot.status.instance_status import TargetStatus
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 300.0
-_SOON_S: Final = 0.5  # before an interrupted read is repeated
+_SOON_S: Final = 0.5  # the pause before an interrupted read is repeated
 _PERIOD_S: Final = 3600.0  # between two checks for unused content, if no other event happens
 
 

@@ -43,7 +43,7 @@ _PARALLEL: Final = 16
 _RETRIES: Final = 2  # for one request; the follower tries again later
 _LONGEST_DETAIL: Final = 200
 _PIECE_BYTES: Final = 1 << 20  # read at a time
-_MOST_NAMES: Final = 100_000  # of a folder from which gitboot removes old files
+_MOST_NAMES: Final = 100_000  # the number of names in a folder from which gitboot removes old files
 _LISTING: Final = 5  # the timeout for all pages of a listing, as a multiple of that of a request
 # AWS, "Error responses" of Amazon S3: the time of the request and of the server differ by more than 15 minutes.
 _SKEWED: Final = "RequestTimeTooSkewed"

@@ -34,7 +34,7 @@ from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
-SHARED: Final = ""  # in place of a server name: files that belong to no server
+SHARED: Final = ""  # replaces a server name for files that belong to no server
 LIST: Final = ".list"  # replaces a server name for the files of the signed list; a server cannot have this name
 _T = TypeVar("_T")
 _Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # the number of a shard
