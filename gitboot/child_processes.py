@@ -45,7 +45,7 @@ def spawn(
     process_group: int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process that ends at the latest with the calling thread. It must call `end_with_parent` first.
+    """Start a process that ends at the latest with the calling thread. The process must call `end_with_parent` first.
 
     The process inherits LOG_FORMAT, but no other GITBOOT_ variable, because those belong to the command that a user
     typed.
@@ -66,7 +66,7 @@ def _environment(*kept: str) -> dict[str, str]:
 
 
 def _start(command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process as `subprocess.Popen` does. `reap_orphans` does not reap it."""
+    """Start a process like `subprocess.Popen`. `reap_orphans` ignores this process."""
     with _spawning:
         process = subprocess.Popen(command, env=environment, **options)
         _own_processes.difference_update([each for each in _own_processes if each.returncode is not None])
@@ -255,7 +255,8 @@ class FrameBuffer:
 class Child:
     """A process that runs a module of gitboot and answers requests.
 
-    It ends at the latest with the thread that starts it. It ignores Ctrl-C: its parent handles the signal and ends it.
+    The process ends at the latest with the thread that starts it. The process ignores Ctrl-C, because its parent
+    handles the signal and ends the process.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -308,7 +309,7 @@ class Child:
         self._process.kill()
 
     def wait(self) -> int:
-        """Wait until the child ends, and return its exit status, negative if a signal ended it."""
+        """Wait until the child ends, and return its exit status, which is negative if a signal ended the child."""
         return self._process.wait()
 
     def reap(self) -> None:

@@ -162,7 +162,8 @@ def apply_limits(limits: RequestLimits) -> Iterator[None]:
 def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
     """Return the IP addresses of a host, in the system's order and without duplicates.
 
-    The system's resolver has no deadline. It runs in a thread, which is abandoned when the time is over.
+    The system's resolver has no deadline. gitboot runs the resolver in a thread, and abandons the thread when the time
+    is over.
 
     Raises OSError (of the resolver), and TimeoutError.
     """
@@ -376,7 +377,7 @@ class AnswerStream:
 
 
 class HttpClient:
-    """A client for HTTP requests from any thread. It keeps connections open."""
+    """A client for HTTP requests from any thread, which keeps connections open."""
 
     def __init__(
         self,
@@ -543,7 +544,7 @@ class HttpClient:
 
 
 def _resolve_redirect(url: str, location: str) -> str:
-    """Return the target of a redirect. It must have the same scheme, or lead from http to https."""
+    """Return the target of a redirect, which must keep the scheme or lead from http to https."""
     try:
         target = urljoin(url, location)
         before, (after, *_) = urlsplit(url).scheme, parse_origin(target)

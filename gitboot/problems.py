@@ -717,7 +717,7 @@ def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = N
 
 
 class DatedProblem(Struct, frozen=True, kw_only=True):
-    """A problem that holds in [since, until). It depends only on the commit. The commands apply the clock."""
+    """A problem that holds in [since, until). A commit determines its dated problems, and commands apply the clock."""
 
     problem: Problem
     since: datetime | None  # None: since ever

@@ -120,7 +120,7 @@ class IpmiConnection:
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
         """Return ``observed`` unchanged.
 
-        It already contains the reset types, which are the same for all BMCs with IPMI.
+        The reading already contains the reset types, which are the same for all BMCs with IPMI.
         """
         return observed
 

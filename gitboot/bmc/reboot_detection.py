@@ -33,7 +33,7 @@ class Reset(Enum):
 
 
 class Marks(Struct, frozen=True, kw_only=True):
-    """The values of a BMC that change when the machine resets, and the BMC's clock. Ledgers store them."""
+    """The values of a BMC that change when the machine resets, and the BMC's clock. Ledgers store these values."""
 
     last_reset_time: str | None = None  # LastResetTime
     boot_progress: str | None = None  # BootProgress.LastState

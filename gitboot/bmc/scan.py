@@ -171,7 +171,7 @@ def compare(
 ) -> Comparison:
     """Compare the servers found at the ``scanned`` addresses with all machines in documents.
 
-    BMCs at the ``unread`` addresses answered, but gitboot could not read them. They are not compared.
+    BMCs at the ``unread`` addresses answered, but gitboot could not read them, so they are not compared.
     """
     servers = sorted(servers, key=lambda each: (each.address, each.system))
     machines = dict(_match_servers(servers, documents))
@@ -367,7 +367,9 @@ def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
 
 
 def render_document(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
-    """Return a Server document for a new machine. It is Parked, so that gitboot does not boot it or change its BMC."""
+    """Return a Server document for a new machine, Parked so that gitboot does not boot the machine or change its
+    BMC.
+    """
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
     assumed = "" if found.architecture else "  # not reported by its BMC: check it"

@@ -259,7 +259,7 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
 
 
 def _ignore_number(_: int) -> None:
-    """Accept progress that no terminal shows."""
+    """Accept progress reports when no terminal shows progress."""
 
 
 class StopRequest:

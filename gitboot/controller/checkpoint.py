@@ -448,7 +448,9 @@ _PAUSE_S: Final = 0.01  # limits the search to a quarter of one processor
 
 
 class DamageSearch:
-    """A thread that searches the output tree at ``root`` once for damaged files. It calls ``wake`` if it finds any."""
+    """A thread that searches the output tree at ``root`` once for damaged files, and calls ``wake`` if there are
+    any.
+    """
 
     def __init__(self, root: Path, wake: Callable[[], None]) -> None:
         self._root, self._wake = root, wake

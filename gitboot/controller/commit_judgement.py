@@ -163,7 +163,7 @@ class _CommitWalk(Struct, kw_only=True):
 
 
 class CommitJudge:
-    """The judge of the commits after the accepted commit. It caches their evaluations."""
+    """Judges the commits after the accepted commit, and caches the evaluations of these commits."""
 
     def __init__(
         self,

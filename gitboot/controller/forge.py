@@ -118,7 +118,9 @@ class CommitVerdict:
 
     @property
     def description(self) -> str:
-        """The text of the commit status, at most 140 characters long. If it is too long, gitboot shortens `says`."""
+        """The text of the commit status, at most 140 characters long. If the text is too long, gitboot shortens
+        `says`.
+        """
         proof = f", proof {self.proof}" if self.proof else ""
         witness = f" (ledger {self.ledger}, change {self.change}{proof})"
         room = _MAX_DESCRIPTION - len(witness)

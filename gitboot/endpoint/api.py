@@ -48,8 +48,9 @@ _ITEM_KEYS: Final = (
 
 
 class Api:
-    """The routes below /api/v1/. They are not async, so Starlette runs them in threads and they block no other
-    request.
+    """The routes below /api/v1/.
+
+    The routes are not async, so Starlette runs them in threads, where they do not block others.
     """
 
     def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:

@@ -71,7 +71,7 @@ def read_signature(file: str) -> Signature | None:
 
 
 class PublishedTree:
-    """The output tree at ``root``. Several processes may read it while another process publishes to it.
+    """The output tree at ``root``. Several processes may read the tree while another process publishes to it.
 
     An endpoint that an instance has started also reads the ``status`` in the instance's state directory, and uses the
     newer status, because one of the two disks may be full. If the tree belongs to another ``ledger``, the endpoint

@@ -257,7 +257,7 @@ class BatchRejected(Exception):
 
 
 def is_lease(giver: str) -> bool:
-    """Return whether a tree's giver is the lease of a shared ledger, instead of the identity of a spool."""
+    """Return whether a tree names the lease of a shared ledger, instead of the identity of a spool."""
     return "/" in giver
 
 

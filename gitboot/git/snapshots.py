@@ -54,7 +54,7 @@ def load_commit(
 ) -> Snapshot:
     """Return the files of a commit below ``folder``, without dot-folders, or no files if there is no such folder.
 
-    ``previous`` is an earlier snapshot of the same repository. With it, only folders that differ are read. Raises
+    ``previous`` is an earlier snapshot of the same repository, so that only differing folders are read. Raises
     `InvalidRepository` for a tree that is malformed or larger than any fleet.
     """
     with repository.open() as git:

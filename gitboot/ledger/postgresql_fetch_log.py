@@ -147,7 +147,7 @@ class RecordedFetches:
         self.name, self.close = address.name, self._transactions.close
 
     def read(self, offsets: Mapping[str, int]) -> ReadResult:
-        """Return the fetches after ``offsets``, each once. Transactions that are recording now are awaited first."""
+        """Return the fetches after ``offsets``, each once. First wait for transactions that are recording now."""
         after, rows = offsets.get(FETCHES, 0), list[Any]()
         with self._transaction() as run:
             run("LOCK TABLE fetches IN SHARE MODE")
@@ -169,9 +169,8 @@ class RecordedFetches:
         )
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        """Return the number of deletions after the next deletion.
-
-        It stays the same if there are too few rows to delete.
+        """Return the number of deletions after the next deletion, or the current number if there are too few rows to
+        delete.
         """
         query = "SELECT forgotten, (SELECT count(*) FROM fetches WHERE id <= %s) FROM lease"
         with self._transaction() as run:

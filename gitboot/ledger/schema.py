@@ -292,7 +292,7 @@ class Database(ABC):
         """Close the database and open it again, to read its durable state. Raises `LedgerError`."""
 
     def take_lease(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
-        """Take the lease. `close` returns it. Raises `HeldByAnother` while another instance holds it."""
+        """Take the lease, until `close`. Raises `HeldByAnother` while another instance holds the lease."""
 
     @abstractmethod
     def close(self) -> None:
@@ -303,7 +303,7 @@ class Database(ABC):
         """Return a ledger error for an error that was raised while rows were read or decoded."""
 
     def require_current(self) -> None:
-        """Raise `LedgerLeft` if the ledger was copied elsewhere, `LedgerUnfinished` if it is half a copy."""
+        """Raise `LedgerLeft` if the ledger was moved elsewhere, and `LedgerUnfinished` if it is an incomplete copy."""
         rows = self.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
         for name, value in rows:
             if name == LEFT:
@@ -316,7 +316,7 @@ class Database(ABC):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert errors in a block, also for malformed rows, to ledger errors."""
+        """Convert errors in a block to ledger errors, including errors from malformed rows."""
         try:
             yield
         except self.errors as error:

@@ -44,7 +44,7 @@ def parse_time_or_none(text: str | None) -> datetime | None:
 
 
 def to_json(value: object) -> str:
-    """Return a value as JSON. Times become text. A structure becomes an object with its field names."""
+    """Return a value as JSON. Times become text, and a structure becomes an object with its field names."""
     return json.dumps(value, sort_keys=True, default=_to_plain_value)
 
 
@@ -228,10 +228,10 @@ def find_offer(store: Store, plan: Digest) -> Offer | None:
 
 
 def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
-    """Store the offers of boots that are about to be published. An offer that is stored may have another window now.
+    """Store the offers of boots that gitboot is about to publish. A stored offer may have a new window now.
 
-    A backup without a new offer is an older copy: the machine may have fetched the boot, and with the backup gitboot
-    would not recognize the fetch.
+    A backup without a new offer counts as an older copy: the machine may have fetched the boot, and with the backup
+    gitboot would not recognize the fetch.
     """
     noted = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
     if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
@@ -256,7 +256,10 @@ def find_token(store: Store, path: str) -> Digest | None:
 
 
 def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
-    """Store the plans of published boot scripts: (path, modification time, plan). ``number`` is of the sequence."""
+    """Store the plans of published boot scripts: (path, modification time, plan).
+
+    ``number`` is a number of the sequence.
+    """
     tx.replace("versions", ("path", "modified"), [(*each, number) for each in versions])
 
 
@@ -315,7 +318,7 @@ def write_verdicts(tx: Transaction, verdicts: Mapping[int, str]) -> None:
 
 
 def prune(tx: Transaction, before: datetime) -> None:
-    """Delete offers, versions and observations with a verdict from before a time. Current ones stay."""
+    """Delete old offers, versions and judged observations from before a time. Current entries stay."""
     at, stamp = format_instant(before), int(before.timestamp())
     tx.execute(
         "DELETE FROM versions WHERE modified < ? AND modified <"
@@ -334,7 +337,7 @@ def read_spool_positions(store: Store) -> dict[str, int]:
 
 
 def write_spool_positions(tx: Transaction, positions: Mapping[str, int]) -> None:
-    """Store how far each spool file was read. Use the transaction that stores the result of reading."""
+    """Store how far each spool file was read. Use the same transaction for the result of reading."""
     tx.execute("DELETE FROM spool")
     tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(positions.items()))
 
@@ -388,7 +391,7 @@ def read_current_machines(store: Store) -> frozenset[SystemUuid]:
 def write_machines(
     tx: Transaction, machines: Iterable[Machine], *, removed: Iterable[SystemUuid] = (), is_current: bool = True
 ) -> None:
-    """Store machines, and mark those that were removed from the fleet. Their last state stays.
+    """Store machines, and mark machines that were removed from the fleet. The last state of a removed machine stays.
 
     ``is_current`` is false for machines that the accepted commit does not have.
     """
@@ -425,7 +428,7 @@ def read_pins(store: Store) -> dict[SystemUuid, PinnedIdentity]:
 def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, PinnedIdentity]]) -> None:
     """Store the pinned identity of each BMC.
 
-    A backup without it is as good: gitboot pins the identity again at the next contact.
+    A backup without it does not count as an older copy, because gitboot pins the identity again at the next contact.
     """
     tx.replace("pins", ("uuid",), [(uuid, to_json(each)) for uuid, each in pins])
 

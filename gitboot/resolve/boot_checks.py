@@ -256,7 +256,7 @@ def _check_boot(
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
-    """Yield a finding for each two maintenances of one priority whose windows overlap. It ends with the overlap."""
+    """Yield a finding for each two maintenances of one priority whose windows overlap, until the end of the overlap."""
     for one, other in combinations(maintenances, 2):
         if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
             bounds = zip(("from", "until"), both, strict=True)

@@ -480,14 +480,12 @@ def make_host(server: Server, site: str | None, loader: Loader | None) -> Host:
 
 
 def list_idle_macs(host: Host) -> tuple[MacAddress, ...]:
-    """Return the MAC addresses of interfaces from which the machine may not boot. The decision does not contain
-    them.
-    """
+    """Return the MAC addresses of interfaces from which the machine may not boot, and which the decision lacks."""
     return tuple(nic.mac for nic in host.nics if not nic.boots)
 
 
 class FieldSources(Struct, frozen=True, kw_only=True):
-    """The documents that set a server's fields, for display. They depend only on the commit."""
+    """The documents that set a server's fields, for display. These documents depend only on the commit."""
 
     stream: str | None  # the stream of the policy
     # The percentage at which the stream's rollout includes the server; None: included already, or no rollout.

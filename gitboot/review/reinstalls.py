@@ -200,8 +200,8 @@ _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
     """Return whether the record of a server can show that the server is installed already.
 
-    A record contains the installations of a policy on this machine. It does not contain the boots of other machines, or
-    whether an image really writes no disk.
+    A record contains the installations of a policy on this machine. A record does not contain the boots of other
+    machines, or whether an image really writes no disk.
     """
     return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
 

@@ -31,7 +31,9 @@ class ModePolicy(Enum):
 
 
 class FirmwareUri(Struct, frozen=True, kw_only=True):
-    """The BIOS attribute with the URI that firmware boots by HTTP instead of using DHCP. It changes at a reset."""
+    """The BIOS attribute with the URI that firmware boots by HTTP instead of using DHCP. A change applies at a
+    reset.
+    """
 
     attribute: str
     related_attributes: Mapping[str, str]  # attributes to write together with the URI

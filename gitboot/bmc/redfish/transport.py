@@ -41,7 +41,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class RequestAborted(RequestException):
-    """A request that gitboot itself aborted. ``error_type`` is the error that gitboot raises for it."""
+    """A request that gitboot itself aborted. gitboot raises an error of ``error_type`` for such a request."""
 
     def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
         self.error_type = meaning
@@ -143,7 +143,7 @@ MAX_REDIRECTS: Final = 3  # within the BMC, for example for a missing slash or a
 class BmcAdapter(HTTPAdapter):
     """A requests adapter for one BMC.
 
-    It reads whole responses within limits, and follows redirects only within the BMC.
+    The adapter reads whole responses within limits, and follows redirects only within the BMC.
     """
 
     def __init__(self, tls: ssl.SSLContext, reach: ConnectionPolicy) -> None:

@@ -87,8 +87,9 @@ class ArtifactSettings(Struct, frozen=True, kw_only=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The settings of one instance. They are not part of the fleet, because they differ between instances of one
-    fleet.
+    """The settings of one instance.
+
+    They are not a part of the fleet, because instances of one fleet have different settings.
     """
 
     output: Path

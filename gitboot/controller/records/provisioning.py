@@ -120,7 +120,7 @@ def record_new_servers(
 
 
 def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
-    """Drop the records of machines that were at another site in the meantime. They do not count as new."""
+    """Drop the records of machines that were at another site in the meantime. Such machines do not count as new."""
     update.departed = {each.uuid: each for each in moves.departed if each.uuid not in update.before.accepted_machines}
     update.dropped = frozenset(uuid for uuid in moves.machines if update.record(uuid) is not None)
     for uuid in update.dropped:
@@ -455,7 +455,7 @@ def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str
 
 
 def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
-    """Return the boots of maintenances that were perhaps served. Records of installations do not change them."""
+    """Return the boots of maintenances that were perhaps served. Records of installations do not change these boots."""
     return tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)) if record is not None else ()
 
 

@@ -184,7 +184,7 @@ _ESCAPED: Final = re.compile(r"\\#(\d{3})")  # rsync(1), --8-bit-output: how %n 
 class RsyncStore:
     """The files below a folder of another host. Each method starts one rsync process, or a few, for all its files.
 
-    ``folder`` is on this host and belongs to this target only. It has the files to send, and those that were read.
+    ``folder`` is a local folder that belongs only to this target. It contains the files to send and the received files.
     """
 
     def __init__(self, address: RsyncAddress, folder: Path, password: tuple[str, str] | None = None) -> None:

@@ -47,7 +47,7 @@ _MAX_SERVERS: Final = 200  # servers in one step, so that a window that ends doe
 
 
 class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The files of one server, or files that belong to no server. They change together."""
+    """The files of one server, or files that belong to no server. All of these files change together."""
 
     state: str  # the digest of the server's state
     files: Mapping[_Path, _Digest]  # sha256 by path below the output directory
